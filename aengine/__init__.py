@@ -1,0 +1,70 @@
+"""aengine: an LLM inference engine in one process and one event loop.
+
+`async with aengine.Engine() as engine: async for fragment in engine.generate("..."): ...`
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aengine.config import EngineConfig, ServerConfig
+from aengine.errors import (
+    AengineError,
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    EngineClosedError,
+    EngineFailedError,
+    EngineNotReadyError,
+    HubError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NonFiniteLogitsError,
+    QueueFullError,
+    UnsupportedModelError,
+    WeightsError,
+)
+from aengine.types import Choice, Completion, Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
+
+if TYPE_CHECKING:
+    from aengine.engine import Engine
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AengineError",
+    "CheckpointError",
+    "Choice",
+    "Completion",
+    "ConfigError",
+    "ContextLengthError",
+    "Engine",
+    "EngineClosedError",
+    "EngineConfig",
+    "EngineFailedError",
+    "EngineNotReadyError",
+    "Fragment",
+    "HubError",
+    "InvalidRequestError",
+    "ModelNotFoundError",
+    "NonFiniteLogitsError",
+    "QueueFullError",
+    "SamplingParams",
+    "ServerConfig",
+    "Stats",
+    "TokenLogprob",
+    "TopLogprob",
+    "UnsupportedModelError",
+    "Usage",
+    "WeightsError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    # `Engine` brings torch; whoever only wants the types or the client does not wait for it.
+    if name == "Engine":
+        from aengine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'aengine' has no attribute {name!r}")

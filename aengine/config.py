@@ -1,0 +1,118 @@
+"""Every knob once: its name, type, default, environment variable and one line of help.
+
+`AENGINE_<NAME>` sets the knob `<name>` (`AENGINE_MAX_MODEL_LEN=4096`); arguments win over the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from aengine.errors import ConfigError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an `Engine` is made of. `None` means: chosen from the model and the machine."""
+
+    model: Annotated[
+        str | None, Meta(description="checkpoint folder or Hugging Face id; default: the embedded demo model")
+    ] = None
+    revision: Annotated[str | None, Meta(description="revision of a Hugging Face id")] = None
+    load_format: Annotated[
+        Literal["auto", "dummy"], Meta(description="dummy: random weights from config.json alone")
+    ] = "auto"
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="auto: the checkpoint's on a GPU, float32 on a CPU"),
+    ] = "auto"
+    attention: Annotated[
+        Literal["auto", "torch", "triton"], Meta(description="attention backend; auto picks by device")
+    ] = "auto"
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="longest prompt + output, in tokens; default: the model's own"),
+    ] = None
+    max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="most sequences running at once (device rows)")] = 256
+    max_step_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="most tokens in one step; longer prompts are prefilled in chunks"),
+    ] = None
+    page_size: Annotated[int, Meta(ge=1, le=1024, description="tokens per KV page")] = 16
+    num_pages: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(description="KV pages, page 0 (reserved) included; default: sized from memory"),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, Meta(gt=0, le=1, description="share of the GPU's memory that the engine may use")
+    ] = 0.9
+    kv_cache_gib: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="KV pool size in GiB; default on a CPU: 1, on a GPU: what is left"),
+    ] = None
+    prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
+    lookahead: Annotated[bool, Meta(description="launch a step before the tokens of the last one are read")] = True
+    priority_aging: Annotated[
+        float, Meta(ge=0, description="seconds of waiting that make up for one level of priority")
+    ] = 30.0
+    max_queue: Annotated[int, Meta(ge=0, description="most requests waiting; more are refused at once")] = 1024
+    torch_threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="threads of the forward pass on a CPU; default: cores - 1")
+    ] = None
+    seed: Annotated[int, Meta(description="seed of dummy weights")] = 0
+    progress: Annotated[bool, Meta(description="show progress bars")] = True
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the HTTP layer is made of."""
+
+    served_model_name: Annotated[
+        str | None, Meta(description="name in /v1/models and in requests; default: the model's folder name or id")
+    ] = None
+    max_body_bytes: Annotated[int, Meta(ge=1, description="longest request body")] = 32 * 2**20
+    allowed_origins: Annotated[
+        tuple[str, ...], Meta(description="browser origins that may call the API; * for any")
+    ] = ()
+    heartbeat: Annotated[
+        float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
+    ] = 15.0
+    max_stream_backlog: Annotated[
+        int, Meta(ge=1, description="fragments a reader may be behind before its request is aborted")
+    ] = 65536
+
+
+T = TypeVar("T", EngineConfig, ServerConfig)
+
+
+def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: Any) -> T:
+    """Build a config from `AENGINE_*` variables and from arguments, which win.
+
+    Raises `ConfigError` that names the knob: one that is unknown, malformed, or out of its range.
+    """
+    environ = os.environ if environ is None else environ
+    names = {field.name for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for name in names:
+        if (text := environ.get(f"AENGINE_{name.upper()}", "")) != "":
+            values[name] = _split(text) if name == "allowed_origins" else text
+    for name, value in knobs.items():
+        if name not in names:
+            raise ConfigError(f"unknown knob {name!r}; known knobs are {', '.join(sorted(names))}")
+        values[name] = value
+    try:
+        # Text comes from the environment: not strict, so "4096" is an int and "false" is a bool.
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        knob = path.rstrip("`") or "?"
+        raise ConfigError(
+            f"{knob}: {message}, got {values.get(knob)!r} (argument {knob}= or AENGINE_{knob.upper()})"
+        ) from None
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

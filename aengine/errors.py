@@ -1,0 +1,81 @@
+"""Every error aengine raises on purpose, in one tree.
+
+AengineError
+├── ConfigError              a knob has a value that cannot work (also a ValueError)
+├── CheckpointError          config.json, weights or tokenizer cannot be used
+│   ├── UnsupportedModelError    an architecture or feature this engine does not know
+│   ├── WeightsError             a tensor is missing, unexpected, misshapen, or its file is damaged
+│   └── HubError                 a Hugging Face id could not be resolved to a folder
+├── InvalidRequestError      a request that can never be served as asked (also a ValueError)
+│   └── ContextLengthError       prompt + max_tokens does not fit into the context or the KV pool
+├── ModelNotFoundError       the request names a model that this server does not serve
+├── QueueFullError           more requests are waiting than the bound allows; retry later
+├── EngineNotReadyError      the weights are still loading
+├── EngineClosedError        the engine was closed while the request was waiting or running
+└── EngineFailedError        the step that carried the request failed, or the whole engine did
+    └── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
+"""
+
+
+class AengineError(Exception):
+    """Base of all errors that aengine raises on purpose."""
+
+
+class ConfigError(AengineError, ValueError):
+    """A knob's value cannot work; the message names the knob and the remedy."""
+
+
+class CheckpointError(AengineError):
+    """A checkpoint's files cannot be used; the message names the file and what is wrong."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """The checkpoint asks for an architecture or feature that this engine does not know."""
+
+
+class WeightsError(CheckpointError):
+    """A parameter is missing, unexpected or misshapen, or a weights file is damaged."""
+
+
+class HubError(CheckpointError):
+    """A Hugging Face id could not be resolved to a local folder."""
+
+
+class InvalidRequestError(AengineError, ValueError):
+    """A request that can never be served as asked. `param` names the offending field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt plus requested tokens do not fit into the context or into the KV pool."""
+
+
+class ModelNotFoundError(AengineError):
+    """The request names a model that is not served here."""
+
+
+class QueueFullError(AengineError):
+    """The waiting queue is at its bound. `retry_after` is a hint in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineNotReadyError(AengineError):
+    """The engine is still loading."""
+
+
+class EngineClosedError(AengineError):
+    """The engine was closed while the request was waiting or running."""
+
+
+class EngineFailedError(AengineError):
+    """The step that carried this request failed, or the engine as a whole did."""
+
+
+class NonFiniteLogitsError(EngineFailedError):
+    """The model produced NaN or infinity for this request; other requests go on."""
