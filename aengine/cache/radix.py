@@ -1,0 +1,298 @@
+"""The prefix cache: a radix tree over page-aligned runs of token ids.
+
+An edge is a run of one or more whole pages; two children of a node differ within their first page. The tree
+holds one reference (in the allocator) on each of its pages.
+
+A path that a sequence uses is locked: `lock(node)` counts on every node up to the root, so an unlocked node
+has only unlocked descendants. Unlocked nodes stand in one least-recently-used order. A use (a match, an
+insert, an unlock) moves its path to the young end, deepest node first; therefore every node stands before
+its parent, the oldest entry is always a leaf, and eviction just takes from the old end.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from aengine.cache.pages import PageAllocator
+
+# A run's ids as bytes: 4 per token, compared with memcmp, hashed fast, and of no interest to the cycle collector.
+_ID_TYPE = "I"
+_ID_BYTES = array(_ID_TYPE).itemsize
+
+# What a child is filed under: its first page's ids. Under the root the salt stands before them, which keeps
+# tenants apart without a root of their own.
+_Key = bytes | tuple[str | None, bytes]
+
+
+class Node:
+    """A run of whole pages. Callers keep nodes to lock them; only the tree changes them."""
+
+    __slots__ = ("children", "data", "depth", "key", "locks", "pages", "parent")
+
+    def __init__(self, parent: Node | None, key: _Key, data: bytes, pages: list[int], depth: int, locks: int) -> None:
+        self.parent = parent  # None: the root, or no longer in the tree
+        self.key = key
+        self.data = data  # the ids of the run
+        self.pages = pages
+        self.depth = depth  # pages from the root to the end of this run
+        self.locks = locks
+        self.children: dict[_Key, Node] = {}
+
+
+class Match(NamedTuple):
+    """The longest cached prefix. `node` ends exactly where `pages` end (the root if there are none).
+
+    The pages stay valid only if `node` is locked before anything is evicted.
+    """
+
+    pages: list[int]
+    node: Node
+
+
+class Inserted(NamedTuple):
+    """The node that ends where the inserted run ends, and for each page whether the tree now holds it.
+
+    A page that is not taken is a private copy that the caller still owns and has to release.
+    """
+
+    node: Node
+    taken: list[bool]
+
+
+class RadixTree:
+    """Shares the pages of common prefixes. All costs are per node visited or page touched, never per tree."""
+
+    def __init__(self, allocator: PageAllocator, page_size: int) -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
+        self.page_size = page_size
+        self.cached_pages = 0  # held by the tree
+        self.evictable_pages = 0  # of these, not locked
+        self.root = Node(None, b"", b"", [], 0, 0)
+        self._allocator = allocator
+        self._page_bytes = page_size * _ID_BYTES
+        self._unlocked: OrderedDict[Node, None] = OrderedDict()  # oldest use first
+
+    def match(self, token_ids: Sequence[int], salt: str | None = None) -> Match:
+        """Find the longest cached page-aligned prefix of token_ids among runs inserted under the same salt."""
+        node = self._descend(self.root, self._pack(token_ids, 0, len(token_ids) // self.page_size), salt)
+        self._touch(node)
+        runs = [step.pages for step in self._path(node)]
+        return Match([page for run in reversed(runs) for page in run], node)
+
+    def lock(self, node: Node) -> None:
+        """Protect the path from the root to node from eviction. Raises `ValueError` if node was evicted."""
+        if node.parent is None and node is not self.root:
+            raise ValueError("the node is no longer in the tree")
+        for step in self._path(node):
+            if step.locks == 0:
+                del self._unlocked[step]
+                self.evictable_pages -= len(step.pages)
+            step.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock(node)`; counts as a use. Raises `ValueError` if node is not locked."""
+        if node.locks == 0 and node is not self.root:
+            raise ValueError("the node is not locked")
+        for step in self._path(node):
+            step.locks -= 1
+            if step.locks == 0:
+                self._unlocked[step] = None
+                self.evictable_pages += len(step.pages)
+
+    def insert(
+        self, token_ids: Sequence[int], pages: Sequence[int], salt: str | None = None, node_hint: Node | None = None
+    ) -> Inserted:
+        """Cache a run that starts at the root: pages[i] holds the KV of token_ids[i * page_size : (i + 1) * page_size].
+
+        Ids beyond the last page are ignored. The caller owns one reference on each page. Where the tree holds
+        nothing yet, it takes over that reference; where it holds the very same page, it releases it; where it
+        holds another page, the caller keeps its own.
+
+        `node_hint` is a node on the path of this run that the caller has locked, so that the walk starts there.
+        The caller owns no references on pages that the tree holds down to the hint, and none are touched;
+        `taken` is still told for all pages.
+
+        Raises `ValueError` if ids are missing, the hint lies beyond the run, or the caller cannot own a reference.
+        """
+        hint = self.root if node_hint is None else node_hint
+        count = len(pages)
+        if len(token_ids) < count * self.page_size:
+            raise ValueError(f"{count} pages need {count * self.page_size} ids, got {len(token_ids)}")
+        if hint.depth > count or (hint.parent is None and hint is not self.root):
+            raise ValueError(f"the hint, {hint.depth} pages deep, is not on the path of {count} pages")
+        data = self._pack(token_ids, hint.depth, count)
+        node = self._descend(hint, data, salt)
+        taken = self._settle(node, hint, pages)
+        if node.depth < count:
+            rest = data[(node.depth - hint.depth) * self._page_bytes :]
+            node = self._attach(node, self._key(node, rest[: self._page_bytes], salt), rest, list(pages[node.depth :]))
+        self._touch(node)
+        return Inserted(node, taken)
+
+    def evict(self, n: int) -> int:
+        """Let go of the least recently used unlocked pages until n came free or none is left; return how many did.
+
+        Deepest pages go first, and of a longer run only the tail that is needed. Pages that someone else holds too
+        do not come free and are not counted.
+        """
+        before = self._allocator.free
+        while self._unlocked and (missing := n + before - self._allocator.free) > 0:
+            self._cut(next(iter(self._unlocked)), missing)
+        return self._allocator.free - before
+
+    def clear(self) -> None:
+        """Let go of every unlocked page."""
+        while self._unlocked:
+            leaf = next(iter(self._unlocked))
+            self._cut(leaf, len(leaf.pages))
+
+    def _pack(self, token_ids: Sequence[int], start: int, end: int) -> bytes:
+        """The ids of pages [start, end) as bytes."""
+        return array(_ID_TYPE, token_ids[start * self.page_size : end * self.page_size]).tobytes()
+
+    def _key(self, parent: Node, first_page: bytes, salt: str | None) -> _Key:
+        return (salt, first_page) if parent is self.root else first_page
+
+    def _path(self, node: Node) -> Iterator[Node]:
+        """The nodes from `node` up to, and without, the root."""
+        step: Node | None = node
+        while step is not None and step is not self.root:
+            yield step
+            step = step.parent
+
+    def _descend(self, node: Node, data: bytes, salt: str | None) -> Node:
+        """Follow data down from node as far as whole pages agree, splitting a node that agrees only in part."""
+        size = self._page_bytes
+        at = 0
+        while at < len(data):
+            child = node.children.get(self._key(node, data[at : at + size], salt))
+            if child is None:
+                break
+            if data.startswith(child.data, at):
+                node = child
+                at += len(child.data)
+                continue
+            low, high = 1, len(child.pages)  # pages [0, low) agree, pages [0, high) do not
+            while high - low > 1:
+                middle = (low + high) // 2
+                if data.startswith(child.data[low * size : middle * size], at + low * size):
+                    low = middle
+                else:
+                    high = middle
+            return self._split(child, low)
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Put a new node that has the first `at` pages above node, which keeps the rest; return the new one.
+
+        Whoever holds `node` holds its end, so `node` stays the lower half. Its locks count for the upper half too.
+        """
+        parent = node.parent
+        if parent is None:
+            raise ValueError("the root has nothing to split")
+        upper = Node(parent, node.key, b"", node.pages[:at], node.depth - len(node.pages) + at, node.locks)
+        upper.data, node.data = node.data[: at * self._page_bytes], node.data[at * self._page_bytes :]
+        parent.children[node.key] = upper
+        node.key = node.data[: self._page_bytes]
+        node.parent = upper
+        node.pages = node.pages[at:]
+        upper.children[node.key] = node
+        if upper.locks == 0:
+            self._unlocked[upper] = None
+        return upper
+
+    def _attach(self, parent: Node, key: _Key, data: bytes, pages: list[int]) -> Node:
+        """Add an unlocked leaf."""
+        node = Node(parent, key, data, pages, parent.depth + len(pages), 0)
+        parent.children[key] = node
+        self._unlocked[node] = None
+        self.cached_pages += len(pages)
+        self.evictable_pages += len(pages)
+        return node
+
+    def _settle(self, node: Node, hint: Node, pages: Sequence[int]) -> list[bool]:
+        """Compare the caller's pages with those on the path to node; release duplicate references below the hint."""
+        taken = [True] * len(pages)
+        for step in self._path(node):
+            start = step.depth - len(step.pages)
+            if start < hint.depth and pages[start : step.depth] == step.pages:
+                continue
+            for i, page in enumerate(step.pages, start):
+                if pages[i] != page:
+                    taken[i] = False
+                elif start >= hint.depth:
+                    if self._allocator.references(page) < 2:
+                        raise ValueError(f"page {page} is the tree's alone: the caller has no reference to give")
+                    self._allocator.release(page)
+        return taken
+
+    def _touch(self, node: Node) -> None:
+        """Make the path to node the most recently used. Locked nodes are not in the order, nor are their ancestors."""
+        for step in self._path(node):
+            if step.locks:
+                break
+            self._unlocked.move_to_end(step)
+
+    def _cut(self, leaf: Node, count: int) -> None:
+        """Let go of the last `count` pages of an unlocked leaf, or of the whole leaf."""
+        kept = max(len(leaf.pages) - count, 0)
+        gone = leaf.pages[kept:]
+        self.cached_pages -= len(gone)
+        self.evictable_pages -= len(gone)
+        if kept:
+            del leaf.pages[kept:]
+            leaf.data = leaf.data[: kept * self._page_bytes]
+            leaf.depth -= len(gone)
+        else:
+            del self._unlocked[leaf]
+            if leaf.parent is not None:
+                del leaf.parent.children[leaf.key]
+            leaf.parent = None
+        for page in gone:
+            self._allocator.release(page)
+
+    def check_integrity(self) -> None:
+        """Walk everything; raise `AssertionError` with a message if an invariant is broken."""
+        place = {node: i for i, node in enumerate(self._unlocked)}
+        held: set[int] = set()
+        evictable = unlocked = 0
+        stack = list(self.root.children.values())
+        for node in stack:
+            _require(node.parent is self.root and isinstance(node.key, tuple), "a node under the root is misfiled")
+        while stack:
+            node = stack.pop()
+            parent = node.parent
+            _require(parent is not None and parent.children.get(node.key) is node, "parent and child disagree")
+            if parent is None:
+                continue
+            first = node.data[: self._page_bytes]
+            _require(
+                node.key == (first if parent is not self.root else (node.key[0], first)), "the key is not the run's"
+            )
+            _require(len(node.pages) > 0, "a node holds no pages")
+            _require(len(node.data) == len(node.pages) * self._page_bytes, "a run's ids and pages differ in length")
+            _require(node.depth == parent.depth + len(node.pages), "a node's depth is wrong")
+            _require(node.locks >= 0, "a negative lock count")
+            _require(parent is self.root or parent.locks >= node.locks, "a lock does not count on the parent")
+            _require((node.locks == 0) == (node in place), "exactly the unlocked nodes stand in the eviction order")
+            if node.locks == 0:
+                unlocked += 1
+                evictable += len(node.pages)
+                _require(parent not in place or place[node] < place[parent], "a node would be evicted after its parent")
+            for page in node.pages:
+                _require(page not in held, f"page {page} is held twice")
+                _require(page > 0 and self._allocator.references(page) > 0, f"page {page} is held but free")
+                held.add(page)
+            stack.extend(node.children.values())
+        _require(unlocked == len(place), "the eviction order names nodes that are not in the tree")
+        _require(self.cached_pages == len(held), f"cached_pages is {self.cached_pages}, the tree holds {len(held)}")
+        _require(self.evictable_pages == evictable, f"evictable_pages is {self.evictable_pages}, counted {evictable}")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(f"radix tree: {message}")
