@@ -1,0 +1,417 @@
+"""The scheduler: decides what the next step carries, and what its draws mean.
+
+Pure and synchronous: no clock, no torch, no I/O. `schedule` may be called again before the step it
+planned is committed (lookahead): positions, lengths and pages are known ahead of the token ids.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from aengine.errors import ContextLengthError, QueueFullError
+from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.queue import WaitingQueue
+from aengine.scheduling.sequence import Phase, Sequence, Update
+from aengine.types import NewRow, PrefillChunk, StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A launched step and the sequences that it carries, in the plan's order."""
+
+    plan: StepPlan
+    decode: list[Sequence] = field(default_factory=list)
+    prefill: list[tuple[Sequence, PrefillChunk, list[Sequence]]] = field(default_factory=list)  # with its forks
+
+    def draws(self) -> list[Sequence]:
+        """The sequences that draw, in the order of the results."""
+        drawing = list(self.decode)
+        for sequence, chunk, forks in self.prefill:
+            if chunk.samples:
+                drawing.append(sequence)
+                drawing.extend(forks)
+        return drawing
+
+    def carried(self) -> list[Sequence]:
+        """Every sequence whose row or pages the step names."""
+        named = list(self.decode)
+        for sequence, _, forks in self.prefill:
+            named.append(sequence)
+            named.extend(forks)
+        return named
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start."""
+
+    steps: int = 0
+    ended: int = 0  # sequences
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, priorities, preemption and a shared prefix cache.
+
+    Rank orders everything: who is admitted first, whose prefill goes first, who gets pages first. When
+    pages run out the cache is evicted, then the running sequence of the largest rank is preempted.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_step_tokens: int,
+        max_queue: int,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.memory = SequenceMemory(num_pages, page_size, prefix_cache)
+        self.counters = Counters()
+        self.max_rows = max_rows
+        self._max_step_tokens = max_step_tokens
+        self._max_queue = max_queue
+        self._page_size = page_size
+        self._free_rows = list(range(max_rows - 1, -1, -1))
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []  # RUNNING only, by rank
+        self._leaving = 0  # rows whose sequence is PREEMPTED or FINISHED and still in flight
+        self._promised = 0  # private pages that the leaving will give back
+        self._flights: deque[_Flight] = deque()
+        self._next_step = 0
+
+    # ---- what the engine sees -----------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a row."""
+        return self.max_rows - len(self._free_rows)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is in flight."""
+        return not self._running and not self._waiting and not self._flights and not self._leaving
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The longest sequence, prompt and output, that the pool can hold alone."""
+        return self.memory.usable_pages * self._page_size + 1  # the newest token needs no KV
+
+    def add(self, sequence: Sequence) -> None:
+        """Enqueue a sequence; its `siblings` join it after the prefill.
+
+        Raises `QueueFullError` beyond the queue bound and `ContextLengthError` if it can never fit.
+        """
+        if sequence.max_total > self.capacity_tokens:
+            raise ContextLengthError(
+                f"prompt ({sequence.prompt_len} tokens) plus max_tokens ({sequence.max_total - sequence.prompt_len}) "
+                f"need more than the {self.capacity_tokens} tokens that the KV pool holds",
+                "max_tokens",
+            )
+        if len(self._waiting) >= self._max_queue:
+            raise QueueFullError(f"{len(self._waiting)} requests are waiting, the bound is {self._max_queue}")
+        self._waiting.push(sequence)
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step and count it as launched, or return None when nothing can run now."""
+        plan = StepPlan(
+            step=self._next_step, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[], max_context=0
+        )
+        flight = _Flight(plan)
+        self._plan_decode(plan, flight)
+        self._plan_prefill(plan, flight)
+        if not plan.decode and not plan.prefill:
+            return None
+        self._next_step += 1
+        self._flights.append(flight)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
+        """Take over a finished step's draws: the oldest one in flight, which must be `plan`."""
+        flight = self._flights.popleft()
+        if flight.plan is not plan:
+            raise RuntimeError(f"step {plan.step} was committed while step {flight.plan.step} is the oldest in flight")
+        self.counters.steps += 1
+        self.counters.computed_tokens += plan.num_tokens
+        for sequence in flight.decode:
+            if sequence.phase is not Phase.FINISHED:
+                sequence.computed += 1
+        for sequence, chunk, forks in flight.prefill:
+            if sequence.phase is not Phase.FINISHED:
+                sequence.computed = chunk.start + len(chunk.token_ids)
+            for holder in (sequence, *forks):
+                if holder.phase is Phase.RUNNING:
+                    self.memory.publish(holder, holder.computed)
+        updates = self._commit_draws(flight, result)
+        for sequence in flight.carried():
+            self._land(sequence)
+        return updates
+
+    def finish(self, sequence: Sequence, n_tokens: int) -> None:
+        """End a sequence after its first `n_tokens` output tokens (a stop string matched there)."""
+        del sequence.tokens[sequence.prompt_len + n_tokens :]
+        self._end(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence in whatever phase it is; ended ones stay as they are."""
+        self._end(sequence)
+
+    def fail(self, plan: StepPlan) -> list[Sequence]:
+        """Give up a step and its successors in flight, none of which may still be running on the device.
+
+        The sequences of `plan` itself end and are returned; those that only its successors carried go
+        back to the queue. Nothing of the failed step enters the tree.
+        """
+        failed: list[Sequence] = []
+        kept: deque[_Flight] = deque()
+        for flight in self._flights:
+            if flight.plan.step < plan.step:
+                kept.append(flight)
+                continue
+            for sequence in flight.draws():
+                sequence.pending -= 1
+            for sequence in flight.carried():
+                if flight.plan is plan:
+                    sequence.tainted = True
+                    if sequence.phase is not Phase.FINISHED:
+                        failed.append(sequence)
+                        self._end(sequence)
+                elif sequence.phase is Phase.RUNNING:
+                    self._preempt(sequence)
+                self._land(sequence)
+        self._flights = kept
+        return failed
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless rows, pages and reference counts add up. For tests and idle checks."""
+        self.memory.tree.check_integrity()
+        rows = [sequence.row for sequence in self._running]
+        if len(set(rows)) != len(rows) or set(rows) & set(self._free_rows):
+            raise AssertionError(f"rows {rows} are shared or free")
+        if len(rows) + len(self._free_rows) + self._leaving != self.max_rows:
+            raise AssertionError(f"{len(rows)} running + {len(self._free_rows)} free + {self._leaving} leaving rows")
+        if self.idle:
+            free, cached = self.memory.allocator.free, self.memory.tree.cached_pages
+            if free + cached != self.memory.usable_pages:
+                raise AssertionError(f"{free} free + {cached} cached pages of {self.memory.usable_pages} at idle")
+            if self.memory.tree.evictable_pages != cached:
+                raise AssertionError("a cached page is still locked at idle")
+            if self._promised:
+                raise AssertionError(f"{self._promised} pages are still promised at idle")
+
+    # ---- planning -----------------------------------------------------------------------------------------
+
+    def _plan_decode(self, plan: StepPlan, flight: _Flight) -> None:
+        stalled = 0  # sequences that wait for promised pages
+        page_size = self._page_size
+        index = 0
+        while index < len(self._running):  # preemption may shorten the list behind `index`
+            sequence = self._running[index]
+            index += 1
+            launched = sequence.launched
+            total = len(sequence.tokens) + sequence.pending
+            if not sequence.decoding or total >= sequence.max_total:
+                continue  # still in prefill, or its last draw is in flight
+            if launched == len(sequence.pages) * page_size:
+                if not self._find_page(sequence, stalled):
+                    stalled += 1
+                    continue
+                plan.new_pages.append((sequence.row, len(sequence.pages), self.memory.grow(sequence)))
+            sequence.launched = launched + 1
+            sequence.pending += 1
+            sequence.in_flight += 1
+            plan.decode.append(sequence.row)
+            flight.decode.append(sequence)
+            if total > plan.max_context:
+                plan.max_context = total
+
+    def _find_page(self, sequence: Sequence, stalled: int) -> bool:
+        """One free page for a decoding sequence; the youngest pay for it. False: not in this step."""
+        while not self.memory.reserve(1):
+            if stalled < self._promised:
+                return False  # a page is on its way
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _plan_prefill(self, plan: StepPlan, flight: _Flight) -> None:
+        budget = self._max_step_tokens - len(plan.decode)
+        for sequence in self._running:
+            if budget <= 0:
+                return
+            if not sequence.decoding:
+                budget -= self._plan_chunk(sequence, budget, plan, flight)
+        while budget > 0 and self._free_rows and (head := self._waiting.head()) is not None:
+            if not self.memory.admit(head, headroom=len(self._running)):
+                return  # first come, first served: nobody overtakes the head
+            self._waiting.pop()
+            self._enter(head, plan)
+            budget -= self._plan_chunk(head, budget, plan, flight)
+
+    def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Put an admitted sequence on a row."""
+        if sequence.cached is None:
+            sequence.cached = min(sequence.launched, sequence.prompt_len)
+            self.counters.prompt_tokens += sequence.prompt_len
+            self.counters.cached_tokens += sequence.cached
+        sequence.phase = Phase.RUNNING
+        sequence.row = self._free_rows.pop()
+        self._insert_running(sequence)
+        plan.new_rows.append(
+            NewRow(
+                row=sequence.row,
+                params=sequence.params,
+                seed=sequence.seed,
+                stop_ids=sequence.stop_ids,
+                prompt_len=sequence.prompt_len,
+                tokens=sequence.tokens,
+                length=sequence.launched,
+                pages=list(sequence.pages),
+            )
+        )
+
+    def _insert_running(self, sequence: Sequence) -> None:
+        place = len(self._running)  # newcomers nearly always rank last
+        key = (*sequence.rank, sequence.index)
+        while place and (*self._running[place - 1].rank, self._running[place - 1].index) > key:
+            place -= 1
+        self._running.insert(place, sequence)
+
+    def _plan_chunk(self, sequence: Sequence, budget: int, plan: StepPlan, flight: _Flight) -> int:
+        """Add the next chunk of a prefill; returns its tokens."""
+        start = sequence.launched
+        end = min(len(sequence.tokens), start + budget)
+        chunk = PrefillChunk(
+            row=sequence.row,
+            start=start,
+            token_ids=sequence.tokens[start:end],
+            samples=end == len(sequence.tokens),
+        )
+        sequence.launched = end
+        sequence.in_flight += 1
+        forks: list[Sequence] = []
+        if chunk.samples:
+            sequence.pending += 1
+            sequence.decoding = True
+            forks = self._plan_forks(sequence, plan)
+            chunk.forks = [fork.row for fork in forks]
+        plan.prefill.append(chunk)
+        flight.prefill.append((sequence, chunk, forks))
+        plan.max_context = max(plan.max_context, end)
+        return end - start
+
+    def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
+        """Let the siblings draw from the leader's logits; those without a row or page queue up instead."""
+        siblings, leader.siblings = leader.siblings, []
+        forks: list[Sequence] = []
+        for sibling in siblings:
+            if sibling.phase is not Phase.WAITING:
+                continue
+            if not self._free_rows or not self.memory.reserve(1):
+                self._waiting.push(sibling)
+                continue
+            copy = self.memory.fork(leader, sibling)
+            if copy is not None:
+                plan.page_copies.append(copy)
+            sibling.launched = sibling.computed = leader.launched
+            sibling.cached = leader.prompt_len  # computed once, counted once
+            self._enter(sibling, plan)
+            sibling.pending += 1
+            sibling.decoding = True
+            sibling.in_flight += 1
+            forks.append(sibling)
+        return forks
+
+    # ---- leaving ------------------------------------------------------------------------------------------
+
+    def _commit_draws(self, flight: _Flight, result: StepResult) -> list[Update]:
+        updates: list[Update] = []
+        logprobs = result.logprobs
+        for place, sequence in enumerate(flight.draws()):
+            sequence.pending -= 1
+            if sequence.phase is Phase.FINISHED:
+                continue  # ended while this step was in flight: its token appears nowhere
+            if not result.finite[place]:
+                sequence.tainted = True
+                updates.append(Update(sequence, -1, None, "error", finite=False))
+                self._end(sequence)
+                continue
+            token_id = result.token_ids[place]
+            sequence.tokens.append(token_id)
+            self.counters.generated_tokens += 1
+            update = Update(sequence, token_id, logprobs[place] if logprobs else None, None)
+            if token_id in sequence.stop_ids:
+                update.finish_reason = "stop"
+                self._end(sequence)
+            elif len(sequence.tokens) >= sequence.max_total:
+                update.finish_reason = "length"
+                self._end(sequence)
+            updates.append(update)
+        return updates
+
+    def _land(self, sequence: Sequence) -> None:
+        """A step that named the sequence is over; let it go if it was the last and it is leaving."""
+        sequence.in_flight -= 1
+        if sequence.in_flight == 0 and sequence.phase in (Phase.PREEMPTED, Phase.FINISHED) and sequence.row >= 0:
+            self._leaving -= 1
+            self._promised -= len(sequence.private)
+            self._vacate(sequence)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Give row and pages back; a preempted sequence returns to its place in the queue."""
+        self.memory.release(sequence)
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
+        sequence.launched = sequence.computed = 0
+        sequence.decoding = False
+        if sequence.phase is Phase.PREEMPTED:
+            sequence.phase = Phase.WAITING
+            self._waiting.push(sequence)
+
+    def _leave(self, sequence: Sequence, phase: Phase) -> None:
+        """Take a RUNNING sequence out of the batch, at once or when its last step in flight lands."""
+        self._running.remove(sequence)
+        sequence.phase = phase
+        if sequence.in_flight:
+            self._leaving += 1
+            self._promised += len(sequence.private)
+        else:
+            self._vacate(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.counters.preemptions += 1
+        self._leave(sequence, Phase.PREEMPTED)
+
+    def _end(self, sequence: Sequence) -> None:
+        match sequence.phase:
+            case Phase.FINISHED:
+                return
+            case Phase.WAITING:
+                self._waiting.remove(sequence)
+                sequence.phase = Phase.FINISHED
+            case Phase.PREEMPTED:
+                sequence.phase = Phase.FINISHED
+            case Phase.RUNNING:
+                self._leave(sequence, Phase.FINISHED)
+        self.counters.ended += 1
+
+
+def enqueue_all(scheduler: Scheduler, sequences: Seq[Sequence]) -> None:
+    """Add the choices of one request: the first prefills, the others fork from it."""
+    leader, *siblings = sequences
+    leader.siblings = siblings
+    scheduler.add(leader)
