@@ -1,0 +1,53 @@
+"""The two ways to read a request's stream: fragment by fragment, or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from aengine.engine.stream import Stream
+from aengine.errors import EngineClosedError
+from aengine.types import Choice, Completion, Fragment, TokenLogprob
+
+
+async def drain(submit: Callable[[], Awaitable[Stream]]) -> AsyncGenerator[Fragment, None]:
+    """Iterate a request to its end; aborts it when the consumer stops early."""
+    stream = await submit()
+    try:
+        while fragments := await stream.take():
+            for fragment in fragments:
+                yield fragment
+    finally:
+        stream.abort()  # synchronous: nothing to await while a generator is being closed
+
+
+async def collect(stream: Stream) -> Completion:
+    """Take a request to its end and put its fragments together."""
+    texts: dict[int, list[str]] = {}
+    ids: dict[int, list[int]] = {}
+    logprobs: dict[int, list[TokenLogprob]] = {}
+    choices: list[Choice] = []
+    usage = None
+    try:
+        while fragments := await stream.take():
+            for fragment in fragments:
+                index = fragment.index
+                texts.setdefault(index, []).append(fragment.text)
+                ids.setdefault(index, []).extend(fragment.token_ids)
+                if fragment.logprobs is not None:
+                    logprobs.setdefault(index, []).extend(fragment.logprobs)
+                usage = fragment.usage or usage
+                if fragment.finish_reason is not None:
+                    choices.append(
+                        Choice(
+                            index=index,
+                            text="".join(texts[index]),
+                            token_ids=tuple(ids[index]),
+                            finish_reason=fragment.finish_reason,
+                            logprobs=tuple(logprobs[index]) if index in logprobs else None,
+                        )
+                    )
+    finally:
+        stream.abort()
+    if usage is None:
+        raise EngineClosedError("the request ended without its last fragment")
+    return Completion(id=stream.id, choices=tuple(sorted(choices, key=lambda choice: choice.index)), usage=usage)

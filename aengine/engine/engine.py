@@ -1,0 +1,385 @@
+"""The public async API: requests go in, fragments of text come out."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from aengine.config import EngineConfig, configure
+from aengine.engine.consume import collect, drain
+from aengine.engine.live import LiveChoice, LiveRequest
+from aengine.engine.loop import StepLoop
+from aengine.engine.seeds import sibling_seed
+from aengine.engine.stream import Stream
+from aengine.errors import (
+    AengineError,
+    ConfigError,
+    ContextLengthError,
+    EngineClosedError,
+    EngineFailedError,
+    EngineNotReadyError,
+    InvalidRequestError,
+)
+from aengine.model.generation import GenerationDefaults
+from aengine.model.hub import resolve_model
+from aengine.runtime.runner import Runner
+from aengine.runtime.start import Runtime, start_runtime
+from aengine.scheduling.scheduler import Scheduler, enqueue_all
+from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.text.tokenizer import Tokenizer
+from aengine.types import Completion, Fragment, SamplingParams, Stats, check_token_ids
+
+log = logging.getLogger("aengine")
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class _Ready:
+    """What exists only once the model is loaded."""
+
+    def __init__(self, config: EngineConfig, runtime: Runtime, tokenizer: Tokenizer, generation: GenerationDefaults):
+        self.runtime = runtime
+        self.tokenizer = tokenizer
+        self.generation = generation
+        self.default_params = msgspec.structs.replace(SamplingParams(), **generation.sampling)
+        self.scheduler = Scheduler(
+            num_pages=runtime.pool.num_pages,
+            page_size=config.page_size,
+            max_rows=config.max_num_seqs,
+            max_step_tokens=runtime.max_step_tokens,
+            max_queue=config.max_queue,
+            prefix_cache=config.prefix_cache,
+        )
+
+
+class Engine:
+    """An LLM on one device, used as `async with Engine(...) as engine`.
+
+    The knobs are those of `EngineConfig`, given one by one or as `config=`; `AENGINE_*` variables fill in
+    what is not given. Entering loads the model; leaving ends what still runs with `EngineClosedError`.
+    """
+
+    def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **knobs: Any) -> None:
+        if config is not None and (knobs or model is not None):
+            raise ConfigError("give either config= or single knobs, not both")
+        if model is not None:
+            knobs["model"] = str(model)
+        self.config = config if config is not None else configure(EngineConfig, **knobs)
+        self.failure: BaseException | None = None
+        self.created = 0  # unix seconds when the engine became ready
+        self._ready_state: _Ready | None = None
+        self._closed = False
+        self._loop: StepLoop | None = None
+        self._requests: dict[str, LiveRequest] = {}
+        self._tickets = itertools.count()
+        self._ended_requests = 0
+        self._exit = AsyncExitStack()
+
+    # ---- life ---------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._ready_state is not None or self._closed:
+            raise EngineClosedError("an Engine can be entered once; make a new one")
+        ready = await anyio.to_thread.run_sync(self._load)
+        self._loop = StepLoop(
+            ready.scheduler, ready.runtime.runner, lookahead=self.config.lookahead, fail_request=self._fail_request
+        )
+        group = await self._exit.enter_async_context(anyio.create_task_group())
+        group.start_soon(self._serve, self._loop, ready.runtime.runner)
+        self._ready_state = ready
+        self.created = int(time.time())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        for request in list(self._requests.values()):
+            self._fail_request(request, EngineClosedError("the engine was closed"))
+        if self._loop is not None:
+            self._loop.stop()
+        # The loop runs shielded and ends by itself once its last step has landed.
+        await self._exit.__aexit__(kind, error, trace)
+
+    def _load(self) -> _Ready:
+        folder = resolve_model(self.config.model, self.config.revision)
+        tokenizer = Tokenizer.load(folder)
+        generation = GenerationDefaults.from_folder(folder)
+        return _Ready(self.config, start_runtime(self.config, folder), tokenizer, generation)
+
+    async def _serve(self, loop: StepLoop, runner: Runner) -> None:
+        """The engine task: nothing escapes from it, every waiter hears of its end."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await loop.run()
+            except Exception as error:  # a bug or a dead device: hand it to everyone who waits
+                log.critical("the engine failed", exc_info=error)
+                self.failure = error
+                failure = EngineFailedError(f"the engine failed: {type(error).__name__}")
+                failure.__cause__ = error
+                for request in list(self._requests.values()):
+                    request.fail(failure)  # the scheduler is not asked: it may be what failed
+            finally:
+                await anyio.to_thread.run_sync(runner.close)
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Fragment, None]:
+        """Stream the continuation of a prompt: text as the tokenizer reads it, or token ids.
+
+        `options` are those of `submit`. Closing the generator (break, cancellation, timeout) aborts the
+        request.
+        """
+        return drain(lambda: self.submit(prompt, params, **options))
+
+    async def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """Like `generate`, collected into one `Completion`."""
+        return await collect(await self.submit(prompt, params, **options))
+
+    def chat_stream(
+        self, messages: Messages, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Fragment, None]:
+        """Stream the assistant's next message in a chat, rendered with the checkpoint's chat template.
+
+        `options` are those of `submit_chat`.
+        """
+        return drain(lambda: self.submit_chat(messages, params, **options))
+
+    async def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """Like `chat_stream`, collected into one `Completion`."""
+        return await collect(await self.submit_chat(messages, params, **options))
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> Stream:
+        """Validate, tokenize and enqueue. The consumer of the stream must `abort()` it when it stops early.
+
+        `sampling` overrides single fields of the checkpoint's default `SamplingParams`; `params` replaces
+        them. A lower `priority` goes first; requests with different `cache_salt` share no cached prefix.
+
+        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, or what tells that the
+        engine is not ready, closed or failed.
+        """
+        ready = self._serving()
+        params = self._params(ready, params, sampling)
+        token_ids = await ready.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._enqueue(token_ids, params, request_id, priority, cache_salt)
+
+    async def submit_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> Stream:
+        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
+        ready = self._serving()
+        params = self._params(ready, params, sampling)
+        token_ids = await ready.tokenizer.encode_chat(
+            [dict(message) for message in messages],
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            template_kwargs=None if template_kwargs is None else dict(template_kwargs),
+        )
+        return self._enqueue(token_ids, params, request_id, priority, cache_salt)
+
+    def _enqueue(
+        self, token_ids: list[int], params: SamplingParams, request_id: str | None, priority: int, salt: str | None
+    ) -> Stream:
+        ready = self._serving()  # tokenizing may have taken a while
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        check_token_ids(token_ids, self.vocab_size, "prompt")
+        max_total = self._max_total(ready, len(token_ids), params)
+        request_id = request_id or secrets.token_hex(12)
+        if request_id in self._requests:
+            raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        stop_ids = (() if params.ignore_eos else ready.generation.eos_token_ids) + params.stop_token_ids
+        rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
+        sequences = [
+            TokenSequence(
+                tokens=list(token_ids),
+                params=params,
+                seed=sibling_seed(seed, index),
+                stop_ids=stop_ids,
+                max_total=max_total,
+                rank=rank,
+                salt=salt,
+                index=index,
+            )
+            for index in range(params.n)
+        ]
+        choices = [LiveChoice(sequence, ready.tokenizer) for sequence in sequences]
+        request = LiveRequest(request_id, choices, self._abort, self._forget)
+        enqueue_all(ready.scheduler, sequences)
+        self._requests[request_id] = request
+        if self._loop is not None:
+            self._loop.wake()
+        return request.stream
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now and give its memory back; its stream ends with `finish_reason="abort"`.
+
+        False if no such request is running.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._abort(request)
+        return True
+
+    def _abort(self, request: LiveRequest) -> None:
+        if request.ended:
+            return
+        scheduler = self._ready().scheduler
+        for choice in request.choices:
+            scheduler.abort(choice.sequence)
+            choice.end("abort")
+
+    def _fail_request(self, request: LiveRequest, error: AengineError) -> None:
+        """End a request with an error, in every choice."""
+        scheduler = self._ready().scheduler
+        for choice in request.choices:
+            scheduler.abort(choice.sequence)
+        request.fail(error)
+
+    def _forget(self, request: LiveRequest) -> None:
+        del self._requests[request.id]
+        self._ended_requests += 1
+
+    def _params(self, ready: _Ready, params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
+        if params is not None and sampling:
+            raise InvalidRequestError(f"give either params= or single fields, not both: {', '.join(sampling)}")
+        if params is None:
+            known = SamplingParams.__struct_fields__
+            for name in sampling:
+                if name not in known:
+                    raise InvalidRequestError(f"unknown parameter {name!r}; known are {', '.join(known)}", name)
+            normal = {name: _normalized(name, value) for name, value in sampling.items()}
+            params = msgspec.structs.replace(ready.default_params, **normal)
+        params.validate(self.vocab_size)
+        return params
+
+    def _max_total(self, ready: _Ready, prompt_len: int, params: SamplingParams) -> int:
+        context = ready.runtime.pool.max_model_len
+        if prompt_len >= context:
+            raise ContextLengthError(
+                f"the prompt has {prompt_len} tokens, the context holds {context} and at least one must be left",
+                "prompt",
+            )
+        if params.max_tokens is None:
+            return context
+        if prompt_len + params.max_tokens > context:
+            raise ContextLengthError(
+                f"the prompt has {prompt_len} tokens and max_tokens is {params.max_tokens}, together "
+                f"{prompt_len + params.max_tokens}, but the context holds {context}",
+                "max_tokens",
+            )
+        return prompt_len + params.max_tokens
+
+    # ---- what is known about the engine -------------------------------------------------------------------
+
+    def _ready(self) -> _Ready:
+        if self._ready_state is None:
+            raise EngineNotReadyError("the engine is still loading")
+        return self._ready_state
+
+    def _serving(self) -> _Ready:
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        if self.failure is not None:
+            raise EngineFailedError(f"the engine failed: {type(self.failure).__name__}")
+        return self._ready()
+
+    @property
+    def model_name(self) -> str:
+        """The Hugging Face id, or the checkpoint folder's name; `aengine-demo` for the embedded model."""
+        model = self.config.model
+        if model is None:
+            return "aengine-demo"
+        return Path(model).resolve().name if Path(model).is_dir() else model
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt + output, in tokens."""
+        return self._ready().runtime.pool.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._ready().runtime.model.vocab_size
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What a request gets that names no sampling parameters: the checkpoint's generation_config.json."""
+        return self._ready().default_params
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self._ready().tokenizer
+
+    def stats(self) -> Stats:
+        """A snapshot; cheap."""
+        ready = self._ready()
+        scheduler, memory, counters = ready.scheduler, ready.scheduler.memory, ready.scheduler.counters
+        last_step = None if self._loop is None else self._loop.last_step
+        return Stats(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            pages_total=memory.usable_pages,
+            pages_used=memory.usable_pages - memory.allocator.free - memory.tree.evictable_pages,
+            pages_cached=memory.tree.evictable_pages,
+            pages_free=memory.allocator.free,
+            page_size=self.config.page_size,
+            steps=counters.steps,
+            requests=self._ended_requests,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            computed_tokens=counters.computed_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=counters.preemptions,
+            last_step_age=None if last_step is None else time.monotonic() - last_step,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""
+        self._ready().scheduler.check_integrity()
+
+
+def _normalized(name: str, value: Any) -> Any:
+    """What callers may write more loosely than the struct holds it."""
+    if name == "stop":
+        return (value,) if isinstance(value, str) else tuple(value or ())
+    if name == "stop_token_ids":
+        return tuple(value or ())
+    if name == "logit_bias":
+        return dict(value or {})
+    return value

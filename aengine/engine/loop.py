@@ -1,0 +1,122 @@
+"""The step loop: plan, launch, await the step before, commit, deliver."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from aengine.engine.live import LiveChoice, LiveRequest
+from aengine.errors import AengineError, EngineFailedError
+from aengine.runtime.runner import LaunchedStep, Runner
+from aengine.scheduling.scheduler import Scheduler
+from aengine.scheduling.sequence import Update
+from aengine.types import StepPlan
+
+log = logging.getLogger("aengine")
+
+DELIVERY_SLICE = 64  # updates between two yields to the loop
+
+
+class StepLoop:
+    """Owns the scheduler's progress. With lookahead, step N+1 is launched before the draws of N are read."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        lookahead: bool,
+        fail_request: Callable[[LiveRequest, AengineError], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._lookahead = lookahead
+        self._fail_request = fail_request
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self.last_step: float | None = None  # monotonic seconds when the newest step was committed
+
+    def wake(self) -> None:
+        """Tell the loop that the scheduler has something new."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Let `run` return once nothing is in flight. No new step is launched."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Serve until stopped. Every launched step is awaited before this returns."""
+        previous: LaunchedStep | None = None
+        while True:
+            step = None
+            if not self._stopping and (previous is None or self._lookahead):
+                step, error = self._launch_next()
+            else:
+                error = None
+            if previous is not None and not await self._complete(previous, step):
+                step = None  # failed together with the step before it
+            if error is not None:
+                self._fail(*error)
+            if previous is None and step is None and error is None:
+                if self._stopping:
+                    return
+                await self._wake.wait()
+            self._wake.clear()
+            previous = step
+
+    def _launch_next(self) -> tuple[LaunchedStep | None, tuple[StepPlan, Exception] | None]:
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return None, None
+        try:
+            return self._runner.launch(plan), None
+        except Exception as error:  # noqa: BLE001 - whatever a launch raises ends this step's requests, not the engine
+            return None, (plan, error)
+
+    async def _complete(self, step: LaunchedStep, successor: LaunchedStep | None) -> bool:
+        """Await, commit and deliver a step. False: it failed, and its successor was given up with it."""
+        try:
+            result = await step.result()
+        except Exception as error:  # noqa: BLE001 - as above
+            if successor is not None:
+                await _settled(successor)  # it may still write to the pages that are about to be released
+            self._fail(step.plan, error)
+            return False
+        updates = self._scheduler.commit(step.plan, result)
+        self.last_step = time.monotonic()
+        for start in range(0, len(updates), DELIVERY_SLICE):
+            if start:
+                await asyncio.sleep(0)
+            for update in updates[start : start + DELIVERY_SLICE]:
+                self._deliver(update)
+        return True
+
+    def _deliver(self, update: Update) -> None:
+        choice = update.sequence.owner
+        if not isinstance(choice, LiveChoice) or choice.finish_reason is not None or choice.request.ended:
+            return  # aborted between two slices
+        try:
+            if choice.deliver(update):
+                self._scheduler.finish(update.sequence, choice.delivered)
+        except AengineError as error:
+            self._fail_request(choice.request, error)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        log.error("step %d failed: %s: %s", plan.step, type(error).__name__, error, exc_info=error)
+        for sequence in self._scheduler.fail(plan):
+            choice = sequence.owner
+            if isinstance(choice, LiveChoice):
+                failure = EngineFailedError(f"the step that carried this request failed: {type(error).__name__}")
+                failure.__cause__ = error
+                self._fail_request(choice.request, failure)
+
+
+async def _settled(step: LaunchedStep) -> None:
+    """Wait until a step is over, however it ends."""
+    try:
+        await step.result()
+    except Exception as error:  # noqa: BLE001 - its predecessor's failure is the one that is reported
+        log.debug("step %d was given up: %s", step.plan.step, error)

@@ -1,0 +1,1 @@
+"""The device's side of the running batch: its state, the launch of steps, their completion, memory sizing."""

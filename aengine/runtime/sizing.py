@@ -1,0 +1,54 @@
+"""How many KV pages there are, and how long a sequence may get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from aengine.cache.kv import KVPool
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.model.config import ModelConfig
+
+CPU_KV_GIB = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The KV pool's shape. `num_pages` counts the reserved page 0."""
+
+    num_pages: int
+    page_bytes: int
+    max_model_len: int
+
+    @property
+    def bytes(self) -> int:
+        return self.num_pages * self.page_bytes
+
+
+def size_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, available: int) -> PoolSize:
+    """Choose the number of pages that fit into `available` bytes and the context length that follows.
+
+    Raises `ConfigError` with the arithmetic when not even one sequence of the asked length fits.
+    """
+    page_bytes = KVPool.bytes_per_page(model.num_layers, config.page_size, model.num_kv_heads, model.head_dim, dtype)
+    longest = config.max_model_len or model.max_position_embeddings
+    if longest > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len: {longest} is beyond the model's {model.max_position_embeddings} positions; lower it"
+        )
+    if config.num_pages is not None:
+        num_pages = config.num_pages
+    else:
+        # More pages than every row at full length could fill serve nobody.
+        useful = config.max_num_seqs * -(-longest // config.page_size) + 1
+        num_pages = min(available // page_bytes, useful)
+    fits = (num_pages - 1) * config.page_size
+    if fits < config.page_size or (config.max_model_len is not None and fits < longest):
+        raise ConfigError(
+            f"the KV pool of {max(num_pages, 0)} pages ({num_pages * page_bytes / 2**20:.1f} MiB, "
+            f"{page_bytes / 1024:.1f} KiB per page of {config.page_size} tokens, page 0 reserved) holds {max(fits, 0)} "
+            f"tokens, max_model_len asks for {longest}: raise kv_cache_gib or num_pages, or lower max_model_len"
+        )
+    return PoolSize(num_pages, page_bytes, min(longest, fits))
