@@ -69,15 +69,23 @@ class Engine:
     """An LLM on one device, used as `async with Engine(...) as engine`.
 
     The knobs are those of `EngineConfig`, given one by one or as `config=`; `AENGINE_*` variables fill in
-    what is not given. Entering loads the model; leaving ends what still runs with `EngineClosedError`.
+    what is not given. `start` makes the runtime: tests and benchmarks put their own in its place. Entering loads the model; leaving ends what still runs with `EngineClosedError`.
     """
 
-    def __init__(self, model: str | None = None, *, config: EngineConfig | None = None, **knobs: Any) -> None:
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        start: Callable[[EngineConfig, Path], Runtime] = start_runtime,
+        **knobs: Any,
+    ) -> None:
         if config is not None and (knobs or model is not None):
             raise ConfigError("give either config= or single knobs, not both")
         if model is not None:
             knobs["model"] = str(model)
         self.config = config if config is not None else configure(EngineConfig, **knobs)
+        self._start = start
         self.failure: BaseException | None = None
         self.created = 0  # unix seconds when the engine became ready
         self._ready_state: _Ready | None = None
@@ -118,7 +126,7 @@ class Engine:
         folder = resolve_model(self.config.model, self.config.revision)
         tokenizer = Tokenizer.load(folder)
         generation = GenerationDefaults.from_folder(folder)
-        return _Ready(self.config, start_runtime(self.config, folder), tokenizer, generation)
+        return _Ready(self.config, self._start(self.config, folder), tokenizer, generation)
 
     async def _serve(self, loop: StepLoop, runner: Runner) -> None:
         """The engine task: nothing escapes from it, every waiter hears of its end."""

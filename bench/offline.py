@@ -1,0 +1,147 @@
+"""The engine against transformers' `generate` on this machine: same checkpoint, same prompts, same work.
+
+    python bench/offline.py [--models demo 30m] [--runs 3]
+
+Two workloads: one request (32 in, 128 out), and 32 requests of mixed lengths (16-256 in, 16-256 out), which
+`generate` gets as one left-padded batch that runs to its longest output. Greedy, EOS ignored, float32. The
+two take turns; tokens per second count the asked-for tokens only. Prints JSON lines and a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import aengine
+from aengine.model.hub import resolve_model
+
+TARGETS = {("demo", "one"): 1.3, ("demo", "mixed"): 3.0, ("30m", "mixed"): 3.0}
+
+Work = list[tuple[list[int], int]]  # (prompt ids, tokens to draw)
+
+
+def make_work(name: str) -> Work:
+    """Seeded prompts of ids below 4000 and how many tokens each draws."""
+    rng = random.Random(0)
+    if name == "one":
+        return [([rng.randrange(300, 4000) for _ in range(32)], 128)]
+    return [([rng.randrange(300, 4000) for _ in range(rng.randint(16, 256))], rng.randint(16, 256)) for _ in range(32)]
+
+
+def make_30m(folder: Path) -> Path:
+    """A random 30 M parameter Qwen3 with the demo model's tokenizer."""
+    config = transformers.Qwen3Config(
+        vocab_size=4096,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((resolve_model(None, None) / name).read_bytes())
+    return folder
+
+
+class Peer:
+    """transformers' generate, with its defaults."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model.generation_config.eos_token_id = None
+
+    def run(self, work: Work) -> float:
+        longest = max(len(prompt) for prompt, _ in work)
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt, _ in work])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt, _ in work])
+        tokens = max(tokens for _, tokens in work)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            self.model.generate(
+                ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+            )
+        return time.perf_counter() - began
+
+
+async def run_engine(engine: aengine.Engine, work: Work) -> float:
+    """Wall seconds from the first submit to the last token."""
+    began = time.perf_counter()
+    await asyncio.gather(
+        *(engine.complete(prompt, max_tokens=tokens, temperature=0, ignore_eos=True) for prompt, tokens in work)
+    )
+    return time.perf_counter() - began
+
+
+async def compare(model: str, folder: Path, runs: int) -> list[dict[str, Any]]:
+    """Both engines in turn, on each workload."""
+    peer = Peer(folder)
+    rows = []
+    threads = torch.get_num_threads()
+    async with aengine.Engine(str(folder), prefix_cache=False, device="cpu", dtype="float32") as engine:
+        for name in ("one", "mixed"):
+            work = make_work(name)
+            tokens = sum(tokens for _, tokens in work)
+            await run_engine(engine, work)
+            peer.run(work)
+            pairs = []
+            for _ in range(runs):
+                ours = await run_engine(engine, work)
+                pairs.append((ours, peer.run(work)))
+            row = {
+                "bench": "offline",
+                "model": model,
+                "work": name,
+                "requests": len(work),
+                "tokens": tokens,
+                "aengine_tok_s": round(tokens / statistics.median(ours for ours, _ in pairs), 1),
+                "transformers_tok_s": round(tokens / statistics.median(theirs for _, theirs in pairs), 1),
+                "ratio": round(statistics.median(theirs / ours for ours, theirs in pairs), 2),
+                "target": TARGETS.get((model, name)),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "python": platform.python_version(),
+                "cores": os.cpu_count(),
+                "transformers_threads": threads,
+            }
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=["demo", "30m"], default=["demo", "30m"])
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for model in options.models:
+            folder = resolve_model(None, None) if model == "demo" else make_30m(Path(scratch))
+            rows += asyncio.run(compare(model, folder, options.runs))
+    print("\n| model | work | aengine tok/s | transformers tok/s | ratio | target |\n|---|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['model']} | {row['work']} | {row['aengine_tok_s']} | {row['transformers_tok_s']} "
+            f"| {row['ratio']} | {row['target'] or '-'} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

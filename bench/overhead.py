@@ -1,0 +1,93 @@
+"""What the engine itself costs per token: schedule, commit, detokenize, deliver, yield. The model takes no time.
+
+    python bench/overhead.py [--batch 1 64 256] [--tokens 512]
+
+Prints one JSON line per batch size: microseconds of process time per generated token, median of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import aengine
+from aengine.config import EngineConfig
+from aengine.model.config import ModelConfig
+from aengine.runtime.sizing import PoolSize
+from aengine.runtime.start import Runtime
+from aengine.types import StepPlan, StepResult
+
+TARGET_US = 15.0  # at batch 256
+
+
+class NullStep:
+    """A step that is over at once."""
+
+    def __init__(self, plan: StepPlan, result: StepResult) -> None:
+        self.plan = plan
+        self._result = result
+
+    async def result(self) -> StepResult:
+        await asyncio.sleep(0)  # as an event that has already fired: the loop turns once
+        return self._result
+
+
+class NullRunner:
+    """Draws the same tokens for every row, without a model."""
+
+    def launch(self, plan: StepPlan) -> NullStep:
+        draws = len(plan.sampled_rows)
+        return NullStep(plan, StepResult([100 + plan.step % 1000] * draws, [True] * draws, None))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def null_runtime(config: EngineConfig, folder: Path) -> Runtime:
+    """The demo model's shape, no weights."""
+    pool = PoolSize(num_pages=65536, page_bytes=1, max_model_len=2048)
+    return Runtime(NullRunner(), ModelConfig.from_folder(folder), pool, 8192)
+
+
+async def run(batch: int, tokens: int) -> float:
+    """Microseconds of process time per token."""
+    async with aengine.Engine(start=null_runtime, max_num_seqs=max(batch, 1), prefix_cache=True) as engine:
+
+        async def one(number: int) -> None:
+            prompt = [200 + (number * 7 + place) % 1000 for place in range(32)]
+            async for _ in engine.generate(prompt, max_tokens=tokens, temperature=0, ignore_eos=True):
+                pass
+
+        await one(batch)  # warm up
+        began = time.process_time()
+        await asyncio.gather(*(one(number) for number in range(batch)))
+        return (time.process_time() - began) / (batch * tokens) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    for batch in options.batch:
+        runs = [asyncio.run(run(batch, options.tokens)) for _ in range(options.runs)]
+        line = {
+            "bench": "overhead",
+            "batch": batch,
+            "us_per_token": round(statistics.median(runs), 2),
+            "min": round(min(runs), 2),
+            "max": round(max(runs), 2),
+            "target": TARGET_US if batch >= 256 else None,
+            "python": platform.python_version(),
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
