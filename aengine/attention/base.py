@@ -1,0 +1,46 @@
+"""What every attention backend is told about a step, and what it must compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """The sequences of one step: first the decodes (one query token each), then the prefill chunks.
+
+    A sequence's query tokens are the last ones of its context. A padding row is a decode of length 0
+    whose page table names page 0.
+    """
+
+    slots: Tensor  # [tokens] int64: where each token's K/V goes, page * page_size + offset; padding: inside page 0
+    page_table: Tensor  # [seqs, max_pages] int32; entries past a sequence's last page mean nothing
+    seq_lens: Tensor  # [seqs] int32: context lengths, this step's tokens included
+    query_starts: Tensor  # [seqs + 1] int32: where each sequence's tokens start, and their total
+    num_decodes: int
+    query_lens: list[int]  # host copy
+    context_lens: list[int]  # host copy of seq_lens; of a decode it may be an upper bound
+    # What a backend works out once per step, for all layers of one window. Belongs to the backend: a step
+    # that reuses this object with other tensors or lengths clears it.
+    plans: dict[int | None, object] = field(default_factory=dict)
+
+
+class AttentionBackend(Protocol):
+    """Causal attention of a step's queries over their sequences' cached K and V."""
+
+    name: str
+
+    def forward(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        """q [tokens, heads, dim]; caches [pages, page_size, kv_heads, dim], this step's K and V written.
+
+        Head h reads KV head h // (heads / kv_heads). The query at position p sees positions <= p, with a
+        window w only those > p - w. What other sequences or earlier owners left in the pages has no
+        influence, not even NaN. Returns [tokens, heads, dim]; a padding row's values are arbitrary but
+        finite while page 0 is.
+        """
+        ...

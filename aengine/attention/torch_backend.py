@@ -1,0 +1,176 @@
+"""The reference, and the path on a CPU: torch's SDPA over gathered pages.
+
+Decodes are batched. The query heads that share a KV head become the "query length" of one SDPA call, so
+K and V are never repeated. Prefill chunks run one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+
+# Decodes are padded to the longest context of their group; contexts are grouped by powers of two from here on.
+_SMALLEST_GROUP = 128  # tokens
+# Chunks that need a mask run in blocks of this many queries, which bounds the mask.
+_QUERY_BLOCK = 512
+
+
+@dataclass(slots=True)
+class _DecodeGroup:
+    """Decodes of similar context length, padded to the longest."""
+
+    rows: Tensor | None  # [n] int64: which sequences; None: all of the step's tokens
+    pages: Tensor  # [n * pages] int64
+    mask: Tensor  # [n, 1, 1, length]: 0 where visible, -inf elsewhere
+    stale: Tensor  # [?] int64: rows of the gathered K/V past the end of a context, left there by former owners
+    k: Tensor  # [n * pages, page_size, kv_heads, dim]: scratch that all layers gather into
+    v: Tensor
+
+
+@dataclass(slots=True)
+class _QueryBlock:
+    """Consecutive queries of a chunk: they see `context` tokens under `mask`, or plainly causally when it is None."""
+
+    queries: slice  # of the step's tokens
+    context: int
+    mask: Tensor | None  # [queries, context]
+
+
+@dataclass(slots=True)
+class _Chunk:
+    pages: Tensor  # [pages] int64
+    blocks: list[_QueryBlock]
+
+
+@dataclass(slots=True)
+class _Plan:
+    decodes: list[_DecodeGroup]
+    chunks: list[_Chunk]
+
+
+class TorchAttention:
+    """`AttentionBackend` in plain torch. Planning a step reads lengths on the host, so no CUDA graph holds it."""
+
+    name = "torch"
+
+    def forward(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        plan = cast("_Plan | None", batch.plans.get(window))
+        if plan is None:
+            plan = batch.plans[window] = _plan(q, k_cache, batch, window)
+        if not plan.chunks and plan.decodes[0].rows is None:
+            return _decode(q, k_cache, v_cache, plan.decodes[0], scale)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for group in plan.decodes:
+            if group.rows is None:
+                n = group.mask.shape[0]
+                out[:n] = _decode(q[:n], k_cache, v_cache, group, scale)
+            else:
+                out.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), k_cache, v_cache, group, scale))
+        for chunk in plan.chunks:
+            k, v = (cache.index_select(0, chunk.pages).flatten(0, 1) for cache in (k_cache, v_cache))
+            for block in chunk.blocks:
+                out[block.queries] = _prefill(q[block.queries], k[: block.context], v[: block.context], block, scale)
+        return out
+
+
+def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup, scale: float) -> Tensor:
+    """q [n, heads, dim] -> [n, heads, dim]."""
+    n, heads, dim = q.shape
+    kv_heads = k_cache.shape[2]
+    k = torch.index_select(k_cache, 0, group.pages, out=group.k).view(-1, kv_heads, dim)
+    v = torch.index_select(v_cache, 0, group.pages, out=group.v).view(-1, kv_heads, dim)
+    k.index_fill_(0, group.stale, 0)
+    v.index_fill_(0, group.stale, 0)
+    return F.scaled_dot_product_attention(
+        q.view(n, kv_heads, heads // kv_heads, dim),
+        k.view(n, -1, kv_heads, dim).transpose(1, 2),
+        v.view(n, -1, kv_heads, dim).transpose(1, 2),
+        attn_mask=group.mask,
+        scale=scale,
+    ).reshape(n, heads, dim)
+
+
+def _prefill(q: Tensor, k: Tensor, v: Tensor, block: _QueryBlock, scale: float) -> Tensor:
+    """q [queries, heads, dim], k and v [context, kv_heads, dim] -> [queries, heads, dim]."""
+    queries, heads, dim = q.shape
+    context, kv_heads, _ = k.shape
+    # KV heads are the batch; the heads that share one see it through a stride of 0.
+    shared = (kv_heads, heads // kv_heads, context, dim)
+    out = F.scaled_dot_product_attention(
+        q.view(queries, kv_heads, -1, dim).permute(1, 2, 0, 3),
+        k.transpose(0, 1).unsqueeze(1).expand(shared),
+        v.transpose(0, 1).unsqueeze(1).expand(shared),
+        attn_mask=block.mask,
+        is_causal=block.mask is None,
+        scale=scale,
+    )  # [kv_heads, group, queries, dim]
+    return out.permute(2, 0, 1, 3).reshape(queries, heads, dim)
+
+
+def _plan(q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Plan:
+    """What all layers with this window share in this step."""
+    groups: dict[int, list[int]] = {}
+    for row, length in enumerate(batch.context_lens[: batch.num_decodes]):
+        groups.setdefault(max(length, _SMALLEST_GROUP).bit_length(), []).append(row)
+    decodes = [_plan_decodes(rows, len(groups) == 1, q, k_cache, batch, window) for rows in groups.values()]
+    chunks = []
+    start = batch.num_decodes
+    for row in range(batch.num_decodes, len(batch.query_lens)):
+        chunks.append(_plan_chunk(row, start, q, k_cache, batch, window))
+        start += batch.query_lens[row]
+    return _Plan(decodes, chunks)
+
+
+def _plan_decodes(
+    members: list[int], alone: bool, q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None
+) -> _DecodeGroup:
+    device, page_size = q.device, k_cache.shape[1]
+    n, longest = len(members), max(1, *(batch.context_lens[row] for row in members))
+    num_pages = -(-longest // page_size)
+    if alone:
+        rows, table, lens = None, batch.page_table[:n], batch.seq_lens[:n]
+    else:
+        rows = torch.tensor(members, device=device)
+        table, lens = batch.page_table.index_select(0, rows), batch.seq_lens.index_select(0, rows)
+    # A padding row reads one token of page 0: a row without a visible token would be NaN.
+    lens = lens.clamp(min=1).unsqueeze(1)  # [n, 1]
+    used_pages = (lens + page_size - 1) // page_size
+    # Past its last page a row reads its own first page once more, so that nothing of others comes in.
+    page_of = torch.arange(num_pages, device=device)
+    pages = torch.where(page_of < used_pages, table[:, :num_pages], table[:, :1]).long().flatten()
+    position = torch.arange(num_pages * page_size, device=device)
+    hidden = position >= lens
+    stale = (hidden & (position < used_pages * page_size)).flatten().nonzero().flatten()
+    if window is not None:
+        hidden = hidden | (position < lens - window)
+    mask = torch.zeros(hidden.shape, dtype=q.dtype, device=device).masked_fill_(hidden, float("-inf"))
+    scratch = torch.empty(2, pages.shape[0], *k_cache.shape[1:], dtype=k_cache.dtype, device=device)
+    return _DecodeGroup(rows, pages, mask[:, None, None], stale, scratch[0], scratch[1])
+
+
+def _plan_chunk(row: int, start: int, q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Chunk:
+    queries, context = batch.query_lens[row], batch.context_lens[row]
+    pages = batch.page_table[row, : -(-context // k_cache.shape[1])].long()
+    whole = queries == context and (window is None or context <= window)
+    if whole:
+        return _Chunk(pages, [_QueryBlock(slice(start, start + queries), context, None)])
+    blocks = []
+    for first in range(0, queries, _QUERY_BLOCK):
+        last = min(first + _QUERY_BLOCK, queries)
+        visible = context - queries + last
+        at = torch.arange(visible - (last - first), visible, device=q.device).unsqueeze(1)  # positions of the queries
+        key = torch.arange(visible, device=q.device)
+        hidden = key > at
+        if window is not None:
+            hidden |= key <= at - window
+        mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))
+        blocks.append(_QueryBlock(slice(start + first, start + last), visible, mask))
+    return _Chunk(pages, blocks)

@@ -1,0 +1,1 @@
+"""Checkpoints: configuration, weights, and the one decoder that runs them."""

@@ -1,0 +1,77 @@
+"""The decoder: one class for every architecture, told apart by its `ModelConfig` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.attention.base import AttentionBackend, AttentionBatch
+from aengine.cache.kv import KVPool
+from aengine.kernels.base import Kernels
+from aengine.model.config import ModelConfig
+from aengine.model.layers import Layer, Parameters
+from aengine.model.rope import rope_table
+
+
+class Decoder:
+    """A pre-norm transformer decoder over a paged KV cache.
+
+    Its parameters are uninitialised until a loader fills `weights`. `forward` and `logits` enqueue
+    only, without a host sync, so a decode step can be captured into a CUDA graph; run them under
+    `torch.inference_mode()`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: Kernels,
+        attention: AttentionBackend,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        max_positions: int | None = None,
+    ) -> None:
+        """Build on `device` (None: "meta", shapes alone) for positions below `max_positions` (None: the model's)."""
+        device = device or torch.device("meta")
+        make = Parameters(dtype, device)
+        self.config = config
+        self.kernels = kernels
+        self.attention = attention
+        self.dtype = dtype
+        self.device = device
+        self._embedding = make.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._layers = [Layer.build(make, f"model.layers.{i}", config, i) for i in range(config.num_layers)]
+        self._final_norm = make.tensor("model.norm.weight", config.hidden_size)
+        self._head = (
+            self._embedding
+            if config.tie_word_embeddings
+            else make.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        )
+        self._cos_sin = rope_table(
+            config.rope, config.head_dim, max_positions or config.max_position_embeddings, device
+        )
+        self.weights = make.views  # checkpoint name -> the tensor (or rows of a fused one) that it fills
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Every parameter once, fused ones in their parts."""
+        return iter(self.weights.values())
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: AttentionBatch, kv: KVPool) -> Tensor:
+        """input_ids, positions [tokens] int64 -> normed hidden states [tokens, hidden]; K and V go into `kv`."""
+        kernels, eps = self.kernels, self.config.rms_norm_eps
+        # The norm that follows a layer is the next layer's first one, so each is fused with the sum before it.
+        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
+        residual = F.embedding(input_ids, self._embedding)
+        x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
+        for i, layer in enumerate(self._layers):
+            x = layer.attention.forward(x, positions, self._cos_sin, batch, kv.layer(i), kernels, self.attention)
+            x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
+            x = layer.mlp.forward(x, kernels)
+            x, residual = kernels.add_rms_norm(x, residual, next_norms[i], eps)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden] from `forward` -> [n, vocab] float32."""
+        return self.kernels.linear(hidden, self._head, None).float()

@@ -1,0 +1,117 @@
+"""Reading a checkpoint's JSON files without trusting a single value in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from aengine.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 * 2**20  # the largest index of a real checkpoint is a few MiB
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """The object in a JSON file. Raises `CheckpointError`, naming the file, unless there is one."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB, which no such file is")
+        value = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent}: no {path.name} in this folder") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, holds {type(value).__name__}")
+    return cast("dict[str, object]", value)
+
+
+class Fields:
+    """Typed, range-checked access to a JSON object; every error is a `CheckpointError` that names file and key.
+
+    A key that is absent and one that is null mean the same: the default, or an error where there is none.
+    """
+
+    def __init__(self, values: Mapping[str, object], source: str) -> None:
+        self._values = values
+        self.source = source
+
+    def fail(self, key: str, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {key} {why}")
+
+    def named(self, key: str) -> bool:
+        """Whether the key is there, null or not."""
+        return key in self._values
+
+    def present(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.fail(key, f"must be an integer from {low} to {high}, is {_show(value)}")
+        return value
+
+    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        """A finite number in [low, high]."""
+        value = self._value(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            raise self.fail(key, f"must be a number from {low:g} to {high:g}, is {_show(value)}")
+        number = float(value)
+        if not math.isfinite(number):
+            raise self.fail(key, f"must be finite, is {number}")
+        return number
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, f"must be true or false, is {_show(value)}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, f"must be a string, is {_show(value)}")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        value = self._value(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(key, f"must be a list of strings, is {_show(value)}")
+        return cast("list[str]", value)
+
+    def ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """One token id, a list of them, or none."""
+        value = self._values.get(key)
+        ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+        for item in ids:
+            if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < vocab_size:
+                raise self.fail(key, f"must hold token ids from 0 to {vocab_size - 1}, holds {_show(item)}")
+        return cast("tuple[int, ...]", ids)
+
+    def section(self, key: str) -> Fields | None:
+        """A nested object."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.fail(key, f"must be an object, is {_show(value)}")
+        return Fields(cast("dict[str, object]", value), f"{self.source}: {key}")
+
+    def _value(self, key: str, default: object) -> object:
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.fail(key, "is missing")
+        return value
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."
