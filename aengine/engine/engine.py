@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -69,7 +69,8 @@ class Engine:
     """An LLM on one device, used as `async with Engine(...) as engine`.
 
     The knobs are those of `EngineConfig`, given one by one or as `config=`; `AENGINE_*` variables fill in
-    what is not given. `start` makes the runtime: tests and benchmarks put their own in its place. Entering loads the model; leaving ends what still runs with `EngineClosedError`.
+    what is not given. `start` makes the runtime: tests and benchmarks put their own in its place.
+    Entering loads the model; leaving ends what still runs with `EngineClosedError`.
     """
 
     def __init__(

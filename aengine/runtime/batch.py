@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -27,53 +28,54 @@ class StepInputs:
 
 def build_inputs(plan: StepPlan, rows: Rows, page_size: int) -> StepInputs:
     """Gather a step's inputs: decode ids and positions from the device's rows, prefill ones from the plan."""
-    device = rows.device
     decodes = len(plan.decode)
     row_list = plan.decode + [chunk.row for chunk in plan.prefill]
-    row_index = torch.tensor(row_list, device=device)  # [seqs]
     context_lens = [rows.lengths[row] + 1 for row in plan.decode]
     context_lens += [chunk.start + len(chunk.token_ids) for chunk in plan.prefill]
     query_lens = [1] * decodes + [len(chunk.token_ids) for chunk in plan.prefill]
     width = -(-max(context_lens) // page_size)
+    starts = [0, *itertools.accumulate(query_lens)]
+    row_index, query_starts = rows.upload(row_list), rows.upload(starts)
 
     decode_rows = row_index[:decodes]
     decode_positions = rows.length[decode_rows]
     if not plan.prefill:
         input_ids = rows.last_token[decode_rows]
         positions = decode_positions
-        token_rows = row_index
+        token_row_index = row_index
         seq_lens = decode_positions + 1
-        draw_tokens = None
+        draw_tokens: Tensor | None = None
         draw_row_list, draw_rows, draw_positions = plan.decode, row_index, seq_lens
     else:
-        known = [token for chunk in plan.prefill for token in chunk.token_ids]
-        places = [place for chunk in plan.prefill for place in range(chunk.start, chunk.start + len(chunk.token_ids))]
-        prefill_ids, prefill_positions = torch.tensor([known, places], device=device).unbind(0)
-        input_ids = torch.cat((rows.last_token[decode_rows], prefill_ids))
-        positions = torch.cat((decode_positions, prefill_positions))
-        token_rows = torch.repeat_interleave(
-            row_index, torch.tensor(query_lens, device=device), output_size=decodes + len(known)
-        )
-        ends = torch.tensor(context_lens[decodes:], device=device)
-        seq_lens = torch.cat((decode_positions + 1, ends))
         draws = _prefill_draws(plan)
         draw_row_list = plan.sampled_rows
-        draw_rows = torch.tensor(draw_row_list, device=device)
-        draw_tokens = torch.tensor(list(range(decodes)) + [token for token, _ in draws], device=device)
-        draw_positions = torch.cat((seq_lens[:decodes], torch.tensor([end for _, end in draws], device=device))).to(
-            torch.int64
+        known = [token for chunk in plan.prefill for token in chunk.token_ids]
+        places = [place for chunk in plan.prefill for place in range(chunk.start, chunk.start + len(chunk.token_ids))]
+        token_rows = [row for row, length in zip(row_list, query_lens, strict=True) for _ in range(length)]
+        uploads = (
+            known,
+            places,
+            token_rows,
+            context_lens[decodes:],
+            draw_row_list,
+            [*range(decodes), *(token for token, _ in draws)],
+            [end for _, end in draws],
         )
-    starts = [0]
-    for length in query_lens:
-        starts.append(starts[-1] + length)
+        prefill_ids, prefill_positions, token_row_index, ends, draw_rows, draw_tokens, draw_ends = rows.upload(
+            [value for part in uploads for value in part]
+        ).split([len(part) for part in uploads])
+        input_ids = torch.cat((rows.last_token[decode_rows], prefill_ids))
+        positions = torch.cat((decode_positions, prefill_positions))
+        seq_lens = torch.cat((decode_positions + 1, ends))
+        draw_positions = torch.cat((seq_lens[:decodes], draw_ends))
     return StepInputs(
         input_ids=input_ids,
         positions=positions,
         attention=AttentionBatch(
-            slots=rows.slots(token_rows, positions, page_size),
+            slots=rows.slots(token_row_index, positions, page_size),
             page_table=rows.page_table[row_index, :width],
             seq_lens=seq_lens.to(torch.int32),
-            query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+            query_starts=query_starts.to(torch.int32),
             num_decodes=decodes,
             query_lens=query_lens,
             context_lens=context_lens,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from aengine.types import NewRow
+
+
+Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the device, without a host sync
 
 
 class Rows:
@@ -16,8 +19,9 @@ class Rows:
     `lengths` also exists on the host: lengths advance by known amounts, so both sides agree without a copy.
     """
 
-    def __init__(self, max_rows: int, pages_per_row: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, pages_per_row: int, device: torch.device, upload: Upload | None = None) -> None:
         self.device = device
+        self.upload: Upload = upload or torch.tensor
         self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.length = torch.zeros(max_rows, dtype=torch.int64, device=device)  # tokens whose KV is written
         self.page_table = torch.zeros((max_rows, pages_per_row), dtype=torch.int32, device=device)
@@ -27,11 +31,13 @@ class Rows:
         """Set the length and the pages of rows that change owner."""
         if not new_rows:
             return
-        rows = torch.tensor([new.row for new in new_rows], device=self.device)
-        self.length[rows] = torch.tensor([new.length for new in new_rows], device=self.device)
         width = max(len(new.pages) for new in new_rows)
-        padded = [new.pages + [0] * (width - len(new.pages)) for new in new_rows]
-        self.page_table[rows, :width] = torch.tensor(padded, dtype=torch.int32, device=self.device)
+        packed = self.upload(
+            [value for new in new_rows for value in (new.row, new.length, *new.pages, *[0] * (width - len(new.pages)))]
+        ).view(len(new_rows), 2 + width)
+        rows = packed[:, 0]
+        self.length[rows] = packed[:, 1]
+        self.page_table[rows, :width] = packed[:, 2:].to(torch.int32)
         for new in new_rows:
             self.lengths[new.row] = new.length
 
@@ -39,7 +45,7 @@ class Rows:
         """Append pages: (row, index in its page table, page)."""
         if not new_pages:
             return
-        row, index, page = torch.tensor(new_pages, device=self.device).unbind(1)
+        row, index, page = self.upload([value for entry in new_pages for value in entry]).view(-1, 3).unbind(1)
         self.page_table[row, index] = page.to(torch.int32)
 
     def slots(self, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:

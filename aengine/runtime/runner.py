@@ -61,7 +61,8 @@ class StepExecutor:
         draws = self._draw(hidden, inputs)
         self._advance(plan, inputs)
         if plan.page_copies:
-            source, destination = torch.tensor(plan.page_copies, device=rows.device).unbind(1)
+            pairs = rows.upload([page for copy in plan.page_copies for page in copy])
+            source, destination = pairs.view(-1, 2).unbind(1)
             self._kv.copy_pages(source, destination)
         return draws
 
@@ -85,8 +86,7 @@ class StepExecutor:
             for row in plan.decode:
                 rows.lengths[row] += 1
         if plan.prefill:
-            chunk_rows = torch.tensor([chunk.row for chunk in plan.prefill], device=rows.device)
-            rows.length[chunk_rows] = seq_lens[decodes:]
+            rows.length[rows.upload([chunk.row for chunk in plan.prefill])] = seq_lens[decodes:]
             for chunk in plan.prefill:
                 rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 

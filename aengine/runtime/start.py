@@ -80,7 +80,7 @@ def start_runtime(config: EngineConfig, folder: Path) -> Runtime:
         attention.name,
     )
     log.info(
-        "KV pool: %d pages of %d tokens (%.0f MiB), context %d, up to %d sequences, %d tokens per step; ready in %.1f s",
+        "KV pool: %d pages of %d tokens (%.0f MiB), context %d, up to %d rows, %d tokens per step; ready in %.1f s",
         pool.num_pages - 1,
         config.page_size,
         pool.bytes / 2**20,
