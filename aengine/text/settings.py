@@ -1,0 +1,127 @@
+"""What a checkpoint's tokenizer_config.json and its neighbours say about the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from aengine.errors import CheckpointError
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_FILE_BYTES = 64 * 2**20
+_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
+
+
+class AddedTokenFlags(NamedTuple):
+    """One entry of `added_tokens_decoder`."""
+
+    token_id: int
+    content: str
+    flags: dict[str, bool]
+
+
+class TokenizerSettings(NamedTuple):
+    """Everything that is not in tokenizer.json itself. `templates` maps names to Jinja sources."""
+
+    named_tokens: dict[str, str]  # "eos_token" -> "</s>"
+    extra_special: tuple[str, ...]
+    added_tokens: tuple[AddedTokenFlags, ...]
+    add_bos: bool | None  # None: as tokenizer.json has it
+    add_eos: bool | None
+    templates: dict[str, str]
+
+
+def read_settings(folder: Path) -> TokenizerSettings:
+    """Read what there is; every file is optional. `CheckpointError` names the file that cannot be used."""
+    path = folder / "tokenizer_config.json"
+    config = _read_json(path) if path.is_file() else {}
+    legacy = folder / "special_tokens_map.json"
+    if "added_tokens_decoder" not in config and legacy.is_file():
+        config = {**config, **_read_json(legacy)}
+
+    named = {name: _token_text(path, name, config[name]) for name in NAMED_TOKENS if config.get(name) is not None}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        named.update({name: _token_text(path, name, value) for name, value in extra.items()})
+        extra = []
+    if not isinstance(extra, list):
+        raise CheckpointError(f"{path}: extra_special_tokens must be a list of tokens")
+    return TokenizerSettings(
+        named_tokens=named,
+        extra_special=tuple(_token_text(path, "extra_special_tokens", value) for value in extra),
+        added_tokens=_added_tokens(path, config.get("added_tokens_decoder") or {}),
+        add_bos=_flag(path, config, "add_bos_token"),
+        add_eos=_flag(path, config, "add_eos_token"),
+        templates=_templates(folder, path, config.get("chat_template")),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise CheckpointError(f"{path} is larger than {_MAX_FILE_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _token_text(path: Path, name: str, value: object) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str) or not text:
+        raise CheckpointError(f"{path}: {name} must be a string or an object with content, not {value!r:.80}")
+    return text
+
+
+def _flag(path: Path, config: dict[str, object], name: str) -> bool | None:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{path}: {name} must be true or false, not {value!r:.80}")
+    return value
+
+
+def _added_tokens(path: Path, value: object) -> tuple[AddedTokenFlags, ...]:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: added_tokens_decoder must be an object")
+    found = []
+    for key, entry in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10) or not isinstance(entry, dict):
+            raise CheckpointError(f"{path}: added_tokens_decoder holds {key!r:.80}, which is not an id with its token")
+        flags = {name: entry[name] for name in _FLAGS if name in entry}
+        if not all(isinstance(flag, bool) for flag in flags.values()):
+            raise CheckpointError(f"{path}: the flags of added token {key} must be true or false")
+        found.append(AddedTokenFlags(int(key), _token_text(path, f"added token {key}", entry), flags))
+    return tuple(sorted(found))
+
+
+def _templates(folder: Path, path: Path, value: object) -> dict[str, str]:
+    """Named templates; a lone one is called "default". Files of their own take the place of the config's."""
+    templates: dict[str, str] = {}
+    default = folder / "chat_template.jinja"
+    if default.is_file():
+        templates["default"] = _read_text(default)
+    more = folder / "additional_chat_templates"
+    if more.is_dir():
+        templates.update({file.stem: _read_text(file) for file in sorted(more.glob("*.jinja"))})
+    if templates or value is None:
+        return templates
+    if isinstance(value, str):
+        return {"default": value}
+    entries = value if isinstance(value, list) else [value]
+    for entry in entries:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        template = entry.get("template") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise CheckpointError(f"{path}: chat_template must be a string or a list of objects with name and template")
+        templates[name] = template
+    return templates

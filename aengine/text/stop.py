@@ -1,0 +1,77 @@
+"""Stop strings, matched across fragments of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Lets text through until a stop string is complete.
+
+    The stop string that is completed first wins; if several are completed by the same character, the longest.
+    The result does not depend on how the text is cut into fragments. Only the longest end of the text that could
+    still become a stop string is held back. Time is linear in the text, whatever the stop strings are.
+    """
+
+    __slots__ = ("_firsts", "_held", "_include", "_progress", "matched")
+
+    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
+        self._progress = [_Progress(stop) for stop in stops if stop]
+        self._firsts = frozenset(stop[0] for stop in stops if stop)
+        self._include = include_stop
+        self._held = ""
+        self.matched: str | None = None  # the stop string that ended the text
+
+    @property
+    def stopped(self) -> bool:
+        return self.matched is not None
+
+    def feed(self, text: str) -> str:
+        """What may be shown now that `text` has arrived; nothing once a stop string has been found."""
+        if self.matched is not None:
+            return ""
+        if not self._held and self._firsts.isdisjoint(text):
+            return text
+        progress = self._progress
+        for index, character in enumerate(text):
+            done = [stop.text for stop in progress if stop.step(character)]
+            if done:
+                self.matched = max(done, key=len)
+                seen = self._held + text[: index + 1]
+                self._held = ""
+                return seen if self._include else seen[: len(seen) - len(self.matched)]
+        seen = self._held + text
+        shown = len(seen) - max(stop.matched for stop in progress)
+        self._held = seen[shown:]
+        return seen[:shown]
+
+    def flush(self) -> str:
+        """What was held back; no stop string came of it. Call once, after the last fragment."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Progress:
+    """How much of one stop string the text ends with (Knuth, Morris and Pratt).
+
+    The failure table grows only as far as the text has matched, so a long stop string costs nothing up front.
+    """
+
+    __slots__ = ("_failure", "matched", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._failure = [0]  # [i]: the longest proper beginning of text[: i + 1] that is also its end
+
+    def step(self, character: str) -> bool:
+        """Take one character of the text; True when the stop string is complete. Not called again after that."""
+        self.matched = matched = self._extend(self.matched, character)
+        if matched > len(self._failure):
+            self._failure.append(self._extend(self._failure[-1], character))
+        return matched == len(self.text)
+
+    def _extend(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self._failure[matched - 1]
+        return matched + (self.text[matched] == character)

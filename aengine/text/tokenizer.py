@@ -1,0 +1,182 @@
+"""A checkpoint's tokenizer: text to ids, ids to text, chats to ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as Backend
+
+from aengine.errors import CheckpointError, InvalidRequestError
+from aengine.text.pieces import PieceTable, rules_of
+from aengine.text.settings import TokenizerSettings, read_settings
+
+INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
+MAX_TOKEN_ID = 2**24 - 1
+_ENCODE_THREADS = 2
+
+
+class Tokenizer:
+    """Never changes after `load`, so that any thread may use it at any time."""
+
+    def __init__(self, backend: Backend, settings: TokenizerSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._threads = anyio.CapacityLimiter(_ENCODE_THREADS)
+        added = backend.get_added_tokens_decoder()
+        tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
+        tokens.update({token_id: token.content for token_id, token in added.items()})
+        self._tokens = tokens
+        self.vocab_size = max(tokens, default=-1) + 1  # ids are below it; there may be gaps
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        rules = rules_of(_decoder_of(backend))
+        self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
+
+    @classmethod
+    def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
+        """Read tokenizer.json and what lies beside it.
+
+        Raises `CheckpointError`, naming the file, unless it can be used. With `vocab_size` (the model's),
+        ids that the model has no embedding for are refused as well.
+        """
+        folder = Path(folder)
+        settings = read_settings(folder)
+        path = folder / "tokenizer.json"
+        backend = _read_backend(path)
+        try:
+            _apply(backend, settings)
+            tokenizer = cls(backend, settings)
+            tokenizer.decode(tokenizer.encode_now("a b"))
+        except InvalidRequestError as error:
+            raise CheckpointError(f"{path} cannot be used: {error}") from error
+        limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
+        if not 0 < tokenizer.vocab_size <= limit:
+            raise CheckpointError(
+                f"{path} has token ids up to {tokenizer.vocab_size - 1}, but they must be from 0 to {limit - 1}"
+            )
+        return tokenizer
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end-of-sequence token that tokenizer_config.json names."""
+        return self._named_id("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The beginning-of-sequence token that tokenizer_config.json names."""
+        return self._named_id("bos_token")
+
+    def is_token(self, token_id: int) -> bool:
+        """Whether the id stands for a token; ids below `vocab_size` may not."""
+        return token_id in self._tokens
+
+    def encode_now(self, text: str) -> list[int]:
+        """The ids of a raw prompt: special tokens written in it are control; BOS and EOS as the checkpoint has it.
+
+        Holds the loop for about 0.25 ms per 1,000 characters. Raises `InvalidRequestError` for lone surrogates.
+        """
+        return self._encode(self._backend, text, add_special_tokens=True)
+
+    async def encode(self, text: str) -> list[int]:
+        """`encode_now`, in a thread where the text is long."""
+        return await self._encode_anywhere(self._backend, text, add_special_tokens=True)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary add nothing."""
+        if self.pieces is not None:
+            return self.pieces.decode(token_ids, skip_special_tokens)
+        known = [token_id for token_id in token_ids if token_id in self._tokens]
+        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the id adds to a text that has begun, special tokens written out; none outside the vocabulary."""
+        if self.pieces is not None:
+            return self.pieces.bytes_of(token_id)
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD for bytes that are not UTF-8 by themselves."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _named_id(self, name: str) -> int | None:
+        token = self._settings.named_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    async def _encode_anywhere(self, backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= INLINE_CHARACTERS:
+            return self._encode(backend, text, add_special_tokens=add_special_tokens)
+
+        def work() -> list[int]:
+            return self._encode(backend, text, add_special_tokens=add_special_tokens)
+
+        return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+
+    def _encode(self, backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from error
+        except Exception as error:  # the library raises plain Exception, e.g. for a missing unknown token
+            raise InvalidRequestError(f"the tokenizer cannot read this text: {error}") from error
+        ids: list[int] = encoding.ids
+        return ids
+
+
+def _decoder_of(backend: Backend) -> object:
+    """The decoder as tokenizer.json writes it."""
+    return json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+
+
+def _read_backend(path: Path) -> Backend:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    try:
+        backend = Backend.from_str(text)
+    except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
+        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
+    # Saved by training scripts, and wrong for serving: prompts are neither cut nor filled up.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _apply(backend: Backend, settings: TokenizerSettings) -> None:
+    """What tokenizer_config.json changes in tokenizer.json, as transformers applies it."""
+    for entry in settings.added_tokens:
+        # New tokens only where they take the id that is stated; else the entry is about another vocabulary.
+        known = backend.token_to_id(entry.content)
+        if known == entry.token_id or (known is None and backend.get_vocab_size() == entry.token_id):
+            backend.add_tokens([AddedToken(entry.content, **_with_defaults(entry.flags))])
+    decoder = backend.get_added_tokens_decoder()
+    special = {token.content for token in decoder.values() if token.special}
+    named = [*settings.named_tokens.values(), *settings.extra_special]
+    for content in named:
+        if content not in special and backend.token_to_id(content) is not None:
+            backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
+    if settings.add_bos is not None or settings.add_eos is not None:
+        backend.post_processor = _boundaries(backend, settings)
+
+
+def _with_defaults(flags: Mapping[str, bool]) -> dict[str, bool]:
+    special = flags.get("special", False)
+    return {"special": special, "normalized": not special, **flags}
+
+
+def _boundaries(backend: Backend, settings: TokenizerSettings) -> processors.TemplateProcessing:
+    """Put BOS before a text and EOS behind it, where the settings ask for them and name them."""
+    single = ["$A:0"]
+    tokens: list[tuple[str, int]] = []
+    for wanted, name, at in ((settings.add_bos, "bos_token", 0), (settings.add_eos, "eos_token", 2)):
+        token = settings.named_tokens.get(name)
+        token_id = None if token is None else backend.token_to_id(token)
+        if wanted and token is not None and token_id is not None:
+            single.insert(at, f"{token}:0")
+            tokens.append((token, token_id))
+    return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=tokens)
