@@ -1,0 +1,20 @@
+"""Random weights, for benchmarks and tests of a shape without its checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from aengine.model.decoder import Decoder
+
+
+def fill_random(decoder: Decoder, seed: int) -> None:
+    """Fill every parameter on its own device: matrices normal with variance 1 / inputs, norms 1, biases 0.
+
+    The same seed gives the same weights on the same kind of device.
+    """
+    generator = torch.Generator(decoder.device).manual_seed(seed)
+    for name, view in decoder.weights.items():
+        if view.dim() > 1:
+            view.normal_(0.0, view.shape[-1] ** -0.5, generator=generator)
+        else:
+            view.fill_(0.0 if name.endswith(".bias") else 1.0)

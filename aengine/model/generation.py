@@ -1,0 +1,51 @@
+"""What a checkpoint says about how to sample from it and where to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from aengine.model.config import ModelConfig
+from aengine.model.fields import Fields, read_json_object
+
+FILE = "generation_config.json"
+
+# name -> its range, as requests have it
+_NUMBERS = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 1e4),
+}
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True):
+    """`sampling` has the fields of `SamplingParams` that the checkpoint sets."""
+
+    eos_token_ids: tuple[int, ...]
+    sampling: dict[str, float | int]
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> GenerationDefaults:
+        """Read generation_config.json, if there is one; EOS ids that it does not give come from config.json.
+
+        Raises `CheckpointError`, naming the key, for values out of range.
+        """
+        config = ModelConfig.from_folder(folder)
+        path = folder / FILE
+        if not path.exists():
+            return cls(config.eos_token_ids, {})
+        fields = Fields(read_json_object(path), str(path))
+        eos = fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids
+        if not fields.flag("do_sample", default=True):
+            # Greedy; files often keep sampling values beside it that then mean nothing, but the penalty applies.
+            sampling: dict[str, float | int] = {"temperature": 0.0}
+            names = ["repetition_penalty"]
+        else:
+            sampling = {"top_k": fields.integer("top_k", -1, 2**31)} if fields.present("top_k") else {}
+            names = list(_NUMBERS)
+        for name in names:
+            if fields.present(name):
+                sampling[name] = fields.number(name, *_NUMBERS[name])
+        return cls(eos, sampling)

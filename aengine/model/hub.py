@@ -1,0 +1,54 @@
+"""From what the user calls a model to the folder that holds it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from aengine.errors import HubError
+
+DEMO = Path(__file__).parent.parent / "demo" / "model"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
+# What loading reads. Some repositories keep a second copy of all weights as consolidated*.safetensors.
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+_UNWANTED = ["consolidated*", "*/*"]
+
+
+def resolve_model(model: str | None, revision: str | None = None) -> Path:
+    """A folder as it is, a Hugging Face id through the local cache or a download, None as the demo model.
+
+    Blocks while downloading. `HF_HUB_OFFLINE`, `HF_HOME` and the hub client's other variables apply.
+    Raises `HubError`.
+    """
+    if model is None:
+        return DEMO
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise HubError(f"model: {model} is a file; give the folder that holds config.json and the weights")
+    if not _HUB_ID.fullmatch(model):
+        raise HubError(f"model: there is no folder {model}, and it is no Hugging Face id (owner/name)")
+    return _from_hub(model, revision)
+
+
+def _from_hub(repo: str, revision: str | None) -> Path:
+    # Imported here: who serves a folder does not wait for the hub's client.
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    except Exception as error:  # the client's errors and those of its HTTP library share no base
+        what = f"{repo} (revision {revision or 'main'})"
+        if constants.HF_HUB_OFFLINE:
+            raise HubError(
+                f"model: {what} is neither a folder here nor complete in the cache {constants.HF_HUB_CACHE}, and "
+                f"HF_HUB_OFFLINE forbids downloading it; unset HF_HUB_OFFLINE, run `hf download {repo}` where there is "
+                f"a network and copy the cache, or give the path of a folder"
+            ) from error
+        raise HubError(
+            f"model: {what} is neither a folder here nor complete in the cache {constants.HF_HUB_CACHE}, and "
+            f"downloading it failed: {type(error).__name__}: {error}; check the name, the network and, if the model "
+            f"is gated, HF_TOKEN, or give the path of a folder"
+        ) from error

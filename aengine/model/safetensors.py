@@ -1,0 +1,119 @@
+"""The header of a safetensors file, checked before anything else touches the file.
+
+A file is: the header's length as 8 little-endian bytes, a JSON object that gives each tensor's dtype,
+shape and byte range, and the tensors' bytes, which those ranges must tile without gap or overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from aengine.errors import WeightsError
+
+MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
+_MAX_DIMS = 8
+
+_ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+}
+FLOATS = ("F16", "BF16", "F32", "F64")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # byte range after the header
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of a file, by name. Raises `WeightsError` unless every word of its header can be true."""
+    try:
+        if not path.is_file():
+            raise WeightsError(f"{path}: no such file; the checkpoint is incomplete")
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+                raise WeightsError(
+                    f"{path}: claims a header of {length} bytes in a file of {size}; damaged, or no safetensors file"
+                )
+            text = file.read(length)
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error}") from error
+    if len(text) != length:
+        raise WeightsError(f"{path}: ends within its header")
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: the header is not valid JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise WeightsError(f"{path}: the header is not a JSON object")
+    header.pop("__metadata__", None)
+    entries = {name: _entry(path, name, value) for name, value in header.items()}
+    _check_tiling(path, entries, size - 8 - length)
+    return entries
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} appears twice")
+    return values
+
+
+def _entry(path: Path, name: str, value: object) -> TensorEntry:
+    fields = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise WeightsError(f"{path}: {name} has the unknown dtype {str(dtype)[:40]!r}")
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(_is_size(item) for item in shape):
+        raise WeightsError(f"{path}: {name} has an invalid shape")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(item) for item in offsets):
+        raise WeightsError(f"{path}: {name} has invalid data_offsets")
+    start, end = offsets
+    if end - start != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise WeightsError(f"{path}: {name} is {dtype} of shape {shape}, which its {end - start} bytes do not hold")
+    return TensorEntry(dtype, tuple(shape), start, end)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _check_tiling(path: Path, entries: dict[str, TensorEntry], data_bytes: int) -> None:
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != at:
+            raise WeightsError(f"{path}: {name} starts at byte {entry.start} where {at} is the next free one")
+        at = entry.end
+    if at != data_bytes:
+        raise WeightsError(
+            f"{path}: the header describes {at} bytes of tensors, the file holds {data_bytes}; truncated?"
+        )

@@ -1,0 +1,143 @@
+"""Filling a decoder from the safetensors files of a checkpoint.
+
+All headers are read first and every parameter is accounted for, so that a checkpoint that does not fit
+is refused before any memory is taken. Then tensors stream one by one into their places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from aengine.errors import WeightsError
+from aengine.model.fields import read_json_object
+from aengine.model.safetensors import FLOATS, TensorEntry, read_header
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# Buffers that old files carry and that follow from config.json.
+_DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+_TIED_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a parameter is found."""
+
+    path: Path
+    name: str  # as the file spells it
+    entry: TensorEntry
+
+
+class Checkpoint:
+    """The weights of one folder, matched to the parameters of one model."""
+
+    def __init__(self, folder: Path, shapes: Mapping[str, torch.Size], tied: bool) -> None:
+        """Read the headers only. `shapes` are the parameters that the model has, by their checkpoint names.
+
+        Raises `WeightsError`, naming the tensor, when one is missing, unexpected, there twice, of another
+        shape or not a float, and when a file is damaged. The output matrix of a model with `tied`
+        embeddings may be there: `copy_into` checks that it is the embedding.
+        """
+        self._sources: dict[str, _Source] = {}
+        self._tied_head: _Source | None = None
+        unexpected: list[str] = []
+        for path in _files(folder):
+            for spelled, entry in read_header(path).items():
+                # Files saved from the bare decoder lack the prefix.
+                name = spelled if spelled in shapes or spelled == _TIED_HEAD else f"model.{spelled}"
+                source = _Source(path, spelled, entry)
+                if spelled == _TIED_HEAD and tied:
+                    if self._tied_head is not None:
+                        raise WeightsError(f"{path}: {spelled} is also in {self._tied_head.path.name}")
+                    _check(source, shapes[_EMBEDDING])
+                    self._tied_head = source
+                elif name in shapes:
+                    if name in self._sources:
+                        raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
+                    _check(source, shapes[name])
+                    self._sources[name] = source
+                elif not _DERIVED.fullmatch(spelled):
+                    unexpected.append(spelled)
+        if missing := [name for name in shapes if name not in self._sources]:
+            raise WeightsError(f"{folder}: the weights lack {_listed(missing)}")
+        if unexpected:
+            raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
+
+    def copy_into(self, parameters: Mapping[str, Tensor], progress: bool) -> None:
+        """Fill every parameter, converted to its own dtype. Raises `WeightsError` when reading fails.
+
+        `progress` shows a bar on a terminal once it has taken two seconds.
+        """
+        by_file: dict[Path, list[tuple[str, _Source]]] = {}
+        for name, source in self._sources.items():
+            by_file.setdefault(source.path, []).append((name, source))
+        total = sum(source.entry.nbytes for source in self._sources.values())
+        hidden = None if progress else True  # None: unless stderr is a terminal
+        with tqdm(
+            desc="loading weights", total=total, unit="B", unit_scale=True, delay=2, disable=hidden, leave=False
+        ) as bar:
+            for path, wanted in by_file.items():
+                try:
+                    with safe_open(path, framework="pt", device="cpu") as file:
+                        for name, source in wanted:
+                            parameters[name].copy_(file.get_tensor(source.name))
+                            bar.update(source.entry.nbytes)
+                except (SafetensorError, OSError) as error:
+                    raise WeightsError(f"{path}: {error}") from error
+        self._check_tied_head(parameters)
+
+    def _check_tied_head(self, parameters: Mapping[str, Tensor]) -> None:
+        if self._tied_head is None:
+            return
+        embedding = parameters[_EMBEDDING]
+        with safe_open(self._tied_head.path, framework="pt", device="cpu") as file:
+            head = file.get_tensor(self._tied_head.name).to(embedding.device, embedding.dtype)
+        if not torch.equal(head, embedding):
+            raise WeightsError(
+                f"{self._tied_head.path}: {_TIED_HEAD} differs from {_EMBEDDING}, but config.json ties them; "
+                f"set tie_word_embeddings to false there if both are meant"
+            )
+
+
+def _check(source: _Source, shape: torch.Size) -> None:
+    if source.entry.shape != tuple(shape):
+        raise WeightsError(
+            f"{source.path}: {source.name} has shape {list(source.entry.shape)}, config.json makes it {list(shape)}"
+        )
+    if source.entry.dtype not in FLOATS:
+        raise WeightsError(
+            f"{source.path}: {source.name} is {source.entry.dtype}; only {', '.join(FLOATS)} weights are supported"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(name[:200] for name in names[:4]) + more
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that hold the weights: one, or those of an index."""
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if not (folder / INDEX).exists():
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        why = f"; {pickled[0]} is a pickle, which can run code when loaded and is never read here" if pickled else ""
+        raise WeightsError(f"{folder}: neither {SINGLE} nor {INDEX}{why}")
+    shards = read_json_object(folder / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise WeightsError(f"{folder / INDEX}: weight_map must be an object that names a file for each tensor")
+    for shard in shards.values():
+        # A plain name: no folder, no parent folder, no other drive.
+        if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors", shard):
+            raise WeightsError(f"{folder / INDEX}: weight_map names {str(shard)[:100]!r}, which is no plain file name")
+    return [folder / shard for shard in sorted(set(shards.values()))]
