@@ -32,6 +32,7 @@ from aengine.errors import (
     EngineNotReadyError,
     InvalidRequestError,
 )
+from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
 from aengine.model.hub import resolve_model
 from aengine.runtime.runner import Runner
@@ -95,6 +96,7 @@ class Engine:
         self._requests: dict[str, LiveRequest] = {}
         self._tickets = itertools.count()
         self._ended_requests = 0
+        self._stopped = anyio.Event()
         self._exit = AsyncExitStack()
 
     # ---- life ---------------------------------------------------------------------------------------------
@@ -120,12 +122,19 @@ class Engine:
             self._fail_request(request, EngineClosedError("the engine was closed"))
         if self._loop is not None:
             self._loop.stop()
-        # The loop runs shielded and ends by itself once its last step has landed.
-        await self._exit.__aexit__(kind, error, trace)
+            with anyio.CancelScope(shield=True):
+                await self._stopped.wait()  # the last step has landed, the tensors may go
+        # The group is empty, so the body's own exception passes as it is instead of in a group.
+        await self._exit.__aexit__(None, None, None)
 
     def _load(self) -> _Ready:
         folder = resolve_model(self.config.model, self.config.revision)
-        tokenizer = Tokenizer.load(folder)
+        model = ModelConfig.from_folder(folder)
+        if self.config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+            log.warning("%s has no tokenizer.json: text goes through the demo model's tokenizer", folder)
+            tokenizer = Tokenizer.load(resolve_model(None, None))
+        else:
+            tokenizer = Tokenizer.load(folder, model.vocab_size)
         generation = GenerationDefaults.from_folder(folder)
         return _Ready(self.config, self._start(self.config, folder), tokenizer, generation)
 
@@ -143,6 +152,7 @@ class Engine:
                     request.fail(failure)  # the scheduler is not asked: it may be what failed
             finally:
                 await anyio.to_thread.run_sync(runner.close)
+                self._stopped.set()
 
     # ---- requests -----------------------------------------------------------------------------------------
 

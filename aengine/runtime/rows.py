@@ -9,7 +9,6 @@ from torch import Tensor
 
 from aengine.types import NewRow
 
-
 Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the device, without a host sync
 
 

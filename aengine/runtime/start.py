@@ -64,6 +64,7 @@ def start_runtime(config: EngineConfig, folder: Path) -> Runtime:
         load_format=config.load_format,
         seed=config.seed,
         progress=config.progress,
+        max_positions=pool.max_model_len,
     )
     kv = KVPool(model.num_layers, pool.num_pages, config.page_size, model.num_kv_heads, model.head_dim, dtype, device)
     rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)

@@ -1,0 +1,170 @@
+"""The Python API as a user meets it."""
+
+from __future__ import annotations
+
+import pytest
+
+import aengine
+from aengine import ContextLengthError, InvalidRequestError, SamplingParams
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "The capital of France is"
+
+
+async def test_fragments_stream_the_text(engine: aengine.Engine) -> None:
+    fragments = [fragment async for fragment in engine.generate(PROMPT, max_tokens=20, temperature=0)]
+    assert "".join(fragment.text for fragment in fragments).startswith(" Paris")
+    assert [fragment.finish_reason for fragment in fragments[:-1]] == [None] * (len(fragments) - 1)
+    assert fragments[-1].finish_reason in ("stop", "length")
+    assert all(fragment.usage is None for fragment in fragments[:-1])
+    usage = fragments[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == sum(len(fragment.token_ids) for fragment in fragments)
+    assert usage.prompt_tokens == len(engine.tokenizer.encode_now(PROMPT))
+
+
+async def test_complete_equals_the_stream(engine: aengine.Engine) -> None:
+    completion = await engine.complete(PROMPT, max_tokens=20, temperature=0)
+    fragments = [fragment async for fragment in engine.generate(PROMPT, max_tokens=20, temperature=0)]
+    assert completion.text == "".join(fragment.text for fragment in fragments)
+    assert completion.token_ids == tuple(token for fragment in fragments for token in fragment.token_ids)
+    assert completion.finish_reason == fragments[-1].finish_reason
+
+
+async def test_a_prompt_may_be_token_ids(engine: aengine.Engine) -> None:
+    ids = engine.tokenizer.encode_now(PROMPT)
+    assert (await engine.complete(ids, max_tokens=5, temperature=0)).text == (
+        await engine.complete(PROMPT, max_tokens=5, temperature=0)
+    ).text
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7])
+async def test_max_tokens_is_exact(engine: aengine.Engine, max_tokens: int) -> None:
+    completion = await engine.complete([300, 301, 302], max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    assert len(completion.token_ids) == max_tokens
+    assert completion.finish_reason == "length"
+    assert completion.usage.completion_tokens == max_tokens
+
+
+async def test_the_context_can_be_filled_to_the_last_token(engine: aengine.Engine) -> None:
+    room = 5
+    prompt = [300 + place % 50 for place in range(engine.max_model_len - room)]
+    completion = await engine.complete(prompt, temperature=0, ignore_eos=True)
+    assert len(completion.token_ids) == room
+
+
+async def test_eos_ends_with_stop_and_its_text_stays_out(engine: aengine.Engine) -> None:
+    reply = await engine.chat([{"role": "user", "content": "hi"}], temperature=0, max_tokens=64)
+    assert reply.finish_reason == "stop"
+    assert "<|im_end|>" not in reply.text
+    assert reply.text.strip()
+    eos = engine.tokenizer.encode_now("<|im_end|>")
+    assert reply.token_ids[-1:] == tuple(eos)
+
+
+async def test_stop_string_cuts_the_text_and_include_stop_keeps_it(engine: aengine.Engine) -> None:
+    whole = (await engine.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)).text
+    stop = whole[4:7]
+    cut = await engine.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True, stop=stop)
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+    kept = await engine.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True, stop=stop, include_stop=True)
+    assert kept.text == whole[: whole.index(stop)] + stop
+    assert cut.usage.completion_tokens == len(cut.token_ids)
+
+
+async def test_stop_token_ids(engine: aengine.Engine) -> None:
+    whole = await engine.complete(PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
+    stop = whole.token_ids[3]
+    first = whole.token_ids.index(stop)
+    cut = await engine.complete(PROMPT, max_tokens=12, temperature=0, ignore_eos=True, stop_token_ids=[stop])
+    assert cut.token_ids == whole.token_ids[: first + 1]
+    assert cut.finish_reason == "stop"
+    assert cut.text == engine.tokenizer.decode(list(whole.token_ids[:first]))
+
+
+async def test_min_tokens_holds_eos_back(engine: aengine.Engine) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    short = await engine.chat(chat, temperature=0, max_tokens=64)
+    longer = len(short.token_ids) + 3
+    reply = await engine.chat(chat, temperature=0, max_tokens=64, min_tokens=longer)
+    assert len(reply.token_ids) >= longer
+    assert reply.token_ids[: len(short.token_ids) - 1] == short.token_ids[:-1]
+
+
+async def test_n_choices_share_the_prefill_and_differ(engine: aengine.Engine) -> None:
+    before = engine.stats().computed_tokens
+    completion = await engine.complete([300 + i for i in range(40)], max_tokens=10, n=4, temperature=1.5, seed=7)
+    assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
+    assert len({choice.token_ids for choice in completion.choices}) == 4
+    drawn = sum(len(choice.token_ids) for choice in completion.choices)
+    assert completion.usage.completion_tokens == drawn
+    assert engine.stats().computed_tokens - before <= 40 + drawn
+    alone = await engine.complete([300 + i for i in range(40)], max_tokens=10, n=1, temperature=1.5, seed=7)
+    assert alone.token_ids == completion.choices[0].token_ids
+
+
+async def test_logprobs_name_the_sampled_token_and_the_likeliest(engine: aengine.Engine) -> None:
+    completion = await engine.complete(PROMPT, max_tokens=4, temperature=0, logprobs=3)
+    assert completion.logprobs is not None
+    assert [entry.token_id for entry in completion.logprobs] == list(completion.token_ids)
+    for entry in completion.logprobs:
+        assert len(entry.top) == 3
+        assert entry.top[0].token_id == entry.token_id  # greedy takes the likeliest
+        assert entry.top[0].logprob == pytest.approx(entry.logprob)
+        assert [candidate.logprob for candidate in entry.top] == sorted(
+            (candidate.logprob for candidate in entry.top), reverse=True
+        )
+        assert entry.logprob <= 0
+
+
+async def test_params_replace_the_defaults_and_single_fields_override_them(engine: aengine.Engine) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0)
+    assert len((await engine.complete([300, 301], params)).token_ids) <= 3
+    with pytest.raises(InvalidRequestError, match="not both"):
+        await engine.complete([300, 301], params, top_k=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stop": ""}, "stop"),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids"),
+        ({"logit_bias": {10**9: 1.0}}, "logit_bias"),
+        ({"logit_bias": {3: 1e9}}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": 2**70}, "seed"),
+        ({"no_such_thing": 1}, "no_such_thing"),
+    ],
+)
+async def test_bad_parameters_are_named(engine: aengine.Engine, fields: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await engine.complete([300, 301], **fields)
+    assert caught.value.param == named
+    assert named in str(caught.value)
+
+
+async def test_bad_prompts_are_refused(engine: aengine.Engine) -> None:
+    for prompt in ("", [], [-1], [10**9]):
+        with pytest.raises(InvalidRequestError) as caught:
+            await engine.complete(prompt, max_tokens=1)
+        assert caught.value.param == "prompt"
+
+
+async def test_too_long_a_request_names_both_numbers(engine: aengine.Engine) -> None:
+    prompt = [300] * 100
+    with pytest.raises(ContextLengthError, match=rf"100 tokens.*{engine.max_model_len - 50}.*{engine.max_model_len}"):
+        await engine.complete(prompt, max_tokens=engine.max_model_len - 50)
+    with pytest.raises(ContextLengthError, match=str(engine.max_model_len + 1)):
+        await engine.complete([300] * (engine.max_model_len + 1))

@@ -1,0 +1,236 @@
+"""Break, cancellation, timeout, close and failure: nothing hangs, and every page comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import anyio
+import pytest
+
+import aengine
+from aengine import EngineClosedError, EngineFailedError, InvalidRequestError, NonFiniteLogitsError, QueueFullError
+from aengine.engine import Stream
+from aengine.runtime.runner import CpuStep
+from aengine.runtime.start import Runtime, start_runtime
+from aengine.types import StepPlan, StepResult
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = {"max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+
+
+async def idle(engine: aengine.Engine) -> None:
+    """Wait until nothing runs; the test's own timeout bounds it."""
+    while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110 - the engine has no such event
+        await anyio.sleep(0.001)
+    engine.check_integrity()
+
+
+async def rest(stream: Stream) -> tuple[int, ...]:
+    """The token ids of everything that is still to come."""
+    ids: list[int] = []
+    while taken := await stream.take():
+        ids += [token for fragment in taken for token in fragment.token_ids]
+    return tuple(ids)
+
+
+async def test_break_aborts_at_once(engine: aengine.Engine) -> None:
+    async for fragment in engine.generate([300, 301], **ENDLESS):
+        assert fragment.finish_reason is None
+        break
+    with anyio.fail_after(1):
+        await idle(engine)
+
+
+async def test_a_held_generator_runs_until_it_is_closed(engine: aengine.Engine) -> None:
+    generator = engine.generate([300, 301], **ENDLESS)
+    await anext(generator)
+    assert engine.stats().running == 1
+    await generator.aclose()
+    with anyio.fail_after(1):
+        await idle(engine)
+
+
+async def test_a_generator_that_is_never_iterated_costs_nothing(engine: aengine.Engine) -> None:
+    generator = engine.generate([300, 301], **ENDLESS)
+    assert engine.stats().waiting == 0
+    del generator
+    gc.collect()
+    assert engine.stats().waiting == engine.stats().running == 0
+
+
+async def test_cancelling_the_consumer_aborts(engine: aengine.Engine) -> None:
+    started = anyio.Event()
+
+    async def consume() -> None:
+        async for _ in engine.generate([300, 301], **ENDLESS):
+            started.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(consume)
+        await started.wait()
+        group.cancel_scope.cancel()
+    with anyio.fail_after(1):
+        await idle(engine)
+
+
+async def test_a_timeout_aborts(engine: aengine.Engine) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await engine.complete([300, 301], **ENDLESS)
+    with anyio.fail_after(1):
+        await idle(engine)
+
+
+async def test_abort_by_id_ends_the_stream(engine: aengine.Engine) -> None:
+    stream = await engine.submit([300, 301], request_id="mine", **ENDLESS)
+    await stream.take()
+    assert engine.abort("mine")
+    assert not engine.abort("mine")
+    fragments = []
+    while taken := await stream.take():
+        fragments += taken
+    assert fragments[-1].finish_reason == "abort"
+    assert fragments[-1].usage is not None
+
+
+async def test_abort_while_queued(engine: aengine.Engine) -> None:
+    running = [await engine.submit([300, number], **ENDLESS) for number in range(32)]
+    queued = await engine.submit([300, 301], **ENDLESS)
+    await running[0].take()
+    assert engine.stats().waiting == 1
+    queued.abort()
+    assert engine.stats().waiting == 0
+    for stream in running:
+        stream.abort()
+    with anyio.fail_after(2):
+        await idle(engine)
+
+
+async def test_a_request_id_is_used_once_at_a_time(engine: aengine.Engine) -> None:
+    stream = await engine.submit([300, 301], request_id="twin", **ENDLESS)
+    with pytest.raises(InvalidRequestError, match="twin"):
+        await engine.submit([300, 301], request_id="twin", **ENDLESS)
+    stream.abort()
+    await engine.complete([300, 301], max_tokens=1, request_id="twin")
+
+
+async def test_closing_the_engine_ends_every_stream() -> None:
+    async with aengine.Engine(device="cpu", kv_cache_gib=0.1) as engine:
+        stream = await engine.submit([300, 301], **ENDLESS)
+        await stream.take()
+    with pytest.raises(EngineClosedError):
+        await rest(stream)
+    with pytest.raises(EngineClosedError):
+        await engine.complete([300, 301])
+
+
+async def test_an_exception_in_the_body_closes_the_engine_too() -> None:
+    streams = []
+
+    async def body() -> None:
+        async with aengine.Engine(device="cpu", kv_cache_gib=0.1) as engine:
+            streams.append(await engine.submit([300, 301], **ENDLESS))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await body()
+    (stream,) = streams
+    with pytest.raises(EngineClosedError):
+        await rest(stream)
+
+
+async def test_beyond_the_queue_bound_the_answer_is_no_at_once() -> None:
+    async with aengine.Engine(device="cpu", kv_cache_gib=0.1, max_queue=2, max_num_seqs=1) as engine:
+        first = await engine.submit([300, 301], **ENDLESS)
+        await first.take()
+        waiting = [await engine.submit([300, 301], **ENDLESS) for _ in range(2)]
+        with pytest.raises(QueueFullError) as caught:
+            await engine.submit([300, 301], **ENDLESS)
+        assert caught.value.retry_after > 0
+        for stream in (first, *waiting):
+            stream.abort()
+
+
+class Sabotage:
+    """A runner around the real one that spoils chosen steps."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.inner = runtime.runner
+        self.fail_launch: set[int] = set()
+        self.fail_result: set[int] = set()
+        self.spoil: dict[int, int] = {}  # step -> which draw comes back as not finite
+
+    def launch(self, plan: StepPlan) -> CpuStep:
+        if plan.step in self.fail_launch:
+            raise RuntimeError("launch broke")
+        step = self.inner.launch(plan)
+        outer = self
+
+        class Spoiled(CpuStep):
+            async def result(self) -> StepResult:
+                result = await step.result()
+                if plan.step in outer.fail_result:
+                    raise RuntimeError("step broke")
+                if plan.step in outer.spoil:
+                    result.finite[outer.spoil[plan.step]] = False
+                return result
+
+        return Spoiled(plan, step._future)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def sabotaged() -> tuple[aengine.Engine, list[Sabotage]]:
+    made: list[Sabotage] = []
+
+    def start(config: aengine.EngineConfig, folder: object) -> Runtime:
+        runtime = start_runtime(config, folder)
+        made.append(Sabotage(runtime))
+        return Runtime(made[0], runtime.model, runtime.pool, runtime.max_step_tokens)
+
+    return aengine.Engine(device="cpu", kv_cache_gib=0.1, start=start), made
+
+
+@pytest.mark.parametrize("how", ["fail_launch", "fail_result"])
+async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(how: str) -> None:
+    engine, made = sabotaged()
+    async with engine:
+        expected = await engine.complete([300, 301], max_tokens=20, temperature=0, ignore_eos=True)
+        getattr(made[0], how).add(engine.stats().steps + 5)
+        with pytest.raises(EngineFailedError, match="RuntimeError"):
+            await engine.complete([300, 301], max_tokens=20, temperature=0, ignore_eos=True)
+        with anyio.fail_after(1):
+            await idle(engine)
+        again = await engine.complete([300, 301], max_tokens=20, temperature=0, ignore_eos=True)
+        assert again.token_ids == expected.token_ids
+
+
+async def test_a_non_finite_row_fails_alone() -> None:
+    engine, made = sabotaged()
+    async with engine:
+        expected = await engine.complete([300, 301], max_tokens=20, temperature=0, ignore_eos=True)
+        first = await engine.submit([300, 301], max_tokens=20, temperature=0, ignore_eos=True)
+        second = await engine.submit([302, 303], max_tokens=20, temperature=0, ignore_eos=True)
+        made[0].spoil[engine.stats().steps + 6] = 1
+
+        assert await rest(first) == expected.token_ids
+        with pytest.raises(NonFiniteLogitsError):
+            await rest(second)
+        with anyio.fail_after(1):
+            await idle(engine)
+
+
+async def test_a_bug_in_the_loop_reaches_every_waiter() -> None:
+    engine, _ = sabotaged()
+    async with engine:
+        stream = await engine.submit([300, 301], **ENDLESS)
+        await stream.take()
+        engine._ready().scheduler.commit = None  # type: ignore[assignment, method-assign]
+        with pytest.raises(EngineFailedError):
+            await rest(stream)
+        assert isinstance(engine.failure, TypeError)
+        with pytest.raises(EngineFailedError):
+            await engine.complete([300, 301])
