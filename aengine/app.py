@@ -1,0 +1,122 @@
+"""`hypercorn aengine.app:app`: the server as an ASGI application.
+
+Importing this module loads neither torch nor a model. The model is loaded by a task that starts with the server;
+until it is done `/ready` says 503, because a server that did not answer for a minute would be given up by hypercorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+
+import anyio
+import anyio.to_thread
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aengine.config import EngineConfig, ServerConfig, configure
+from aengine.errors import AengineError, ConfigError, EngineNotReadyError
+from aengine.http import EngineLike, ServerState, http_app
+from aengine.http.errors import error_response
+from aengine.http.workers import only_worker
+
+EngineFactory = Callable[[EngineConfig], AbstractAsyncContextManager[EngineLike]]
+
+
+def create_app(
+    config: EngineConfig | None = None,
+    server: ServerConfig | None = None,
+    engine_factory: EngineFactory | None = None,
+) -> ASGIApp:
+    """An ASGI application that owns one engine for as long as its lifespan.
+
+    What is None is read from `AENGINE_*` variables when the server starts. `engine_factory` makes the engine; the
+    default is `aengine.Engine`.
+    """
+    return Application(config, server, engine_factory)
+
+
+class Application:
+    """Lifespan here, everything else in `aengine.http`."""
+
+    def __init__(
+        self, config: EngineConfig | None, server: ServerConfig | None, engine_factory: EngineFactory | None
+    ) -> None:
+        self._config = config
+        self._server = server
+        self._engine_factory = engine_factory
+        self._http: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif self._http is not None:
+            await self._http(scope, receive, send)
+        elif scope["type"] == "http":
+            await error_response(EngineNotReadyError("the server has not been started"))(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()  # lifespan.startup
+        try:
+            config = self._config or configure(EngineConfig)
+            state = ServerState(self._server or configure(ServerConfig))
+            with only_worker():
+                self._http = http_app(state)
+                async with anyio.create_task_group() as tasks:
+                    closing = anyio.Event()
+                    tasks.start_soon(self._keep_engine, config, state, closing)
+                    await send({"type": "lifespan.startup.complete"})
+                    await receive()  # lifespan.shutdown
+                    if state.engine is None:
+                        tasks.cancel_scope.cancel()  # still loading, or failed
+                    closing.set()
+        except ConfigError as error:
+            await _refuse(str(error), send)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _keep_engine(self, config: EngineConfig, state: ServerState, closing: anyio.Event) -> None:
+        """Load the engine, keep it until `closing`, close it: all in one task, as its own task group demands."""
+        begin = time.perf_counter()
+        try:
+            make_engine = self._engine_factory
+            if make_engine is None:
+                make_engine = await anyio.to_thread.run_sync(_default_factory)
+            async with make_engine(config) as engine:
+                state.ready(engine)
+                _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
+                try:
+                    await closing.wait()
+                finally:
+                    state.stopping()
+        except AengineError as error:
+            state.failed(error)
+            _say(f"the engine could not be started: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it was, the server tells it instead of dying silently
+            state.failed(error)
+            _say(f"the engine failed: {error!r}")
+            traceback.print_exception(error)
+
+
+def _default_factory() -> EngineFactory:
+    from aengine.engine import Engine  # takes seconds (torch), hence in a thread
+
+    return lambda config: Engine(config=config)
+
+
+async def _refuse(reason: str, send: Send) -> None:
+    """End the process: a message for the server, one sentence for the reader, exit status 1."""
+    with suppress(Exception):  # hypercorn raises here, and would print the traceback of that
+        await send({"type": "lifespan.startup.failed", "message": reason})
+    if (task := asyncio.current_task()) is not None:
+        task.add_done_callback(asyncio.Task.exception)  # looked at: asyncio need not report it as lost
+    raise SystemExit(f"aengine: {reason}")
+
+
+def _say(text: str) -> None:
+    print(f"aengine: {text}", file=sys.stderr, flush=True)
+
+
+app = create_app()

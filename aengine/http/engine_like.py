@@ -1,0 +1,84 @@
+"""What this layer needs of an engine, and nothing more: `aengine.Engine` has it, and so has the tests' stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from aengine.types import Fragment, SamplingParams, Stats
+
+
+class StreamLike(Protocol):
+    """One admitted request. Whoever holds it must call `abort` in the end, however it ends."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def backlog(self) -> int:
+        """Fragments waiting to be taken."""
+        ...
+
+    async def take(self) -> list[Fragment]:
+        """Everything waiting, at least one fragment; `[]` after the last. Raises what befell the request."""
+        ...
+
+    def abort(self) -> None:
+        """Give the request's memory back. Idempotent; without effect on a finished request."""
+        ...
+
+
+class EngineLike(Protocol):
+    """A loaded engine."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def created(self) -> int:
+        """Unix time at which the engine became ready."""
+        ...
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the checkpoint recommends; a request's own values win."""
+        ...
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine as a whole can serve no more, if so."""
+        ...
+
+    async def submit(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> StreamLike:
+        """Validate and enqueue. Raises `InvalidRequestError`, `QueueFullError` and their like at once."""
+        ...
+
+    async def submit_chat(
+        self,
+        messages: list[dict[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> StreamLike:
+        """As `submit`, with the prompt rendered by the model's chat template."""
+        ...
+
+    def stats(self) -> Stats: ...

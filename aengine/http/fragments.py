@@ -1,0 +1,60 @@
+"""Fragments taken together: merged where a reader is behind, or collected into a finished answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aengine.errors import EngineFailedError
+from aengine.http.engine_like import StreamLike
+from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage
+
+
+def merge(fragments: Sequence[Fragment]) -> Sequence[Fragment]:
+    """One fragment per choice, in the order in which the choices spoke last, so that usage stays at the end."""
+    if len(fragments) == 1:
+        return fragments
+    by_choice: dict[int, list[Fragment]] = {}
+    for fragment in fragments:
+        pieces = by_choice.pop(fragment.index, [])
+        pieces.append(fragment)
+        by_choice[fragment.index] = pieces
+    return [_joined(pieces) for pieces in by_choice.values()]
+
+
+def _joined(pieces: list[Fragment]) -> Fragment:
+    last = pieces[-1]
+    if len(pieces) == 1:
+        return last
+    return Fragment(
+        "".join(piece.text for piece in pieces),
+        tuple(token_id for piece in pieces for token_id in piece.token_ids),
+        _joined_logprobs(pieces),
+        last.finish_reason,
+        last.usage,
+        last.index,
+    )
+
+
+def _joined_logprobs(pieces: list[Fragment]) -> tuple[TokenLogprob, ...] | None:
+    if all(piece.logprobs is None for piece in pieces):
+        return None
+    return tuple(logprob for piece in pieces for logprob in piece.logprobs or ())
+
+
+async def collect(stream: StreamLike) -> Completion:
+    """Everything until the end. Raises what befell the request; `EngineFailedError` if it ended without usage."""
+    by_choice: dict[int, list[Fragment]] = {}
+    usage: Usage | None = None
+    while usage is None and (fragments := await stream.take()):
+        for fragment in fragments:
+            by_choice.setdefault(fragment.index, []).append(fragment)
+        usage = fragments[-1].usage
+    if usage is None:
+        raise EngineFailedError("the request was aborted")
+    return Completion(stream.id, tuple(_choice(by_choice[index]) for index in sorted(by_choice)), usage)
+
+
+def _choice(pieces: list[Fragment]) -> Choice:
+    whole = _joined(pieces)
+    reason: FinishReason = whole.finish_reason or "abort"
+    return Choice(whole.index, whole.text, whole.token_ids, reason, whole.logprobs)

@@ -1,0 +1,76 @@
+"""Several streams read as one: a request with a list of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from aengine.http.engine_like import StreamLike
+from aengine.types import Fragment, Usage
+
+
+class GatheredStream:
+    """The choices of all streams, numbered through: stream i's choice j is choice i * n + j.
+
+    Usage comes once, summed, with the very last fragment. The first stream that fails fails them all.
+    """
+
+    def __init__(self, request_id: str, streams: Sequence[StreamLike], n: int) -> None:
+        self.id = request_id
+        self._streams = streams
+        self._n = n
+        self._takes: dict[asyncio.Task[list[Fragment]], int] | None = None  # one per unfinished stream, once begun
+        self._usage = Usage(0, 0, 0)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(stream.prompt_tokens for stream in self._streams)
+
+    @property
+    def backlog(self) -> int:
+        return sum(stream.backlog for stream in self._streams)
+
+    async def take(self) -> list[Fragment]:
+        if self._takes is None:
+            self._takes = {self._begin(position): position for position in range(len(self._streams))}
+        taken: list[Fragment] = []
+        while self._takes and not taken:
+            done, _ = await asyncio.wait(self._takes, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                position = self._takes.pop(task)
+                fragments = task.result()  # may raise what befell that stream
+                taken += [self._renumbered(fragment, position) for fragment in fragments]
+                if fragments and fragments[-1].usage is None:
+                    self._takes[self._begin(position)] = position
+        if taken and not self._takes:
+            taken[-1] = msgspec.structs.replace(taken[-1], usage=self._usage)
+        return taken
+
+    def _begin(self, position: int) -> asyncio.Task[list[Fragment]]:
+        task = asyncio.ensure_future(self._streams[position].take())
+        task.add_done_callback(_look_at)
+        return task
+
+    def _renumbered(self, fragment: Fragment, position: int) -> Fragment:
+        if (usage := fragment.usage) is not None:
+            total = self._usage
+            self._usage = Usage(
+                total.prompt_tokens + usage.prompt_tokens,
+                total.completion_tokens + usage.completion_tokens,
+                total.cached_tokens + usage.cached_tokens,
+            )
+        return msgspec.structs.replace(fragment, index=position * self._n + fragment.index, usage=None)
+
+    def abort(self) -> None:
+        for task in self._takes or ():
+            task.cancel()
+        for stream in self._streams:
+            stream.abort()
+
+
+def _look_at(task: asyncio.Task[list[Fragment]]) -> None:
+    # Of streams that fail together only the first is reported; asyncio shall not complain about the others.
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,101 @@
+"""`POST /generate`: aengine's own endpoint, text and token ids side by side."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError
+from aengine.http import sse
+from aengine.http.endpoint import Endpoint, submit_within_context
+from aengine.http.engine_like import StreamLike
+from aengine.http.structs import GenerateRequest
+from aengine.http.wording import usage_body
+from aengine.types import Choice, Completion, FinishReason, Fragment, SamplingParams, Usage
+
+DEFAULT_MAX_TOKENS = 128
+
+_decoder = msgspec.json.Decoder(GenerateRequest)
+
+
+class Generate(Endpoint):
+    async def create(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _decoder)
+        self._state.check_model(body.model)
+        if (body.prompt is None) == (body.input_ids is None):
+            raise InvalidRequestError("exactly one of prompt and input_ids must be given", "prompt")
+        prompt = body.prompt if body.prompt is not None else body.input_ids or []
+        request_id = f"gen-{uuid.uuid4().hex}"
+        params = body.params(engine.default_params, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+
+        async def submit(params: SamplingParams) -> StreamLike:
+            return await engine.submit(
+                prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
+            )
+
+        stream = await submit_within_context(submit, params, body.max_tokens)
+        if body.stream is None or body.stream:
+            return self._stream(stream, GenerateDialect(params.n))
+        return self._whole(stream, word_completion)
+
+
+class GenerateDialect:
+    """`{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._plain: dict[int, sse.Template] = {}  # by choice
+
+    def opening(self) -> bytes:
+        return b""
+
+    def event(self, fragment: Fragment) -> bytes:
+        if fragment.finish_reason is None and fragment.logprobs is None and fragment.usage is None:
+            return self._template(fragment.index).fill(fragment.text, fragment.token_ids)
+        payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
+        if fragment.logprobs is not None:
+            payload["logprobs"] = fragment.logprobs
+        if fragment.usage is not None:
+            payload["usage"] = usage_body(fragment.usage)
+        return sse.event(payload)
+
+    def _template(self, index: int) -> sse.Template:
+        if (template := self._plain.get(index)) is None:
+            template = sse.Template(self._payload(index, sse.Template.HOLE, sse.Template.HOLE, None))
+            self._plain[index] = template
+        return template
+
+    def _payload(
+        self, index: int, text: str, token_ids: Sequence[int] | str, finish_reason: FinishReason | None
+    ) -> dict[str, Any]:
+        payload = {"text": text, "token_ids": token_ids, "finish_reason": finish_reason}
+        return {"index": index, **payload} if self._n > 1 else payload
+
+    def closing(self, usage: Usage | None) -> bytes:
+        return sse.DONE
+
+
+def word_completion(completion: Completion) -> bytes:
+    """The first choice at the top level, and all of them under `choices` where n > 1."""
+    first, *others = completion.choices
+    payload: dict[str, Any] = {"id": completion.id, **_choice_body(first)}
+    if others:
+        payload["choices"] = [{"index": choice.index, **_choice_body(choice)} for choice in completion.choices]
+    payload["usage"] = usage_body(completion.usage)
+    return sse.encode(payload)
+
+
+def _choice_body(choice: Choice) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+    }
+    if choice.logprobs is not None:
+        body["logprobs"] = choice.logprobs
+    return body

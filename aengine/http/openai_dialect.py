@@ -1,0 +1,50 @@
+"""OpenAI's chunks: what `/v1/completions` and `/v1/chat/completions` have in common when they stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from aengine.http import sse
+from aengine.http.wording import usage_body
+from aengine.types import Fragment, Usage
+
+
+class OpenAIDialect(ABC):
+    """One request's chunks. A subclass says how one choice's piece of text is worded."""
+
+    def __init__(self, head: dict[str, Any], include_usage: bool) -> None:
+        """`head` has the fields that all chunks share: id, object, created, model."""
+        self._head = head
+        self._include_usage = include_usage
+        self._plain: dict[int, sse.Template] = {}  # by choice
+
+    @abstractmethod
+    def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
+        """The entry in `choices`; `fragment` brings logprobs and finish_reason, None means neither."""
+
+    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        chunk = {**self._head, "choices": choices}
+        if self._include_usage:
+            chunk["usage"] = None  # in all chunks but the last, says OpenAI
+        return chunk
+
+    def opening(self) -> bytes:
+        return b""
+
+    def event(self, fragment: Fragment) -> bytes:
+        if fragment.finish_reason is None and fragment.logprobs is None:
+            # Text may be held back: bytes of a character, the start of a stop string.
+            return self._template(fragment.index).fill(fragment.text) if fragment.text else b""
+        return sse.event(self._chunk(self._piece(fragment.index, fragment.text, fragment)))
+
+    def _template(self, index: int) -> sse.Template:
+        if (template := self._plain.get(index)) is None:
+            template = sse.Template(self._chunk(self._piece(index, sse.Template.HOLE, None)))
+            self._plain[index] = template
+        return template
+
+    def closing(self, usage: Usage | None) -> bytes:
+        if not self._include_usage or usage is None:
+            return sse.DONE
+        return sse.event({**self._head, "choices": [], "usage": usage_body(usage)}) + sse.DONE

@@ -1,0 +1,66 @@
+"""What the handlers share: the server's knobs and the engine, once there is one."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from aengine.config import ServerConfig
+from aengine.errors import AengineError, EngineNotReadyError, InvalidRequestError, ModelNotFoundError
+from aengine.http.engine_like import EngineLike
+
+Phase = Literal["loading", "ready", "failed", "stopping"]
+
+
+class ServerState:
+    """The phases of a server: loading, then ready or failed, then stopping."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.engine: EngineLike | None = None
+        self.phase: Phase = "loading"
+        self.reason = "the model is still loading"
+
+    def ready(self, engine: EngineLike) -> None:
+        self.engine, self.phase, self.reason = engine, "ready", ""
+
+    def failed(self, error: BaseException) -> None:
+        """Every request from now on is answered with the reason, as far as clients may know it."""
+        self.engine, self.phase = None, "failed"
+        self.reason = f"the engine could not be started: {public_message(error)}"
+
+    def stopping(self) -> None:
+        self.engine, self.phase, self.reason = None, "stopping", "the server is shutting down"
+
+    @property
+    def model_name(self) -> str | None:
+        """The name under which the model is served; None before the engine is there."""
+        if self.config.served_model_name is not None:
+            return self.config.served_model_name
+        return self.engine.model_name if self.engine is not None else None
+
+    def require_engine(self) -> EngineLike:
+        """The loaded engine. Raises `EngineNotReadyError` with the reason when there is none."""
+        if self.engine is None:
+            raise EngineNotReadyError(self.reason)
+        return self.engine
+
+    def check_model(self, name: str | None) -> str:
+        """The served name. Raises `ModelNotFoundError` when `name` is given and is another."""
+        served = self.model_name or self.require_engine().model_name
+        if name is not None and name != served:
+            raise ModelNotFoundError(f"the model {name!r} does not exist; this server serves {served!r}")
+        return served
+
+
+# Folders in front of a file name. A slash inside a word (a model id) or after another one (a URL) starts none.
+_FOLDERS = re.compile(r"(?<![\w./:-])(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
+
+
+def public_message(error: BaseException) -> str:
+    """What a client may know of an error: aengine's own words without folders; of other libraries' only the kind."""
+    if isinstance(error, (InvalidRequestError, ModelNotFoundError)):
+        return str(error)  # speaks of the client's own words
+    if isinstance(error, AengineError):
+        return _FOLDERS.sub("", str(error))
+    return f"internal error ({type(error).__name__}); the server's log has the details"

@@ -1,0 +1,46 @@
+"""One worker only: a second one would load the model a second time and know nothing of the first one's requests."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aengine.errors import ConfigError
+
+if sys.platform != "win32":
+    import fcntl
+
+
+@contextmanager
+def only_worker() -> Iterator[None]:
+    """Hold the lock that siblings share. Raises `ConfigError` when a sibling holds it.
+
+    Siblings are processes that one parent started through `multiprocessing`, as hypercorn starts its workers; they
+    share an authentication key, which names the lock's file in the temporary folder. Servers that were started
+    each by itself are no siblings and do not meet here. The kernel drops the lock with the process.
+    """
+    if sys.platform == "win32" or multiprocessing.parent_process() is None:
+        yield
+        return
+    family = hashlib.sha256(bytes(multiprocessing.current_process().authkey)).hexdigest()[:16]
+    path = Path(tempfile.gettempdir(), f"aengine-{family}.lock")
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                "aengine runs in one process, but the server started several workers: start it with one (-w 1 or -w 0)"
+            ) from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(file)
