@@ -148,7 +148,8 @@ def _plan_decodes(
     pages = torch.where(page_of < used_pages, table[:, :num_pages], table[:, :1]).long().flatten()
     position = torch.arange(num_pages * page_size, device=device)
     hidden = position >= lens
-    stale = (hidden & (position < used_pages * page_size)).flatten().nonzero().flatten()
+    gathered = torch.where(position < used_pages * page_size, position, position % page_size)
+    stale = (gathered >= lens).flatten().nonzero().flatten()
     if window is not None:
         hidden = hidden | (position < lens - window)
     mask = torch.zeros(hidden.shape, dtype=q.dtype, device=device).masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,124 @@
+"""Small random checkpoints of every supported architecture, written by transformers, and what it makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging
+
+VOCAB = 128
+NEW_TOKENS = 64
+PROMPT_LENGTHS = (3, 17, 32, 49)
+# A draw whose two best logits are closer than this is decided by rounding: such prompts prove nothing.
+MIN_MARGIN = 1e-3
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.25,  # large enough for greedy continuations that wander
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, object]]] = {
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-bias-untied": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16, "attention_bias": True}),
+    "qwen3-yarn": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32, "rope_parameters": _YARN}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen2-window-upper-layer": (
+        Qwen2ForCausalLM,
+        Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "tie_word_embeddings": True},
+    ),
+    "llama2": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 4}),
+    "llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama-all-biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "llama-linear": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None, "num_key_value_heads": 1}),
+    "mistral-window": (MistralForCausalLM, MistralConfig, {"sliding_window": 20}),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy continuations by transformers, alone in float32 on the CPU."""
+
+    prompts: list[list[int]]
+    ids: list[list[int]]  # [prompt][NEW_TOKENS]
+    logits: list[Tensor]  # [prompt] of [NEW_TOKENS, vocab]
+
+
+def write_checkpoint(case: str, folder: Path) -> PreTrainedModel:
+    """Write the case's random model into `folder` and return it."""
+    logging.disable_progress_bar()
+    model_type, config_type, changes = CASES[case]
+    torch.manual_seed(sum(case.encode()))
+    model = model_type(config_type(**{**_SHAPE, **changes})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Biases start as 0 and norm weights as 1: both would hide a mistake.
+            if parameter.dim() == 1:
+                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.25)
+    model.save_pretrained(folder)
+    return model
+
+
+def reference(model: PreTrainedModel, vocab: int = VOCAB, per_length: int = 8) -> Reference:
+    """Greedy continuations of random prompts, without those that rounding decides. Raises unless 20 are left."""
+    generator = torch.Generator().manual_seed(1)
+    prompts, ids, logits = [], [], []
+    for length in PROMPT_LENGTHS:
+        batch = torch.randint(0, vocab, (per_length, length), generator=generator)
+        out = model.generate(
+            batch,
+            attention_mask=torch.ones_like(batch),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        steps = torch.stack(out.logits, dim=1)  # [prompts, NEW_TOKENS, vocab]
+        best = steps.topk(2, dim=-1).values
+        for i, margin in enumerate((best[..., 0] - best[..., 1]).amin(dim=1).tolist()):
+            if margin >= MIN_MARGIN:
+                prompts.append(batch[i].tolist())
+                ids.append(out.sequences[i, length:].tolist())
+                logits.append(steps[i])
+    if len(prompts) < 20:
+        raise RuntimeError(f"only {len(prompts)} prompts have a clear greedy continuation; change the seed")
+    return Reference(prompts, ids, logits)

@@ -1,0 +1,105 @@
+"""A minimal engine for tests: it drives a decoder, a KV pool and attention batches, without scheduler or sampler."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.cache.kv import KVPool
+from aengine.model.decoder import Decoder
+
+
+@dataclass
+class Running:
+    """Token ids known so far, the pages that hold their KV, and how many are computed."""
+
+    tokens: list[int]
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    logits: list[Tensor] = field(default_factory=list)  # of each drawn token, [vocab]
+
+
+class Harness:
+    """Greedy decoding over shuffled pages, in steps that mix decodes and prefill chunks."""
+
+    def __init__(self, decoder: Decoder, page_size: int, num_pages: int = 400, seed: int = 0) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        self.page_size = page_size
+        self.kv = KVPool(
+            config.num_layers,
+            num_pages,
+            page_size,
+            config.num_kv_heads,
+            config.head_dim,
+            decoder.dtype,
+            decoder.device,
+        )
+        # What former owners left in a page must not matter.
+        self.kv.data.fill_(float("nan"))
+        self.random = random.Random(seed)
+        self.free = list(range(1, num_pages))
+        self.random.shuffle(self.free)
+
+    def generate(
+        self, prompts: Sequence[list[int]], new_tokens: int, batch: int = 16, chunk: int | None = None
+    ) -> list[Running]:
+        """Continue each prompt by `new_tokens`; at most `batch` run at once, and with `chunk` their prompts are
+        computed in pieces of 1 to `chunk` tokens beside the others' decodes."""
+        return self.run([Running(list(prompt)) for prompt in prompts], new_tokens, batch, chunk)
+
+    def run(
+        self, sequences: list[Running], new_tokens: int, batch: int = 16, chunk: int | None = None
+    ) -> list[Running]:
+        waiting, running = list(sequences), []
+        while waiting or running:
+            while waiting and len(running) < batch:
+                running.append(waiting.pop(0))
+            work = []
+            for sequence in running:
+                todo = len(sequence.tokens) - sequence.computed
+                is_decode = bool(sequence.logits)
+                work.append(
+                    (sequence, todo if is_decode or chunk is None else self.random.randint(1, min(todo, chunk)))
+                )
+            self.step(work)
+            running = [sequence for sequence in running if len(sequence.logits) < new_tokens]
+        return sequences
+
+    def step(self, work: Sequence[tuple[Running, int]]) -> None:
+        """Compute so many further known tokens of each sequence; one that is then fully computed draws its next."""
+        work = sorted(work, key=lambda item: not item[0].logits)  # decodes first
+        page = self.page_size
+        for sequence, count in work:
+            while len(sequence.pages) * page < sequence.computed + count:
+                sequence.pages.append(self.free.pop())
+        spans = [(sequence, range(sequence.computed, sequence.computed + count)) for sequence, count in work]
+        width = max(len(sequence.pages) for sequence, _ in spans)
+        query_lens = [len(span) for _, span in spans]
+        context_lens = [span.stop for _, span in spans]
+        attention = AttentionBatch(
+            slots=torch.tensor([seq.pages[p // page] * page + p % page for seq, span in spans for p in span]),
+            page_table=torch.tensor(
+                [seq.pages + [0] * (width - len(seq.pages)) for seq, _ in spans], dtype=torch.int32
+            ),
+            seq_lens=torch.tensor(context_lens, dtype=torch.int32),
+            query_starts=torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32),
+            num_decodes=sum(1 for sequence, _ in spans if sequence.logits),
+            query_lens=query_lens,
+            context_lens=context_lens,
+        )
+        ids = torch.tensor([sequence.tokens[p] for sequence, span in spans for p in span])
+        positions = torch.tensor([p for _, span in spans for p in span])
+        with torch.inference_mode():
+            hidden = self.decoder.forward(ids, positions, attention, self.kv)
+            logits = self.decoder.logits(hidden[attention.query_starts[1:].long() - 1])
+        for (sequence, span), row, drawn in zip(spans, logits, logits.argmax(-1).tolist()):
+            sequence.computed = span.stop
+            if span.stop == len(sequence.tokens):
+                sequence.logits.append(row)
+                sequence.tokens.append(drawn)

@@ -1,0 +1,70 @@
+"""The decoder computes what transformers computes, for every architecture, however the work is cut into steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.load import load_model
+
+from .checkpoints import CASES, NEW_TOKENS, Reference, reference, write_checkpoint
+from .harness import Harness, Running
+
+
+@pytest.fixture(scope="module", params=CASES)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Reference]:
+    folder = tmp_path_factory.mktemp(request.param)
+    expected = reference(write_checkpoint(request.param, folder))
+    decoder = load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=TorchAttention(),
+    )
+    return decoder, expected
+
+
+def assert_equal(sequences: list[Running], expected: Reference) -> None:
+    for sequence, prompt, ids, logits in zip(sequences, expected.prompts, expected.ids, expected.logits, strict=True):
+        assert sequence.tokens == prompt + ids
+        torch.testing.assert_close(torch.stack(sequence.logits), logits, atol=1e-4, rtol=0)
+
+
+def test_the_continuations_are_worth_comparing(subject: tuple[Decoder, Reference]) -> None:
+    _, expected = subject
+    assert len({token for ids in expected.ids for token in ids}) > 50
+    assert len({tuple(ids[-4:]) for ids in expected.ids}) > len(expected.ids) // 2
+
+
+def test_alone_with_whole_prompts(subject: tuple[Decoder, Reference]) -> None:
+    decoder, expected = subject
+    assert_equal(Harness(decoder, page_size=16).generate(expected.prompts, NEW_TOKENS, batch=1), expected)
+
+
+def test_sixteen_at_once_with_whole_prompts(subject: tuple[Decoder, Reference]) -> None:
+    decoder, expected = subject
+    assert_equal(Harness(decoder, page_size=16).generate(expected.prompts, NEW_TOKENS), expected)
+
+
+def test_sixteen_at_once_with_prompts_in_chunks_beside_decodes(subject: tuple[Decoder, Reference]) -> None:
+    decoder, expected = subject
+    harness = Harness(decoder, page_size=3, num_pages=2000)
+    assert_equal(harness.generate(expected.prompts, NEW_TOKENS, chunk=13), expected)
+
+
+def test_prefix_pages_shared_with_another_sequence(subject: tuple[Decoder, Reference]) -> None:
+    decoder, expected = subject
+    harness = Harness(decoder, page_size=5, num_pages=1600)
+    owners = harness.generate(expected.prompts, NEW_TOKENS)
+    sharers = []
+    for owner, prompt in zip(owners, expected.prompts):
+        shared = (len(prompt) - 1) // harness.page_size  # at least one prompt token is computed again
+        sharers.append(Running(list(prompt), owner.pages[:shared], shared * harness.page_size))
+    assert any(sequence.computed > 0 for sequence in sharers)
+    assert_equal(harness.run(sharers, NEW_TOKENS, chunk=7), expected)
