@@ -1,0 +1,73 @@
+"""Scheduler and runtime without the event loop: schedule, execute, commit, one step after the other."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from aengine.cache.kv import KVPool
+from aengine.model.decoder import Decoder
+from aengine.runtime.rows import Rows
+from aengine.runtime.runner import StepExecutor, read_draws
+from aengine.sampling.sampler import Sampler
+from aengine.scheduling.scheduler import Scheduler
+from aengine.scheduling.sequence import Sequence
+from aengine.types import SamplingParams, StepPlan
+from tests.lessons.paper import pool_for
+
+
+class Rig:
+    """Runs sequences to their end, with steps committed `depth` steps after their launch."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        num_pages: int = 200,
+        page_size: int = 16,
+        max_rows: int = 8,
+        max_step_tokens: int = 64,
+        prefix_cache: bool = True,
+    ) -> None:
+        kv: KVPool = pool_for(decoder, num_pages, page_size)
+        device = torch.device("cpu")
+        rows = Rows(max_rows, 64, device)
+        self.executor = StepExecutor(decoder, kv, Sampler(max_rows, decoder.config.vocab_size, device), rows)
+        self.scheduler = Scheduler(
+            num_pages=num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            max_queue=1000,
+            prefix_cache=prefix_cache,
+        )
+        self.tickets = itertools.count()
+        self.plans: list[StepPlan] = []
+
+    def add(self, prompt: list[int], new_tokens: int, stop_ids: tuple[int, ...] = ()) -> Sequence:
+        """Enqueue a greedy request."""
+        sequence = Sequence(
+            tokens=list(prompt),
+            params=SamplingParams(temperature=0),
+            seed=0,
+            stop_ids=stop_ids,
+            max_total=len(prompt) + new_tokens,
+            rank=(0.0, next(self.tickets)),
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def run(self, depth: int = 0) -> None:
+        """Until nothing is left to do. `depth` 1 is lookahead: a step is planned before the last one's draws are known."""
+        flying = []
+        while True:
+            plan = self.scheduler.schedule()
+            if plan is not None:
+                self.plans.append(plan)
+                flying.append((plan, read_draws(self.executor.execute(plan), lambda row: None, plan)))
+            if len(flying) > depth or (plan is None and flying):
+                self.scheduler.commit(*flying.pop(0))
+            elif plan is None:
+                break
+            self.scheduler.check_integrity()
