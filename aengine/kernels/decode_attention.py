@@ -1,0 +1,338 @@
+"""Attention of one query token per sequence over its pages: bandwidth is all that counts.
+
+The grid is one worker per place on the device, whatever the batch. Every worker reads the sequence lengths, lays all
+sequences' blocks of keys end to end, and takes an equal share of that line: the end of one sequence, some whole ones, the start
+of another. So the work is even for any mix of lengths, a captured graph replays at any context, and a sequence is split only
+where the share's borders fall. The KV heads are a second axis of the grid: neighbours read the same pages at the same time.
+
+A sequence that lies in one share is written at once. Of a split one, each worker stores its part, and the last to arrive adds the parts up in
+order (the sum does not depend on who was last).
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.launch import launch_for, power_of_two
+
+LOG2_E = math.log2(math.e)
+MERGED_ELEMENTS = 8192  # of the parts that are added up at a time: what fits into registers
+
+
+@triton.jit
+def span_blocks(seq_len, start, window, BLOCK: tl.constexpr, WINDOWED: tl.constexpr):
+    """The blocks that hold the positions a query at seq_len - 1 sees: (first, count). An empty sequence counts one block."""
+    low = start
+    if WINDOWED:
+        low = tl.maximum(seq_len - window, low)
+    first = low // BLOCK
+    return first, tl.maximum(tl.cdiv(seq_len, BLOCK) - first, 1)
+
+
+@triton.jit
+def softmax_step(scores, best, total, acc):
+    """One block into a running softmax in base 2; rows that have seen nothing stay at -inf and 0."""
+    new_best = tl.maximum(best, tl.max(scores, axis=1))
+    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+    shrink = tl.math.exp2(best - safe)
+    weights = tl.math.exp2(scores - safe[:, None])
+    return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride", "window", "workers"])
+def _decode_kernel(
+    q_ptr,  # [rows, KV_HEADS * GROUP, DIM]
+    k_ptr,  # [pages, PAGE, KV_HEADS, DIM]
+    v_ptr,
+    out_ptr,  # [rows, KV_HEADS * GROUP, DIM]
+    page_table_ptr,  # [rows, ...] int32
+    seq_lens_ptr,  # [rows] int32
+    starts_ptr,  # [rows] int32, SHARED only: positions below were attended to already
+    shared_out_ptr,  # [rows, KV_HEADS * GROUP, DIM] float32, SHARED only: what they gave
+    shared_lse_ptr,  # [rows, KV_HEADS * GROUP] float32, SHARED only: log2 of their weight
+    part_ptr,  # [2 * workers, KV_HEADS, GROUP, DIM] float32
+    weight_ptr,  # [2 * workers, KV_HEADS, 2, GROUP] float32: maximum and total of each part
+    arrived_ptr,  # [workers, KV_HEADS] int32, zero between launches
+    rows,
+    table_stride,
+    q_stride,
+    window,
+    scale,
+    workers,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    GROUP_PAD: tl.constexpr,  # >= 16: the height of a matrix product
+    MERGE_GROUP: tl.constexpr,  # power of two >= GROUP
+    MERGE: tl.constexpr,  # parts added up at a time
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SHARED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    head = tl.program_id(0) % KV_HEADS
+    worker = tl.program_id(0) // KV_HEADS
+    if OVERLAP:
+        gdc_launch_dependents()
+
+    # This worker's share of the line: blocks [place, end).
+    all_rows = tl.arange(0, ROWS_PAD)
+    exists = all_rows < rows
+    lens = tl.load(seq_lens_ptr + all_rows, mask=exists, other=0)
+    starts = tl.zeros_like(lens)
+    if SHARED:
+        starts = tl.load(starts_ptr + all_rows, mask=exists, other=0)
+    firsts, counts = span_blocks(lens, starts, window, BLOCK, WINDOWED)
+    counts = tl.where(exists, counts, 0)
+    line = tl.sum(counts, axis=0)
+    share = tl.cdiv(line, workers)
+    place = worker * share
+    end = tl.minimum(place + share, line)
+    # The row that `place` falls into, and where that row begins.
+    before = tl.cumsum(counts, axis=0) <= place
+    row = tl.sum((before & exists).to(tl.int32), axis=0)
+    begin = tl.sum(tl.where(before, counts, 0), axis=0)
+    if OVERLAP:
+        gdc_wait()
+
+    group = tl.arange(0, GROUP_PAD)
+    columns = tl.arange(0, DIM)
+    tokens = tl.arange(0, BLOCK)
+    k_head = k_ptr + head * DIM + columns[None, :]
+    v_head = v_ptr + head * DIM + columns[None, :]
+    while place < end:
+        seq_len = tl.load(seq_lens_ptr + row)
+        start = 0
+        if SHARED:
+            start = tl.load(starts_ptr + row)
+        low = start
+        if WINDOWED:
+            low = tl.maximum(seq_len - window, low)
+        first, count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
+        from_block = place - begin
+        to_block = tl.minimum(count, end - begin)
+
+        q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
+        q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
+        best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP_PAD], tl.float32)
+        acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
+        table = page_table_ptr + row.to(tl.int64) * table_stride
+        positions = (first + from_block) * BLOCK + tokens
+        pages = tl.load(table + positions // PAGE, mask=positions < seq_len, other=0)
+        for step in tl.range(from_block, to_block, num_stages=STAGES):
+            visible = (positions >= low) & (positions < seq_len)
+            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None]
+            # One block ahead, so that the copies of K and V never wait for their addresses.
+            next_positions = positions + BLOCK
+            pages = tl.load(table + next_positions // PAGE, mask=next_positions < seq_len, other=0)
+            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
+            k = tl.load(k_head + offsets, mask=visible[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            scores = tl.where(visible[None, :], scores, float("-inf"))
+            best, total, acc, weights = softmax_step(scores, best, total, acc)
+            v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0)
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+            positions = next_positions
+
+        row_heads = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP
+        if (from_block == 0) & (to_block == count):
+            if SHARED:
+                best, total, acc = _with_shared(
+                    best, total, acc, shared_out_ptr, shared_lse_ptr, row_heads, start, GROUP, GROUP_PAD, DIM
+                )
+            safe_total = tl.where(total == 0.0, 1.0, total)
+            out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
+            tl.store(out, (acc / safe_total[:, None]).to(q.dtype), mask=(group < GROUP)[:, None])
+        else:
+            # Parts of one row sit in the workers' second slots, except the first part: a worker starts at most one row
+            # that it does not end (slot 1), and ends at most one that it did not start (slot 0).
+            slot = (2 * worker + (from_block == 0).to(tl.int32)) * KV_HEADS + head
+            part = part_ptr + (slot * GROUP + group)[:, None] * DIM + columns[None, :]
+            tl.store(part, acc, mask=(group < GROUP)[:, None])
+            tl.store(weight_ptr + slot * 2 * GROUP + group, best, mask=group < GROUP)
+            tl.store(weight_ptr + (slot * 2 + 1) * GROUP + group, total, mask=group < GROUP)
+            first_worker = begin // share
+            parts = (begin + count - 1) // share - first_worker + 1
+            arrived = arrived_ptr + first_worker * KV_HEADS + head
+            tl.debug_barrier()  # every thread's part is stored before one of them announces it
+            if tl.atomic_add(arrived, 1, sem="acq_rel") == parts - 1:
+                tl.debug_barrier()
+                tl.store(arrived, 0)
+                _merge_parts(
+                    out_ptr, part_ptr, weight_ptr, shared_out_ptr, shared_lse_ptr, first_worker, parts, head,
+                    row_heads, start, KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE, SHARED,
+                )  # fmt: skip
+        place = begin + to_block
+        row += 1
+        begin += count
+
+
+@triton.jit
+def _with_shared(
+    best, total, acc, out_ptr, lse_ptr, row_heads, start,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Fold in what the positions below `start` gave: a part of weight 2 ** lse whose values are divided by it."""
+    group = tl.arange(0, GROUP_PAD)
+    inside = (group < GROUP) & (start > 0)
+    lse = tl.load(lse_ptr + row_heads + group, mask=inside, other=float("-inf"))
+    values = tl.load(
+        out_ptr + (row_heads + group)[:, None] * DIM + tl.arange(0, DIM)[None, :], mask=inside[:, None], other=0.0
+    )
+    new_best = tl.maximum(best, lse)
+    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+    own = tl.math.exp2(best - safe)
+    other = tl.math.exp2(lse - safe)
+    return new_best, total * own + other, acc * own[:, None] + values * other[:, None]
+
+
+@triton.jit
+def _merge_parts(
+    out_ptr, part_ptr, weight_ptr, shared_out_ptr, shared_lse_ptr, first_worker, parts, head, row_heads, start,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, MERGE: tl.constexpr,
+    SHARED: tl.constexpr,
+):  # fmt: skip
+    group = tl.arange(0, MERGE_GROUP)
+    columns = tl.arange(0, DIM)
+    best = tl.full([MERGE_GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([MERGE_GROUP], tl.float32)
+    acc = tl.zeros([MERGE_GROUP, DIM], tl.float32)
+    for base in range(0, parts, MERGE):
+        index = base + tl.arange(0, MERGE)
+        slot = (2 * (first_worker + index) + (index == 0).to(tl.int32)) * KV_HEADS + head
+        inside = (index < parts)[:, None] & (group < GROUP)[None, :]
+        weights = weight_ptr + slot[:, None] * 2 * GROUP + group[None, :]
+        # Other processors wrote these: read past the first-level cache.
+        part_best = tl.load(weights, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        part_total = tl.load(weights + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            part_ptr + (slot[:, None] * GROUP + group[None, :])[:, :, None] * DIM + columns[None, None, :],
+            mask=inside[:, :, None], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        new_best = tl.maximum(best, tl.max(part_best, axis=0))
+        safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+        shrink = tl.math.exp2(best - safe)
+        grow = tl.math.exp2(part_best - safe[None, :])
+        total = total * shrink + tl.sum(part_total * grow, axis=0)
+        acc = acc * shrink[:, None] + tl.sum(values * grow[:, :, None], axis=0)
+        best = new_best
+    if SHARED:
+        best, total, acc = _with_shared(
+            best, total, acc, shared_out_ptr, shared_lse_ptr, row_heads, start, GROUP, MERGE_GROUP, DIM
+        )
+    safe_total = tl.where(total == 0.0, 1.0, total)
+    out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
+    tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """block: keys at a time; stages: depth of the copy pipeline; crowd: programs on each processor at once."""
+
+    block: int
+    stages: int
+    warps: int
+    crowd: int
+
+
+def decode_config(dim: int, element_size: int) -> DecodeConfig:
+    """Measured for 2-byte elements (bench/KERNELS.md); 4-byte ones only have to fit into shared memory."""
+    if element_size > 2:
+        return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
+    if dim > 128:
+        return DecodeConfig(block=32, stages=3, warps=4, crowd=2)
+    return DecodeConfig(block=64, stages=3, warps=4, crowd=2)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """What runs of pages that several rows share gave to each row: see `prefix_attention`.
+
+    starts [rows] int32: how many positions of the row were attended to (0: none); out [rows, heads, dim] float32; lse [rows, heads]
+    float32, base 2.
+    """
+
+    starts: Tensor
+    out: Tensor
+    lse: Tensor
+
+
+class PagedDecode:
+    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        window: int | None = None,
+        shared: SharedPart | None = None,
+        config: DecodeConfig | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table [rows, ...]
+        int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros.
+
+        Lengths are read on the device only. Raises ValueError where the layout is not this one.
+        """
+        rows, heads, dim = q.shape
+        page_size, kv_heads = k_cache.shape[1:3]
+        if dim & (dim - 1) or not 16 <= dim <= 256:
+            raise ValueError(f"head_dim must be a power of two from 16 to 256, got {dim}")
+        if not (k_cache.is_contiguous() and v_cache.is_contiguous() and q.stride(1) == dim and q.stride(2) == 1):
+            raise ValueError("q and the KV caches must be contiguous")
+        if out is None:
+            out = q.new_empty(rows, heads, dim)
+        if rows == 0:
+            return out
+        group = heads // kv_heads
+        config = config or decode_config(dim, q.element_size())
+        launch = launch_for(q.device)
+        workers = max(1, launch.processors * config.crowd // kv_heads)
+        parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
+        _decode_kernel[(workers * kv_heads,)](
+            q, k_cache, v_cache, out, page_table, seq_lens,
+            seq_lens if shared is None else shared.starts,
+            parts if shared is None else shared.out,
+            weights if shared is None else shared.lse,
+            parts, weights, arrived,
+            rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, workers,
+            KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
+            GROUP_PAD=max(16, power_of_two(group)), MERGE_GROUP=power_of_two(group),
+            MERGE=max(1, MERGED_ELEMENTS // (power_of_two(group) * dim)),
+            BLOCK=config.block, STAGES=config.stages, WINDOWED=window is not None, SHARED=shared is not None,
+            PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
+            num_warps=config.warps, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        return out
+
+    def _scratch_for(
+        self, device: torch.device, workers: int, kv_heads: int, group: int, dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        key = (workers, kv_heads, group, dim)
+        if key not in self._scratch:
+            self._scratch[key] = (
+                torch.empty(2 * workers, kv_heads, group, dim, dtype=torch.float32, device=device),
+                torch.empty(2 * workers, kv_heads, 2, group, dtype=torch.float32, device=device),
+                torch.zeros(workers, kv_heads, dtype=torch.int32, device=device),
+            )
+        return self._scratch[key]

@@ -1,0 +1,40 @@
+"""What a device offers to the kernels of this folder, and the rules under which they overlap.
+
+On Hopper and later every kernel here is launched as a dependent of the kernel before it: its programs may start while
+that one drains. Three rules keep this safe:
+
+- A program waits (`gdc_wait`) before it reads anything an earlier kernel of the chain wrote, before it writes anything,
+  and before it returns. So "the kernel before me is complete" implies "every kernel before that one is complete".
+- Before the wait only two things are read: weights, and the tensors of the batch (`seq_lens`, `page_table`, ...), which must have
+  been written before the last ordinary launch that precedes the layers (the embedding lookup is one).
+- A program releases its dependents as early as it likes; it costs nothing but the space they occupy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """processors: streaming multiprocessors of the device; overlap: whether it knows programmatic dependent launch."""
+
+    processors: int
+    overlap: bool
+
+
+@lru_cache
+def launch_for(device: torch.device) -> Launch:
+    """A CPU stands for Triton's interpreter: a handful of programs, so that small tests still split their work."""
+    if device.type != "cuda":
+        return Launch(processors=6, overlap=False)
+    properties = torch.cuda.get_device_properties(device)
+    return Launch(processors=properties.multi_processor_count, overlap=properties.major >= 9)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n (n >= 1)."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,387 @@
+"""Time the Triton kernels on a GPU: `python bench/kernels.py --out results.jsonl [--sweep] [linear decode step ...]`.
+
+Every figure is the time of one call among many in a CUDA graph, over inputs that rotate through more memory than the
+second-level cache holds. `floor` is the bytes the call must move over the read bandwidth of the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import itertools
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from aengine.kernels import decode_attention, launch, norms, rope, small_linear
+from aengine.kernels.decode_attention import DecodeConfig, PagedDecode
+from aengine.kernels.small_linear import LinearConfig, SmallLinear
+
+READ_TB_S = 4.54  # of an H200, measured
+DEVICE = torch.device("cuda", 0)
+LINEAR_SHAPES = {
+    "qkv": (6144, 4096, False),
+    "o": (4096, 4096, False),
+    "gate_up": (24576, 4096, False),
+    "gated": (12288, 4096, True),
+    "down": (4096, 12288, False),
+    "lm_head": (151936, 4096, False),
+}
+# What cuBLAS takes for one row, and FA3 for a decode: microseconds on an H200.
+CUBLAS = {"qkv": 15.4, "o": 12.6, "gate_up": 50.9, "down": 29.3, "lm_head": 301.0}
+FA3 = {
+    (1, 1024): 11.6, (1, 8192): 18.7, (1, 32768): 44.4, (1, 131072): 142.0, (8, 4096): 42.2, (64, 1024): 79.1,
+    (64, 4096): 260.0, (256, 768): 214.0, (256, 1024): 272.0, (512, 512): 285.0,
+}  # fmt: skip
+
+
+def graph_time(calls: list[Callable[[], object]], replays: int = 7) -> float:
+    """Median microseconds per call of a graph that makes all the calls in order."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:3]:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times)
+
+
+class Report:
+    """JSON lines into a file, one short line each to the terminal."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+
+    def add(self, kind: str, case: str, us: float, size: float, **more: Any) -> None:
+        floor = size / READ_TB_S / 1e6
+        row = {"kind": kind, "case": case, "us": round(us, 2), "tb_s": round(size / us / 1e6, 3), "floor_us": round(floor, 2), **more}
+        self.out.write(json.dumps(row) + "\n")
+        self.out.flush()
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
+# ---- linear
+
+
+def linear_cuts(n: int, k: int, gated: bool, rows: int) -> Iterator[LinearConfig]:
+    """Cuts worth trying: enough programs for the device, and few enough that each streams for a while."""
+    shapes = [
+        (16, 256, 4, 1, True), (16, 512, 3, 1, True), (16, 512, 4, 4, False), (32, 128, 6, 2, True), (32, 256, 4, 2, True),
+        (32, 256, 4, 4, False), (64, 64, 6, 4, True), (64, 128, 3, 4, True), (64, 128, 4, 4, True), (64, 128, 6, 4, True),
+        (64, 256, 3, 4, True), (64, 128, 4, 4, False), (128, 64, 4, 4, True), (128, 64, 6, 8, True), (128, 128, 3, 8, True),
+    ]  # fmt: skip
+    for block_n, block_k, stages, warps, first in shapes:
+        for splits in (1, 2, 4, 8):
+            programs = -(-n // block_n) * splits
+            if 200 <= programs <= 1600 or (splits == 1 and programs > 1600):
+                yield LinearConfig(block_n, block_k, splits, stages, warps, 256, first)
+    if rows == 1:
+        one = [(4, 1024, 3, 4), (4, 1024, 5, 4), (8, 512, 4, 4), (8, 512, 6, 4), (8, 1024, 3, 4), (16, 256, 4, 4), (16, 512, 4, 8), (2, 2048, 4, 4), (8, 512, 1, 4), (4, 1024, 1, 4)]  # fmt: skip
+        for block_n, block_k, stages, warps in one:
+            for splits in (1, 2, 4):
+                programs = -(-n // block_n) * splits
+                if (200 <= programs <= 1600 or (splits == 1 and programs > 1600)) and (k // splits) % block_k == 0:
+                    yield LinearConfig(block_n, block_k, splits, stages, warps, 256, True, True)
+
+
+def linear_time(name: str, rows: int, config: LinearConfig | None, weights: list[Tensor]) -> float:
+    n, k, gated = LINEAR_SHAPES[name]
+    linear = SmallLinear()
+    xs = [torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16) for _ in weights]
+    out = torch.empty(rows, n, device=DEVICE, dtype=torch.bfloat16)
+    calls = [lambda x=x, w=w: linear(x, w, gated=gated, config=config, out=out) for x, w in zip(xs, weights)]
+    return graph_time(calls * max(1, 24 // len(calls)))
+
+
+def linear_weights(name: str) -> list[Tensor]:
+    n, k, gated = LINEAR_SHAPES[name]
+    n *= 2 if gated else 1
+    copies = max(2, min(24, int(1.2e9 / (n * k * 2))))
+    return [torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
+
+
+def compile_linear(job: tuple[str, int, LinearConfig]) -> None:
+    name, rows, config = job
+    n, k, gated = LINEAR_SHAPES[name]
+    weight = torch.empty(n * (2 if gated else 1), k, device=DEVICE, dtype=torch.bfloat16)
+    try:
+        SmallLinear()(torch.empty(rows, k, device=DEVICE, dtype=torch.bfloat16), weight, gated=gated, config=config)
+    except Exception:  # noqa: BLE001 (does not fit: the sweep meets it again)
+        pass
+    del weight
+    torch.cuda.empty_cache()
+
+
+def bench_linear(report: Report, sweep: bool, rows_list: Iterable[int] = (1, 8, 16)) -> None:
+    rows_list = list(rows_list)
+    if sweep:
+        jobs = [(name, 1, cut) for name, (n, k, g) in LINEAR_SHAPES.items() for cut in linear_cuts(n, k, g, 1)]
+        precompile(compile_linear, jobs, report)
+    for name, (n, k, gated) in LINEAR_SHAPES.items():
+        weights = linear_weights(name)
+        size = weights[0].numel() * 2
+        for rows in rows_list:
+            if not gated:
+                xs = torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16)
+                us = graph_time([lambda w=w: F.linear(xs, w) for w in weights] * max(1, 24 // len(weights)))
+                report.add("linear", f"{name} m={rows}", us, size, variant="cublas")
+            results: list[tuple[float, LinearConfig | None]] = [(linear_time(name, rows, None, weights), None)]
+            if sweep:
+                for cut in linear_cuts(n, k, gated, rows):
+                    results += attempt(lambda cut=cut: linear_time(name, rows, cut, weights), cut)
+                best = sorted(results, key=lambda r: r[0])[:4]
+                more = [replace(cut, prefetch=p) for _, cut in best if cut for p in (0, 128, 512, 1024) if p <= k // cut.splits]
+                precompile(compile_linear, [(name, rows, cut) for cut in more], report)
+                for cut in more:
+                    results += attempt(lambda cut=cut: linear_time(name, rows, cut, weights), cut)
+            for us, cut in results:
+                report.add("linear", f"{name} m={rows}", us, size, variant=asdict(cut) if cut else "default")
+            results.sort(key=lambda r: r[0])
+            reference = CUBLAS.get(name, 0)
+            report.say(
+                f"linear {name:8} m={rows:3} floor {size / READ_TB_S / 1e6:6.1f} cublas(m=1) {reference:6.1f} "
+                f"best {results[0][0]:6.1f} us {size / results[0][0] / 1e6:.2f} TB/s {brief(results[0][1])}"
+            )
+        del weights
+        torch.cuda.empty_cache()
+
+
+# ---- decode attention
+
+
+@dataclass(frozen=True)
+class Heads:
+    heads: int = 32
+    kv_heads: int = 8
+    dim: int = 128
+
+
+DECODE_CONFIGS = [
+    DecodeConfig(64, 3, 4, 2), DecodeConfig(64, 3, 4, 3), DecodeConfig(64, 4, 4, 2), DecodeConfig(64, 5, 4, 1),
+    DecodeConfig(32, 3, 4, 4), DecodeConfig(32, 4, 4, 3), DecodeConfig(32, 4, 4, 4), DecodeConfig(32, 6, 4, 2), DecodeConfig(32, 4, 2, 4),
+    DecodeConfig(32, 5, 2, 3), DecodeConfig(32, 6, 2, 2), DecodeConfig(128, 3, 4, 1), DecodeConfig(128, 3, 8, 1),
+    DecodeConfig(64, 3, 8, 2), DecodeConfig(64, 4, 8, 2), DecodeConfig(64, 3, 2, 2), DecodeConfig(16, 6, 1, 6), DecodeConfig(16, 8, 1, 5),
+]  # fmt: skip
+
+
+class Pool:
+    """One layer's caches, and page tables that together walk through more memory than any cache holds."""
+
+    def __init__(self, pages: int, heads: Heads, page: int = 16) -> None:
+        self.page = page
+        shape = (pages, page, heads.kv_heads, heads.dim)
+        self.k = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+        self.v = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+        self.order = torch.randperm(pages - 1, device=DEVICE).to(torch.int32) + 1
+
+    def tables(self, rows: int, context: int, most: int = 16) -> list[Tensor]:
+        each = rows * -(-context // self.page)
+        sets = max(1, min(most, len(self.order) // each))
+        return [self.order[i * each : (i + 1) * each].view(rows, -1) for i in range(sets)]
+
+
+def decode_time(pool: Pool, heads: Heads, rows: int, context: int, config: DecodeConfig | None) -> float:
+    decode = PagedDecode()
+    q = torch.randn(rows, heads.heads, heads.dim, device=DEVICE, dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+    lens = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
+    tables = pool.tables(rows, context)
+    calls = [lambda t=t: decode(q, pool.k, pool.v, t, lens, 0.09, config=config, out=out) for t in tables]
+    return graph_time(calls * max(1, 16 // len(calls)))
+
+
+def compile_decode(job: tuple[Heads, int, DecodeConfig]) -> None:
+    heads, rows, config = job
+    pool = Pool(2048, heads)
+    try:
+        decode_time(pool, heads, rows, 32, config)
+    except Exception:  # noqa: BLE001 (does not fit: the sweep meets it again)
+        pass
+    torch.cuda.empty_cache()
+
+
+def bench_decode(report: Report, sweep: bool) -> None:
+    for heads in (Heads(), Heads(16, 8, 128)):
+        if sweep:
+            precompile(compile_decode, [(heads, rows, c) for rows in (1, 256, 512) for c in DECODE_CONFIGS], report)
+        pool = Pool(131072 + 1, heads)
+        for (rows, context), fa3 in {**FA3, (1, 100): 0.0, (16, 300): 0.0, (512, 100): 0.0}.items():
+            size = rows * context * heads.kv_heads * heads.dim * 4
+            results: list[tuple[float, DecodeConfig | None]] = [(decode_time(pool, heads, rows, context, None), None)]
+            for config in DECODE_CONFIGS if sweep else []:
+                results += attempt(lambda config=config: decode_time(pool, heads, rows, context, config), config)
+            for us, config in results:
+                report.add("decode", f"{heads.heads}/{heads.kv_heads} {rows}x{context}", us, size, variant=asdict(config) if config else "default")
+            results.sort(key=lambda r: r[0])
+            report.say(
+                f"decode {heads.heads}/{heads.kv_heads} {rows:3}x{context:<6} floor {size / READ_TB_S / 1e6:6.1f} FA3 {fa3 if heads.heads == 32 else 0:6.1f} best "
+                + "; ".join(f"{us:6.1f} {brief(config)}" for us, config in results[:4])
+            )
+        del pool
+        torch.cuda.empty_cache()
+
+
+# ---- a whole decode step, sampler aside
+
+
+def bench_step(report: Report, sweep: bool) -> None:
+    del sweep
+    layers, hidden, inter, vocab, heads = 36, 4096, 12288, 151936, Heads()
+    make = lambda *shape: torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16) * 0.02  # noqa: E731
+    shapes = {"qkv": (6144, hidden), "o": (hidden, hidden), "gate_up": (2 * inter, hidden), "down": (hidden, inter)}
+    weights = [{name: make(*shape) for name, shape in shapes.items()} for _ in range(layers)]
+    lm_head, norm, head_norm = make(vocab, hidden), make(hidden), make(heads.dim)
+    pool = Pool(65537, heads)
+    cos_sin = torch.randn(4096, heads.dim, device=DEVICE)
+    for rows, context in ((1, 384), (8, 1024), (16, 1024), (64, 1024), (256, 768)):
+        tables = pool.tables(rows, context)
+        lens = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
+        positions = torch.full((rows,), context - 1, device=DEVICE)
+        slots = torch.arange(rows, device=DEVICE)
+        size = sum(w.numel() for w in weights[0].values()) * 2 * layers + lm_head.numel() * 2 + layers * rows * context * 4096
+        for variant in ("gated", "separate", "cublas"):
+            small, decode = SmallLinear(), PagedDecode()
+
+            def linear(x: Tensor, weight: Tensor, gated: bool = False) -> Tensor:
+                if variant != "cublas" and small.supports(x, weight):
+                    return small(x, weight, gated=gated)
+                out = F.linear(x, weight)
+                return norms.silu_mul(out) if gated else out
+
+            def step() -> Tensor:
+                residual = x0
+                x = x0
+                for layer, w in enumerate(weights):
+                    normed, residual = norms.add_rms_norm(x, residual, norm, 1e-6)
+                    qkv = linear(normed, w["qkv"])
+                    q, _, _ = rope.qk_norm_rope_store(qkv, head_norm, head_norm, 1e-6, cos_sin, positions, pool.k, pool.v, slots, heads.heads)
+                    x = decode(q, pool.k, pool.v, tables[layer % len(tables)], lens, 0.09)
+                    x = linear(x.flatten(1), w["o"])
+                    normed, residual = norms.add_rms_norm(x, residual, norm, 1e-6)
+                    if variant == "gated":
+                        x = linear(normed, w["gate_up"], gated=True)
+                    else:
+                        x = norms.silu_mul(linear(normed, w["gate_up"]))
+                    x = linear(x, w["down"])
+                normed, _ = norms.add_rms_norm(x, residual, norm, 1e-6)
+                return linear(normed, lm_head)
+
+            x0 = torch.randn(rows, hidden, device=DEVICE, dtype=torch.bfloat16)
+            for overlap in (True, False):
+                with overlapping(overlap):
+                    us = graph_time([step])
+                report.add("step", f"{rows}x{context}", us, size, variant=variant, overlap=overlap)
+                report.say(f"step {rows:3}x{context:<5} {variant:9} overlap {overlap!s:5} floor {size / READ_TB_S / 1e6:7.0f} {us:7.0f} us {rows / us * 1e6:8.0f} tok/s")
+
+
+class overlapping:  # noqa: N801
+    """Within it, kernels are launched with or without programmatic dependent launch."""
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+    def __enter__(self) -> None:
+        real = launch.launch_for(DEVICE)
+        for module in (small_linear, decode_attention, norms, rope):
+            module.launch_for = lambda device: replace(real, overlap=self.on)  # type: ignore[attr-defined]
+
+    def __exit__(self, *exc: object) -> None:
+        for module in (small_linear, decode_attention, norms, rope):
+            module.launch_for = launch.launch_for  # type: ignore[attr-defined]
+
+
+def bench_small(report: Report, sweep: bool) -> None:
+    """The kernels between the matrix products."""
+    del sweep
+    for tokens in (1, 64, 256, 8192):
+        copies = 8 if tokens < 1000 else 2
+        xs = [torch.randn(tokens, 4096, device=DEVICE, dtype=torch.bfloat16) for _ in range(copies)]
+        gates = [torch.randn(tokens, 24576, device=DEVICE, dtype=torch.bfloat16) for _ in range(copies)]
+        qkvs = [torch.randn(tokens, 6144, device=DEVICE, dtype=torch.bfloat16) for _ in range(copies)]
+        weight, head_weight = torch.ones(2, 4096, device=DEVICE, dtype=torch.bfloat16)
+        pool = Pool(tokens // 16 + 2, Heads())
+        cos_sin = torch.randn(8192, 128, device=DEVICE)
+        positions = torch.arange(tokens, device=DEVICE)
+        cases = {
+            "add_rms_norm": ([lambda x=x: norms.add_rms_norm(x, xs[0], weight, 1e-6) for x in xs], tokens * 4096 * 8),
+            "silu_mul": ([lambda g=g: norms.silu_mul(g) for g in gates], tokens * 12288 * 6),
+            "qk_norm_rope_store": (
+                [lambda x=x: rope.qk_norm_rope_store(x, head_weight[:128], head_weight[:128], 1e-6, cos_sin, positions, pool.k, pool.v, positions, 32) for x in qkvs],
+                tokens * (6144 + 4096 + 3 * 1024) * 2,
+            ),
+        }  # fmt: skip
+        for name, (calls, size) in cases.items():
+            us = graph_time(calls * max(1, 16 // len(calls)))
+            report.add(name, f"{tokens} tokens", us, size)
+            report.say(f"{name:20} {tokens:5} tokens floor {size / READ_TB_S / 1e6:6.1f} {us:6.1f} us")
+
+
+# ---- plumbing
+
+
+def attempt(measure: Callable[[], float], config: Any) -> list[tuple[float, Any]]:
+    try:
+        return [(measure(), config)]
+    except Exception as error:  # noqa: BLE001 (too much shared memory, most of all)
+        print("failed", brief(config), repr(error)[:120], flush=True)
+        return []
+
+
+def brief(config: Any) -> str:
+    return "default" if config is None else "/".join(str(int(v)) for v in asdict(config).values())
+
+
+def precompile(function: Callable[[Any], None], jobs: list[Any], report: Report) -> None:
+    """Fill Triton's cache on disk from many processes: compiling is most of a sweep's time."""
+    started = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(14, mp_context=context) as pool:
+        list(pool.map(function, jobs, chunksize=4))
+    report.say(f"compiled {len(jobs)} variants in {time.monotonic() - started:.0f} s")
+
+
+BENCHES = {"linear": bench_linear, "decode": bench_decode, "step": bench_step, "small": bench_small}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", default=list(BENCHES), help=f"of {', '.join(BENCHES)}")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sweep", action="store_true", help="try many configurations")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    with arguments.out.open("a") as out:
+        for name in arguments.what:
+            started = time.monotonic()
+            BENCHES[name](Report(out), arguments.sweep)
+            print(f"-- {name}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.kernels.conftest import relative_error, tolerance
+
+from aengine.kernels.torch_kernels import TorchKernels
+
+norms = pytest.importorskip("aengine.kernels.norms")
+pytestmark = pytest.mark.gpu
+
+REFERENCE = TorchKernels()
+SHAPES = [pytest.param(3, 96, id="tiny"), pytest.param(1, 4096), pytest.param(257, 1000), pytest.param(33, 5120)]
+
+
+@pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
+def test_rms_norm_is_the_references(tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.randn(tokens, hidden, device=device).to(dtype) * 3
+    weight = torch.rand(hidden, device=device).to(dtype) + 0.5
+    out = norms.rms_norm(x, weight, 1e-6)
+    assert out.dtype == dtype
+    assert relative_error(out, REFERENCE.rms_norm(x, weight, 1e-6)) < tolerance(dtype)
+
+
+@pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
+def test_adding_the_residual_first_returns_the_sum_exactly(
+    tokens: int, hidden: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, residual = torch.randn(2, tokens, hidden, device=device).to(dtype)
+    weight = torch.rand(hidden, device=device).to(dtype) + 0.5
+    before = x.clone(), residual.clone()
+    out, total = norms.add_rms_norm(x, residual, weight, 1e-6)
+    expected, expected_total = REFERENCE.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, expected_total)
+    assert relative_error(out, expected) < tolerance(dtype)
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inter"), [pytest.param(3, 72, id="tiny"), pytest.param(1, 12288), pytest.param(130, 3000)]
+)
+def test_silu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
+    gate_up = torch.randn(tokens, 2 * inter, device=device).to(dtype) * 2
+    out = norms.silu_mul(gate_up)
+    assert relative_error(out, REFERENCE.silu_mul(gate_up)) < tolerance(dtype)
+
+
+def test_no_tokens_is_no_work_tiny(device: torch.device) -> None:
+    empty = torch.empty(0, 64, device=device)
+    assert norms.rms_norm(empty, torch.ones(64, device=device), 1e-6).shape == (0, 64)
+    assert norms.silu_mul(empty).shape == (0, 32)

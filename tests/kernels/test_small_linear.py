@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.kernels.conftest import relative_error, tolerance
+
+small_linear = pytest.importorskip("aengine.kernels.small_linear")
+pytestmark = pytest.mark.gpu
+
+LinearConfig = small_linear.LinearConfig
+CUTS = {
+    "plain": LinearConfig(block_n=16, block_k=32, splits=1, stages=2, warps=1, prefetch=32),
+    "split": LinearConfig(block_n=64, block_k=32, splits=4, stages=3, warps=4, prefetch=0),
+    "input-first": LinearConfig(block_n=32, block_k=64, splits=2, stages=2, warps=4, prefetch=16, weight_first=False),
+    "one-row": LinearConfig(block_n=8, block_k=64, splits=2, stages=2, warps=2, prefetch=64, one_row=True),
+}
+SHAPES = [
+    pytest.param(3, 72, 256, id="tiny"),
+    pytest.param(1, 130, 512, id="tiny-one"),
+    pytest.param(16, 1000, 1664),
+    pytest.param(8, 4096, 4096),
+]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_every_cut_gives_the_product(m: int, n: int, k: int, cut: str, dtype: torch.dtype, device: torch.device) -> None:
+    m = 1 if CUTS[cut].one_row else m
+    x, weight, bias = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n, k), (n,)))
+    linear = small_linear.SmallLinear()
+    out = torch.full((m, n), float("nan"), device=device).to(dtype)
+    linear(x, weight, bias, config=CUTS[cut], out=out)
+    assert relative_error(out, F.linear(x.double(), weight.double(), bias.double())) < tolerance(dtype)
+    assert torch.equal(out, linear(x, weight, bias, config=CUTS[cut]))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_a_gated_product_is_silu_of_one_half_times_the_other(
+    m: int, n: int, k: int, cut: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    m = 1 if CUTS[cut].one_row else m
+    x = torch.randn(m, k, device=device).to(dtype)
+    weight = (torch.randn(2 * n, k, device=device) * k**-0.5).to(dtype)
+    out = small_linear.SmallLinear()(x, weight, gated=True, config=CUTS[cut])
+    gate, up = F.linear(x.double(), weight.double()).to(dtype).double().chunk(2, dim=1)
+    assert relative_error(out, F.silu(gate).to(dtype).double() * up) < 2 * tolerance(dtype)
+
+
+@pytest.mark.parametrize("m", [1, 2, 16])
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [pytest.param(96, 160, id="tiny"), (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151936, 1024), (1000, 896)],
+)
+def test_the_chosen_cut_gives_the_product(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
+    x, weight = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n, k)))
+    out = small_linear.SmallLinear()(x, weight)
+    reference = F.linear(x.float(), weight.float())
+    assert relative_error(out, reference) < tolerance(dtype)
+
+
+def test_too_many_rows_and_foreign_layouts_are_not_its_job_tiny(device: torch.device) -> None:
+    linear = small_linear.SmallLinear()
+    weight = torch.zeros(32, 64, device=device)
+    assert linear.supports(torch.zeros(16, 64, device=device), weight)
+    assert not linear.supports(torch.zeros(17, 64, device=device), weight)
+    assert not linear.supports(torch.zeros(0, 64, device=device), weight)
+    assert not linear.supports(torch.zeros(1, 64, device=device), weight.t())
