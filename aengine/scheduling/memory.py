@@ -25,8 +25,15 @@ class SequenceMemory:
         """Pages that `tokens` tokens fill, the last one perhaps partly."""
         return -(-tokens // self.page_size)
 
+    @property
+    def available(self) -> int:
+        """Pages that are free or can be made free by evicting."""
+        return self.allocator.free + self.tree.evictable_pages
+
     def reserve(self, pages: int) -> bool:
         """Make at least that many pages free, evicting cached ones if need be; whether it worked."""
+        if pages > self.available:
+            return False  # the cache is not emptied in vain
         short = pages - self.allocator.free
         while short > 0 and self.tree.evict(short):
             short = pages - self.allocator.free
@@ -37,6 +44,8 @@ class SequenceMemory:
 
         At least the last token is left to compute. `headroom` pages must stay available beyond that.
         """
+        if self.available <= headroom:
+            return False  # at least one fresh page is needed; spares looking up the prefix in every step
         known = len(sequence.tokens)
         needed = self.pages_for(known)
         cached: list[int] = []
@@ -45,10 +54,11 @@ class SequenceMemory:
             cached = match.pages
             self.tree.lock(match.node)  # before anything is evicted
             sequence.node = match.node
-        if not self.reserve(needed - len(cached) + headroom):
+        missing = needed - len(cached)
+        if missing + headroom > self.available or not self.reserve(missing):
             self._unlock(sequence)
             return False
-        fresh = self.allocator.take(needed - len(cached))
+        fresh = self.allocator.take(missing)
         sequence.pages = cached + fresh
         sequence.private = set(fresh)
         sequence.launched = sequence.computed = len(cached) * self.page_size
@@ -88,9 +98,7 @@ class SequenceMemory:
         covered = sequence.node.depth if sequence.node is not None else 0
         if full <= covered:
             return
-        node, taken = self.tree.insert(
-            sequence.tokens[: full * self.page_size], sequence.pages[:full], sequence.salt, sequence.node
-        )
+        node, taken = self.tree.insert(sequence.tokens, sequence.pages[:full], sequence.salt, sequence.node)
         self.tree.lock(node)
         self._unlock(sequence)
         sequence.node = node
@@ -99,10 +107,20 @@ class SequenceMemory:
             page for page, gone in zip(sequence.pages[covered:full], taken[covered:], strict=True) if gone
         )
 
+    def returnable(self, sequence: Sequence) -> int:
+        """Pages that become available when the sequence gives everything back: those that it alone holds."""
+        pages = sum(1 for page in sequence.private if self.allocator.references(page) == 1)
+        node = sequence.node
+        while node is not None and node.locks == 1:
+            pages += len(node.pages)
+            node = node.parent
+        return pages
+
     def release(self, sequence: Sequence) -> None:
         """Give everything back: what is computed stays in the tree as cache, the rest becomes free."""
-        # The newest token's KV was never written, so `computed` is short of it by construction.
-        self.publish(sequence, min(sequence.computed, len(sequence.tokens) - 1))
+        # The newest token's KV was never written, and `computed` does not count it. It counts more than the tokens
+        # only where a stop string cut them.
+        self.publish(sequence, min(sequence.computed, len(sequence.tokens)))
         for page in sequence.private:
             self.allocator.release(page)
         self._unlock(sequence)

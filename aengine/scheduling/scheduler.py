@@ -8,52 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from aengine.errors import ContextLengthError, QueueFullError
+from aengine.scheduling.counters import Counters
+from aengine.scheduling.flight import Flight
+from aengine.scheduling.integrity import check_flights, check_idle, check_pages, check_rows
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update
 from aengine.types import NewRow, PrefillChunk, StepPlan, StepResult
 
-
-@dataclass(slots=True)
-class _Flight:
-    """A launched step and the sequences that it carries, in the plan's order."""
-
-    plan: StepPlan
-    decode: list[Sequence] = field(default_factory=list)
-    prefill: list[tuple[Sequence, PrefillChunk, list[Sequence]]] = field(default_factory=list)  # with its forks
-
-    def draws(self) -> list[Sequence]:
-        """The sequences that draw, in the order of the results."""
-        drawing = list(self.decode)
-        for sequence, chunk, forks in self.prefill:
-            if chunk.samples:
-                drawing.append(sequence)
-                drawing.extend(forks)
-        return drawing
-
-    def carried(self) -> list[Sequence]:
-        """Every sequence whose row or pages the step names."""
-        named = list(self.decode)
-        for sequence, _, forks in self.prefill:
-            named.append(sequence)
-            named.extend(forks)
-        return named
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since start."""
-
-    steps: int = 0
-    ended: int = 0  # sequences
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
+MAX_ADMISSIONS = 64  # sequences that enter in one step, and
+MAX_LOOKED_UP = 131_072  # tokens looked up in the cache for them: a burst must not delay the steps of those who run
 
 
 class Scheduler:
@@ -61,6 +27,8 @@ class Scheduler:
 
     Rank orders everything: who is admitted first, whose prefill goes first, who gets pages first. When
     pages run out the cache is evicted, then the running sequence of the largest rank is preempted.
+
+    `max_step_tokens` must not be below `max_rows` (`ValueError`): decoding alone would fill every step.
     """
 
     def __init__(
@@ -73,6 +41,8 @@ class Scheduler:
         max_queue: int,
         prefix_cache: bool = True,
     ) -> None:
+        if max_rows < 1 or max_step_tokens < max_rows:
+            raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
         self.memory = SequenceMemory(num_pages, page_size, prefix_cache)
         self.counters = Counters()
         self.max_rows = max_rows
@@ -83,8 +53,8 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # RUNNING only, by rank
         self._leaving = 0  # rows whose sequence is PREEMPTED or FINISHED and still in flight
-        self._promised = 0  # private pages that the leaving will give back
-        self._flights: deque[_Flight] = deque()
+        self._promised = 0  # pages that the leaving will give back
+        self._flights: deque[Flight] = deque()
         self._next_step = 0
 
     # ---- what the engine sees -----------------------------------------------------------------------------
@@ -129,7 +99,7 @@ class Scheduler:
         plan = StepPlan(
             step=self._next_step, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[], max_context=0
         )
-        flight = _Flight(plan)
+        flight = Flight(plan)
         self._plan_decode(plan, flight)
         self._plan_prefill(plan, flight)
         if not plan.decode and not plan.prefill:
@@ -140,28 +110,31 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Take over a finished step's draws: the oldest one in flight, which must be `plan`."""
+        if not self._flights or self._flights[0].plan is not plan:
+            raise RuntimeError(f"step {plan.step} is not the oldest in flight")
         flight = self._flights.popleft()
-        if flight.plan is not plan:
-            raise RuntimeError(f"step {plan.step} was committed while step {flight.plan.step} is the oldest in flight")
         self.counters.steps += 1
         self.counters.computed_tokens += plan.num_tokens
         for sequence in flight.decode:
             if sequence.phase is not Phase.FINISHED:
                 sequence.computed += 1
         for sequence, chunk, forks in flight.prefill:
-            if sequence.phase is not Phase.FINISHED:
-                sequence.computed = chunk.start + len(chunk.token_ids)
+            for holder in (sequence, *forks):
+                if holder.phase is not Phase.FINISHED:
+                    holder.computed = chunk.start + len(chunk.token_ids)
+        updates = self._commit_draws(flight, result)
+        for sequence, _, forks in flight.prefill:  # after the draws, which tell whose numbers are not finite
             for holder in (sequence, *forks):
                 if holder.phase is Phase.RUNNING:
                     self.memory.publish(holder, holder.computed)
-        updates = self._commit_draws(flight, result)
         for sequence in flight.carried():
             self._land(sequence)
         return updates
 
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
         """End a sequence after its first `n_tokens` output tokens (a stop string matched there)."""
-        del sequence.tokens[sequence.prompt_len + n_tokens :]
+        # A new list: the old one may stand in a plan that the device has yet to read.
+        sequence.tokens = sequence.tokens[: sequence.prompt_len + n_tokens]
         self._end(sequence)
 
     def abort(self, sequence: Sequence) -> None:
@@ -171,11 +144,11 @@ class Scheduler:
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """Give up a step and its successors in flight, none of which may still be running on the device.
 
-        The sequences of `plan` itself end and are returned; those that only its successors carried go
-        back to the queue. Nothing of the failed step enters the tree.
+        The sequences of `plan` itself end and are returned, with siblings that wait for their prefill; those
+        that only its successors carried go back to the queue. Nothing of the failed step enters the tree.
         """
         failed: list[Sequence] = []
-        kept: deque[_Flight] = deque()
+        kept: deque[Flight] = deque()
         for flight in self._flights:
             if flight.plan.step < plan.step:
                 kept.append(flight)
@@ -184,36 +157,27 @@ class Scheduler:
                 sequence.pending -= 1
             for sequence in flight.carried():
                 if flight.plan is plan:
-                    sequence.tainted = True
-                    if sequence.phase is not Phase.FINISHED:
-                        failed.append(sequence)
-                        self._end(sequence)
+                    failed += self._fail(sequence)
                 elif sequence.phase is Phase.RUNNING:
-                    self._preempt(sequence)
+                    self._leave(sequence, Phase.PREEMPTED)
                 self._land(sequence)
         self._flights = kept
         return failed
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows, pages and reference counts add up. For tests and idle checks."""
-        self.memory.tree.check_integrity()
-        rows = [sequence.row for sequence in self._running]
-        if len(set(rows)) != len(rows) or set(rows) & set(self._free_rows):
-            raise AssertionError(f"rows {rows} are shared or free")
-        if len(rows) + len(self._free_rows) + self._leaving != self.max_rows:
-            raise AssertionError(f"{len(rows)} running + {len(self._free_rows)} free + {self._leaving} leaving rows")
+        leaving = {sequence for flight in self._flights for sequence in flight.carried()}.difference(self._running)
+        check_rows(self._running, leaving, self._free_rows, self.max_rows)
+        check_flights(self._running, leaving, self._flights)
+        check_pages(self.memory, {*self._running, *leaving})
+        if len(leaving) != self._leaving or sum(sequence.promised for sequence in leaving) != self._promised:
+            raise AssertionError(f"{self._leaving} sequences leave and {self._promised} pages are promised, not so")
         if self.idle:
-            free, cached = self.memory.allocator.free, self.memory.tree.cached_pages
-            if free + cached != self.memory.usable_pages:
-                raise AssertionError(f"{free} free + {cached} cached pages of {self.memory.usable_pages} at idle")
-            if self.memory.tree.evictable_pages != cached:
-                raise AssertionError("a cached page is still locked at idle")
-            if self._promised:
-                raise AssertionError(f"{self._promised} pages are still promised at idle")
+            check_idle(self.memory)
 
     # ---- planning -----------------------------------------------------------------------------------------
 
-    def _plan_decode(self, plan: StepPlan, flight: _Flight) -> None:
+    def _plan_decode(self, plan: StepPlan, flight: Flight) -> None:
         stalled = 0  # sequences that wait for promised pages
         page_size = self._page_size
         index = 0
@@ -248,17 +212,22 @@ class Scheduler:
                 return False
         return True
 
-    def _plan_prefill(self, plan: StepPlan, flight: _Flight) -> None:
+    def _plan_prefill(self, plan: StepPlan, flight: Flight) -> None:
         budget = self._max_step_tokens - len(plan.decode)
         for sequence in self._running:
             if budget <= 0:
                 return
             if not sequence.decoding:
                 budget -= self._plan_chunk(sequence, budget, plan, flight)
+        admitted = looked_up = 0
         while budget > 0 and self._free_rows and (head := self._waiting.head()) is not None:
+            if admitted == MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
+                return
             if not self.memory.admit(head, headroom=len(self._running)):
                 return  # first come, first served: nobody overtakes the head
             self._waiting.pop()
+            admitted += 1
+            looked_up += len(head.tokens)
             self._enter(head, plan)
             budget -= self._plan_chunk(head, budget, plan, flight)
 
@@ -291,7 +260,7 @@ class Scheduler:
             place -= 1
         self._running.insert(place, sequence)
 
-    def _plan_chunk(self, sequence: Sequence, budget: int, plan: StepPlan, flight: _Flight) -> int:
+    def _plan_chunk(self, sequence: Sequence, budget: int, plan: StepPlan, flight: Flight) -> int:
         """Add the next chunk of a prefill; returns its tokens."""
         start = sequence.launched
         end = min(len(sequence.tokens), start + budget)
@@ -327,7 +296,7 @@ class Scheduler:
             copy = self.memory.fork(leader, sibling)
             if copy is not None:
                 plan.page_copies.append(copy)
-            sibling.launched = sibling.computed = leader.launched
+            sibling.launched, sibling.computed = leader.launched, leader.computed
             sibling.cached = leader.prompt_len  # computed once, counted once
             self._enter(sibling, plan)
             sibling.pending += 1
@@ -338,7 +307,7 @@ class Scheduler:
 
     # ---- leaving ------------------------------------------------------------------------------------------
 
-    def _commit_draws(self, flight: _Flight, result: StepResult) -> list[Update]:
+    def _commit_draws(self, flight: Flight, result: StepResult) -> list[Update]:
         updates: list[Update] = []
         logprobs = result.logprobs
         for place, sequence in enumerate(flight.draws()):
@@ -354,7 +323,7 @@ class Scheduler:
             sequence.tokens.append(token_id)
             self.counters.generated_tokens += 1
             update = Update(sequence, token_id, logprobs[place] if logprobs else None, None)
-            if token_id in sequence.stop_ids:
+            if token_id in sequence.stops:
                 update.finish_reason = "stop"
                 self._end(sequence)
             elif len(sequence.tokens) >= sequence.max_total:
@@ -368,7 +337,8 @@ class Scheduler:
         sequence.in_flight -= 1
         if sequence.in_flight == 0 and sequence.phase in (Phase.PREEMPTED, Phase.FINISHED) and sequence.row >= 0:
             self._leaving -= 1
-            self._promised -= len(sequence.private)
+            self._promised -= sequence.promised
+            sequence.promised = 0
             self._vacate(sequence)
 
     def _vacate(self, sequence: Sequence) -> None:
@@ -388,7 +358,8 @@ class Scheduler:
         sequence.phase = phase
         if sequence.in_flight:
             self._leaving += 1
-            self._promised += len(sequence.private)
+            sequence.promised = self.memory.returnable(sequence)
+            self._promised += sequence.promised
         else:
             self._vacate(sequence)
 
@@ -408,6 +379,22 @@ class Scheduler:
             case Phase.RUNNING:
                 self._leave(sequence, Phase.FINISHED)
         self.counters.ended += 1
+        heirs = [sibling for sibling in sequence.siblings if sibling.phase is Phase.WAITING]
+        sequence.siblings = []
+        if heirs:  # it ended before its prefill did: the next sibling does the prefill
+            heirs[0].siblings = heirs[1:]
+            self._waiting.push(heirs[0])
+
+    def _fail(self, sequence: Sequence) -> list[Sequence]:
+        """End a sequence whose step failed, and the siblings that wait for it; return those that had not ended."""
+        family = [sequence, *sequence.siblings]
+        sequence.siblings = []
+        failed = [member for member in family if member.phase is not Phase.FINISHED]
+        for member in family:
+            member.tainted = True
+        for member in failed:
+            self._end(member)
+        return failed
 
 
 def enqueue_all(scheduler: Scheduler, sequences: Seq[Sequence]) -> None:

@@ -50,10 +50,13 @@ class Sequence:
     in_flight: int = 0  # launched steps that name it and are not committed
     decoding: bool = False  # its last chunk is launched: from here on the row feeds what it drew
     cached: int | None = None  # prompt tokens found in the tree at first admission
+    promised: int = 0  # pages that come back once it has left, while it is leaving
     tainted: bool = False  # its step failed: nothing of it may enter the tree
+    stops: frozenset[int] = frozenset()  # `stop_ids`, for looking up
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
+        self.stops = frozenset(self.stop_ids)
 
     @property
     def output_len(self) -> int:

@@ -1,0 +1,34 @@
+"""A launched step on the scheduler's side, until it is committed or fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aengine.scheduling.sequence import Sequence
+from aengine.types import PrefillChunk, StepPlan
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan and the sequences that it carries, in the plan's order."""
+
+    plan: StepPlan
+    decode: list[Sequence] = field(default_factory=list)
+    prefill: list[tuple[Sequence, PrefillChunk, list[Sequence]]] = field(default_factory=list)  # with its forks
+
+    def draws(self) -> list[Sequence]:
+        """The sequences that draw, in the order of the results."""
+        drawing = list(self.decode)
+        for sequence, chunk, forks in self.prefill:
+            if chunk.samples:
+                drawing.append(sequence)
+                drawing.extend(forks)
+        return drawing
+
+    def carried(self) -> list[Sequence]:
+        """Every sequence whose row or pages the step names."""
+        named = list(self.decode)
+        for sequence, _, forks in self.prefill:
+            named.append(sequence)
+            named.extend(forks)
+        return named

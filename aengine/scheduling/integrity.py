@@ -1,0 +1,67 @@
+"""Whether the scheduler's books add up: rows, pages, references and promises. For tests and diagnosis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+
+from aengine.scheduling.flight import Flight
+from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.sequence import Phase, Sequence
+
+
+def check_rows(running: Seq[Sequence], leaving: Collection[Sequence], free_rows: Seq[int], max_rows: int) -> None:
+    """Every row is free or held by exactly one sequence; those that run stand in the order of their rank."""
+    rows = [*(sequence.row for sequence in running), *(sequence.row for sequence in leaving), *free_rows]
+    _require(sorted(rows) == list(range(max_rows)), f"rows are shared or lost: {rows}")
+    for sequence in running:
+        _require(sequence.phase is Phase.RUNNING, f"a {sequence.phase.value} sequence runs")
+    ranks = [(*sequence.rank, sequence.index) for sequence in running]
+    _require(ranks == sorted(ranks), "the running sequences are out of order")
+
+
+def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights: Collection[Flight]) -> None:
+    """Each sequence knows how many steps name it and how many of its draws are on their way."""
+    named = Counter(sequence for flight in flights for sequence in flight.carried())
+    drawing = Counter(sequence for flight in flights for sequence in flight.draws())
+    for sequence in {*running, *leaving, *named}:
+        _require(sequence.row >= 0, "a step in flight names a sequence without a row")
+        _require(sequence.in_flight == named[sequence], f"{named[sequence]} steps name it, not {sequence.in_flight}")
+        _require(sequence.pending == drawing[sequence], f"{drawing[sequence]} draws are out, not {sequence.pending}")
+    for sequence in running:
+        ahead = len(sequence.tokens) + sequence.pending - sequence.launched
+        _require(ahead == 1 if sequence.decoding else ahead > 0, f"{ahead} tokens are yet to go through the model")
+
+
+def check_pages(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
+    """Every reference on a page is some sequence's or the tree's, and pages hold what was computed."""
+    memory.allocator.check_integrity()
+    memory.tree.check_integrity()
+    references: Counter[int] = Counter()
+    for sequence in holders:
+        references.update(sequence.private)
+        _require(sequence.private <= set(sequence.pages), "a sequence owns pages that are not in its table")
+        _require(len(set(sequence.pages)) == len(sequence.pages), "a page stands twice in one table")
+        _require(sequence.computed <= sequence.launched, "more is computed than was launched")
+        _require(sequence.launched <= len(sequence.pages) * memory.page_size, "tokens without a page were launched")
+        covered = sequence.node.depth if sequence.node is not None else 0
+        for page in sequence.pages[covered:]:
+            _require(page in sequence.private, f"page {page} is neither owned nor locked")
+    total = sum(memory.allocator.references(page) for page in range(memory.usable_pages + 1))
+    held = sum(references.values()) + memory.tree.cached_pages
+    _require(total == held, f"{total} references on pages, {held} holders")
+    for page, count in references.items():
+        _require(memory.allocator.references(page) >= count, f"page {page} has fewer references than holders")
+
+
+def check_idle(memory: SequenceMemory) -> None:
+    """Nothing is left but the cache."""
+    free, cached = memory.allocator.free, memory.tree.cached_pages
+    _require(free + cached == memory.usable_pages, f"{free} free + {cached} cached pages of {memory.usable_pages}")
+    _require(memory.tree.evictable_pages == cached, "a cached page is still locked at idle")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(f"scheduler: {message}")

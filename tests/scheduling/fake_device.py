@@ -1,0 +1,270 @@
+"""A device without a model: it runs step plans to the letter and checks every page that they read or write.
+
+What a real device keeps as K and V of a token, this one keeps as the identity of the whole prefix that ends in that
+token. A forward pass gathers the row's pages and compares them with the prefix that the row should have, so a page
+that is stale, misaligned, shared by mistake, or not written yet is found by the step that reads it.
+
+The "model" is a hash: a draw depends on the full prefix and on the row's seed, and on nothing else.
+The upper half of a seed stands for the tenant (`cache_salt`): two tenants never have a prefix in common.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from aengine.cache.pages import PageAllocator
+from aengine.cache.radix import RadixTree
+from aengine.scheduling.scheduler import Scheduler
+from aengine.types import NewRow, PrefillChunk, StepPlan, StepResult
+
+_MASK = 2**64 - 1
+POISON = -1  # a slot that nobody wrote since its page was handed out
+BROKEN = -2  # a slot written by a row whose numbers are not finite, or by a step that failed
+
+
+def fold(state: int, token_id: int) -> int:
+    """The state of a prefix that grew by one token."""
+    return ((state ^ (token_id + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK
+
+
+def draw(state: int, seed: int, vocab: int) -> int:
+    """The token that follows a prefix."""
+    mixed = ((state ^ (seed * 0xBF58476D1CE4E5B9)) * 0x94D049BB133111EB) & _MASK
+    return (mixed >> 40) % vocab
+
+
+def naive_output(prompt: Iterable[int], seed: int, stop_ids: Collection[int], max_total: int, vocab: int) -> list[int]:
+    """What a request must get, whatever runs beside it: its tokens drawn one by one with nothing cached."""
+    state, total = fold(0, seed >> 32), 0
+    for token_id in prompt:
+        state, total = fold(state, token_id), total + 1
+    output: list[int] = []
+    while total < max_total:
+        output.append(draw(state, seed, vocab))
+        if output[-1] in stop_ids:
+            break
+        state, total = fold(state, output[-1]), total + 1
+    return output
+
+
+class Prefixes:
+    """Every prefix seen so far, as a small integer: equal numbers mean equal tokens from the first one on."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[int, int], int] = {}
+        self.states = [0]  # by prefix; number 0 is the empty one
+
+    def grow(self, prefix: int, token_id: int) -> int:
+        child = self._children.get((prefix, token_id))
+        if child is None:
+            child = self._children[prefix, token_id] = len(self.states)
+            self.states.append(fold(self.states[prefix], token_id))
+        return child
+
+    def path(self, tenant: int, token_ids: Iterable[int]) -> list[int]:
+        """The prefixes that end in each of the tokens."""
+        prefix, path = self.grow(0, tenant), []
+        for token_id in token_ids:
+            prefix = self.grow(prefix, token_id)
+            path.append(prefix)
+        return path
+
+
+@dataclass
+class Row:
+    """Device state of one running sequence."""
+
+    seed: int
+    pages: list[int]
+    length: int  # tokens whose K and V are in the pages
+    path: list[int]  # the prefix that ends in each known token; the last one drawn is known, though not yet fed
+    broken: bool = False  # its numbers are not finite; what it reads and draws means nothing
+
+
+@dataclass
+class Launch:
+    """A step on the device's queue. It names rows and pages until its result is fetched."""
+
+    plan: StepPlan
+    rows: set[int]
+    pages: dict[int, int]  # page -> how often it had been freed when the step was launched
+
+
+class WatchedAllocator(PageAllocator):
+    """Tells the device which pages become free."""
+
+    def __init__(self, num_pages: int, device: FakeDevice) -> None:
+        super().__init__(num_pages)
+        self._device = device
+
+    def release(self, page: int) -> None:
+        super().release(page)
+        if self.references(page) == 0:
+            self._device.page_freed(page)
+
+
+class FakeDevice:
+    """Steps run, and read their plans, as late as possible: at `result`. What is given back early is gone by then."""
+
+    def __init__(self, scheduler: Scheduler, num_pages: int, page_size: int, vocab: int = 50) -> None:
+        self.vocab = vocab
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.prefixes = Prefixes()
+        self.rows: dict[int, Row] = {}  # as of the last step that ran
+        self.slots = [POISON] * (num_pages * page_size)
+        self.times_freed = [0] * num_pages
+        self.queue: deque[Launch] = deque()
+        self.tokens = 0  # that went through the model
+        self.tables: dict[int, list[int]] = {}  # page tables and
+        self.lengths: dict[int, int] = {}  # lengths of rows, as of the last step launched
+        self.lost: set[int] = set()  # rows whose state nobody knows, because a step that named them failed
+        self.allocator = WatchedAllocator(num_pages, self)
+        scheduler.memory.allocator = self.allocator
+        scheduler.memory.tree = RadixTree(self.allocator, page_size)
+
+    # ---- the scheduler's side -----------------------------------------------------------------------------
+
+    def page_freed(self, page: int) -> None:
+        for launch in self.queue:
+            check(page not in launch.pages, f"page {page} is freed while step {launch.plan.step} in flight names it")
+        self.times_freed[page] += 1
+        self.slots[page * self.page_size : (page + 1) * self.page_size] = [POISON] * self.page_size
+
+    # ---- the runtime's side -------------------------------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> None:
+        """Put a step on the queue."""
+        forks = [row for chunk in plan.prefill for row in chunk.forks]
+        named = [*plan.decode, *(chunk.row for chunk in plan.prefill), *forks]
+        check(len(named) == len(set(named)), f"a row is named twice in {named}")
+        check(len(named) > 0, "an empty plan")
+        for new in plan.new_rows:
+            check(new.row in named, f"row {new.row} is new in a step that does not run it")
+            for launch in self.queue:
+                check(new.row not in launch.rows, f"row {new.row} is reused while step {launch.plan.step} names it")
+            self.tables[new.row] = list(new.pages)
+            self.lengths[new.row] = new.length
+            self.lost.discard(new.row)
+        check(not self.lost.intersection(named), f"rows {named} go on after a step of theirs failed: {self.lost}")
+        for row, index, page in plan.new_pages:
+            check(index == len(self.tables[row]), f"page {index} of row {row} follows {len(self.tables[row])} pages")
+            self.tables[row].append(page)
+        pages = {page for row in named for page in self.tables[row]}
+        check(0 not in pages, "page 0 was handed out")
+        for page in pages:
+            check(self.allocator.references(page) > 0, f"page {page} is named, but free")
+        for row in named:
+            check(len(set(self.tables[row])) == len(self.tables[row]), f"row {row} names a page twice")
+        for row in plan.decode:
+            self._check_writable(row, 1, holders=1)
+        for chunk in plan.prefill:
+            self._check_writable(chunk.row, len(chunk.token_ids), holders=1 + len(chunk.forks))
+        self.queue.append(Launch(plan, set(named), {page: self.times_freed[page] for page in pages}))
+
+    def result(self, plan: StepPlan, broken: Collection[int] = ()) -> StepResult:
+        """Run the oldest step in flight, which must be `plan`; `broken` rows get numbers that are not finite."""
+        launch = self.queue[0]
+        check(launch.plan is plan, "steps end in the order of their launches")
+        for page, freed in launch.pages.items():
+            check(self.times_freed[page] == freed, f"page {page} was freed before step {plan.step} ran")
+        for new in plan.new_rows:
+            self.rows[new.row] = self._row(new)
+        for row, index, page in plan.new_pages:
+            check(index == len(self.rows[row].pages), "a page table has a gap")
+            self.rows[row].pages.append(page)
+        drawn: list[tuple[int, int]] = []
+        longest = 0
+        for row in plan.decode:
+            state = self.rows[row]
+            check(len(state.path) == state.length + 1, f"row {row} has not drawn the token that it should feed")
+            self._forward(row, 1, row in broken)
+            drawn.append((row, self._draw(row)))
+            longest = max(longest, state.length)
+        for chunk in plan.prefill:
+            self._prefill(chunk, chunk.row in broken)
+            longest = max(longest, self.rows[chunk.row].length)
+            if chunk.samples:
+                for row in (chunk.row, *chunk.forks):
+                    self.rows[row].broken = self.rows[chunk.row].broken
+                    drawn.append((row, self._draw(row)))
+        check(plan.max_context == longest, f"max_context is {plan.max_context}, the longest context is {longest}")
+        check([row for row, _ in drawn] == plan.sampled_rows, "draws are out of order")
+        for source, destination in plan.page_copies:
+            size = self.page_size
+            self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
+        self.tokens += plan.num_tokens
+        self.queue.popleft()
+        finite = [not self.rows[row].broken for row, _ in drawn]
+        return StepResult(token_ids=[token_id for _, token_id in drawn], finite=finite, logprobs=None)
+
+    def fail(self, plan: StepPlan) -> None:
+        """The step failed somewhere on its way; it and its successors leave garbage and run no more."""
+        while self.queue and self.queue[-1].plan.step >= plan.step:
+            launch = self.queue.pop()
+            self.lost |= launch.rows
+        # What the steps wrote before they failed is anyone's guess: their slots stay poisoned.
+
+    def _check_writable(self, row: int, count: int, holders: int) -> None:
+        """The pages for a row's next `count` tokens are its own, but for siblings that fork in the same step."""
+        start, end = self.lengths[row], self.lengths[row] + count
+        pages = self.tables[row][start // self.page_size : -(-end // self.page_size)]
+        check(end <= len(self.tables[row]) * self.page_size, f"row {row} has no page for token {end - 1}")
+        for page in pages:
+            check(self.allocator.references(page) <= holders, f"row {row} writes page {page}, which others hold too")
+        self.lengths[row] = end
+
+    # ---- the forward pass ---------------------------------------------------------------------------------
+
+    def _row(self, new: NewRow) -> Row:
+        path = self.prefixes.path(new.seed >> 32, new.tokens)
+        check(new.length <= len(path) and new.prompt_len <= len(path), "a new row is longer than its tokens")
+        return Row(new.seed, list(new.pages), new.length, path)
+
+    def _prefill(self, chunk: PrefillChunk, broken: bool) -> None:
+        state = self.rows[chunk.row]
+        end = chunk.start + len(chunk.token_ids)
+        check(chunk.start == state.length, f"the chunk starts at {chunk.start}, the row is {state.length} long")
+        check(chunk.start < end <= len(state.path), "a chunk without tokens, or with tokens that nobody knows")
+        check(chunk.samples == (end == len(state.path)), "the last chunk draws, and only the last")
+        prefix = state.path[chunk.start - 1] if chunk.start else self.prefixes.grow(0, state.seed >> 32)
+        for place, token_id in enumerate(chunk.token_ids, chunk.start):
+            prefix = self.prefixes.grow(prefix, token_id)
+            check(prefix == state.path[place], f"token {place} of the chunk is not the row's")
+        self._forward(chunk.row, len(chunk.token_ids), broken)
+        for fork in chunk.forks:
+            sibling = self.rows[fork]
+            check(sibling.length == end and sibling.path == state.path, "a sibling differs from its leader")
+
+    def _forward(self, row: int, count: int, broken: bool) -> None:
+        """Write `count` tokens of a row, then attend to everything up to them."""
+        state, size = self.rows[row], self.page_size
+        state.broken = state.broken or broken
+        start, state.length = state.length, state.length + count
+        for place in range(start, state.length):
+            page = state.pages[place // size]
+            slot = page * size + place % size
+            check(self.slots[slot] == POISON, f"row {row} overwrites slot {place % size} of page {page}")
+            self.slots[slot] = BROKEN if state.broken else state.path[place]
+        if state.broken:
+            return
+        context: list[int] = []
+        for page in state.pages[: -(-state.length // size)]:
+            context += self.slots[page * size : (page + 1) * size]
+        for place, (found, wanted) in enumerate(zip(context, state.path[: state.length])):
+            check(found == wanted, f"row {row} reads a wrong token at position {place} of {state.length}: {found}")
+
+    def _draw(self, row: int) -> int:
+        """Draw from the row's logits; the token stays on the device as the next one to feed."""
+        state = self.rows[row]
+        token_id = draw(self.prefixes.states[state.path[-1]], state.seed, self.vocab)
+        state.path.append(self.prefixes.grow(state.path[-1], token_id))
+        return -7 if state.broken else token_id
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise `AssertionError` with the message unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)

@@ -1,0 +1,180 @@
+"""A scheduler with a fake device behind it, stepped as the engine's loop steps them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from fake_device import FakeDevice, naive_output
+
+from aengine.scheduling.scheduler import Scheduler, enqueue_all
+from aengine.scheduling.sequence import Sequence, Update
+from aengine.types import FinishReason, SamplingParams, StepPlan
+
+AGING = 30.0  # seconds of waiting that make up for one level of priority
+VOCAB = 50
+
+
+@dataclass
+class Got:
+    """What the client of one sequence was given so far."""
+
+    prompt: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def take(self, update: Update) -> None:
+        if self.finish_reason is not None:
+            raise AssertionError("something came after the last token")
+        if update.finite:
+            self.token_ids.append(update.token_id)
+        self.finish_reason = update.finish_reason
+
+
+class Stepper:
+    """Requests in, tokens out. `lookahead` is the number of steps launched before the oldest one is read."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 1000,
+        page_size: int = 16,
+        max_rows: int = 8,
+        max_step_tokens: int = 512,
+        max_queue: int = 1000,
+        prefix_cache: bool = True,
+        lookahead: int = 1,
+        vocab: int = VOCAB,
+    ) -> None:
+        self.scheduler = Scheduler(
+            num_pages=num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            max_step_tokens=max_step_tokens,
+            max_queue=max_queue,
+            prefix_cache=prefix_cache,
+        )
+        self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
+        self.max_step_tokens = max_step_tokens
+        self.lookahead = lookahead
+        self.in_flight: deque[StepPlan] = deque()
+        self.got: dict[Sequence, Got] = {}
+        self._tickets = itertools.count()
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        n: int = 1,
+        stop_ids: tuple[int, ...] = (),
+        seed: int = 0,
+        tenant: int = 0,
+        arrival: float = 0.0,
+        priority: int = 0,
+    ) -> list[Sequence]:
+        """Enqueue a request with n choices; returns their sequences."""
+        rank = (arrival + priority * AGING, next(self._tickets))
+        sequences = [
+            Sequence(
+                tokens=list(prompt),
+                params=SamplingParams(max_tokens=max_tokens, n=n),
+                seed=(tenant << 32) + seed * 1000 + index,
+                stop_ids=stop_ids,
+                max_total=len(prompt) + max_tokens,
+                rank=rank,
+                salt=f"tenant {tenant}" if tenant else None,
+                index=index,
+            )
+            for index in range(n)
+        ]
+        enqueue_all(self.scheduler, sequences)
+        self.got.update((sequence, Got(list(prompt))) for sequence in sequences)
+        return sequences
+
+    def add(self, prompt: list[int], max_tokens: int = 8, **options: object) -> Sequence:
+        """Enqueue a request with one choice."""
+        return self.request(prompt, max_tokens, **options)[0]  # type: ignore[arg-type]
+
+    def finish(self, sequence: Sequence, n_tokens: int) -> None:
+        """A stop string ended there."""
+        self.scheduler.finish(sequence, n_tokens)
+        got = self.got[sequence]
+        del got.token_ids[n_tokens:]
+        got.finish_reason = "stop"
+
+    def abort(self, sequence: Sequence) -> None:
+        self.scheduler.abort(sequence)
+        self.got[sequence].finish_reason = self.got[sequence].finish_reason or "abort"
+
+    # ---- steps --------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plan a step and launch it."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            if plan.num_tokens > self.max_step_tokens:
+                raise AssertionError(f"{plan.num_tokens} tokens in a step of at most {self.max_step_tokens}")
+            self.device.launch(plan)
+            self.in_flight.append(plan)
+        return plan
+
+    def commit(self, broken: Collection[int] = ()) -> list[Update]:
+        """Read the oldest step in flight; `broken` rows get numbers that are not finite."""
+        plan = self.in_flight.popleft()
+        updates = self.scheduler.commit(plan, self.device.result(plan, broken))
+        for update in updates:
+            self.got[update.sequence].take(update)
+        return updates
+
+    def fail(self, place: int = 0) -> list[Sequence]:
+        """A step in flight fails, and its successors are given up."""
+        plan = self.in_flight[place]
+        self.device.fail(plan)
+        while len(self.in_flight) > place:
+            self.in_flight.pop()
+        failed = self.scheduler.fail(plan)
+        for sequence in failed:
+            self.got[sequence].finish_reason = "error"
+        return failed
+
+    def step(self) -> StepPlan | None:
+        """One turn of the loop: launch the next step, then read the oldest if `lookahead` steps are ahead of it."""
+        plan = self.schedule()
+        if self.in_flight and (plan is None or len(self.in_flight) > self.lookahead):
+            self.commit()
+        return plan
+
+    def run(self, limit: int = 10_000) -> list[StepPlan]:
+        """Step until nothing is left to do, which must take fewer than `limit` turns; then check the pool."""
+        plans = []
+        while not self.scheduler.idle:
+            plan = self.step()
+            if plan is not None:
+                plans.append(plan)
+            limit -= 1
+            if limit < 0:
+                raise AssertionError("the scheduler goes round in circles")
+        self.scheduler.check_integrity()
+        return plans
+
+    # ---- what must be true --------------------------------------------------------------------------------
+
+    def expected(self, sequence: Sequence) -> list[int]:
+        """What the sequence draws if nothing stops it early."""
+        prompt = self.got[sequence].prompt
+        return naive_output(prompt, sequence.seed, sequence.stop_ids, sequence.max_total, self.device.vocab)
+
+    def check_output(self, sequence: Sequence) -> None:
+        """The client has exactly the naive output, or its beginning where something ended the sequence early."""
+        got, expected = self.got[sequence], self.expected(sequence)
+        if got.finish_reason in ("stop", "length") and len(got.token_ids) == len(expected):
+            wanted = "stop" if expected[-1] in sequence.stop_ids else "length"
+            if got.finish_reason != wanted and len(expected) == sequence.max_total - len(got.prompt):
+                pass  # a stop string may match in the very last token
+        if got.token_ids != expected[: len(got.token_ids)]:
+            raise AssertionError(f"got {got.token_ids}, expected {expected}")
