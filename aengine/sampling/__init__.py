@@ -1,0 +1,6 @@
+"""From logits to token ids: the batched sampler and its stages."""
+
+from aengine.sampling.logprobs import DrawLogprobs
+from aengine.sampling.sampler import Draws, Sampler
+
+__all__ = ["DrawLogprobs", "Draws", "Sampler"]

@@ -1,0 +1,84 @@
+"""The three ways to draw: the likeliest token, from everything, and from the likeliest few.
+
+Each is a pure function of tensors of fixed shapes (logits [rows, vocab] float32, everything per row [rows, 1]),
+treats every row by itself and reads nothing back, so each can be captured in a CUDA graph. Which one a row needs
+is known on the host.
+
+A draw is the argmax of logits + temperature * noise, which is that of logits / temperature + noise without the
+overflow that a tiny temperature would bring. A filter is a lowest logit to keep; all tokens as likely as the last
+one kept are kept too, so that the order of equals never matters.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aengine.sampling.noise import gumbel
+
+
+class Noise(NamedTuple):
+    """What fixes the noise of some rows: token codes [vocab], keys [rows, 1], all int32."""
+
+    codes: Tensor
+    key0: Tensor
+    key1: Tensor
+
+
+def draw_greedy(logits: Tensor) -> Tensor:
+    """The likeliest token, the lowest id among equals: [rows] int64."""
+    return logits.argmax(dim=-1)
+
+
+def draw_plain(logits: Tensor, noise: Noise, temperature: Tensor, log_min_p: Tensor | None) -> Tensor:
+    """Draw from the softmax of logits / temperature, cut at min_p of its maximum: [rows] int64.
+
+    log_min_p is -inf for rows without that cut, None if no row has it.
+    """
+    if log_min_p is not None:
+        logits = _keep(logits, logits.amax(dim=-1, keepdim=True) + temperature * log_min_p)
+    return gumbel(*noise).mul_(temperature).add_(logits).argmax(dim=-1)
+
+
+def draw_filtered(
+    logits: Tensor, noise: Noise, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, width: int
+) -> Tensor:
+    """Draw from the top_k likeliest tokens, of these the fewest that hold top_p of the probability, cut at min_p.
+
+    top_k int32, vocab where it is off; top_p above 1 where it is off. No row keeps more than its `width` likeliest
+    tokens (and their equals): the vocabulary, or the largest top_k if all rows have one. [rows] int64.
+    """
+    floor = lowest_kept(logits, temperature, top_k, top_p, log_min_p, width)
+    return gumbel(*noise).mul_(temperature).add_(_keep(logits, floor)).argmax(dim=-1)
+
+
+def lowest_kept(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, width: int
+) -> Tensor:
+    """The logit [rows, 1] float32 of the last token that passes all three filters of `draw_filtered`."""
+    largest = _largest(logits, width)  # [rows, width], descending
+    likeliest = largest[:, :1]
+    weights = ((largest - likeliest) / temperature).exp_()
+    # In float64, so that the order of summation, which depends on the device and on the batch, does not show.
+    running = weights.cumsum(dim=-1, dtype=torch.float64)
+    last_k = top_k.long() - 1
+    last_p = torch.searchsorted(running, top_p * running.gather(-1, last_k))  # the first to reach the share
+    last = torch.minimum(last_k, last_p)
+    return torch.maximum(largest.gather(-1, last), likeliest + temperature * log_min_p)
+
+
+def _keep(logits: Tensor, floor: Tensor) -> Tensor:
+    return logits.masked_fill(logits < floor, -torch.inf)
+
+
+def _largest(logits: Tensor, width: int) -> Tensor:
+    """The `width` largest values of each row, descending."""
+    if logits.device.type == "cpu":  # numpy's sort of floats is vectorised: 30 times as fast as torch's
+        ascending = np.sort(logits.numpy(), axis=-1)
+        return torch.from_numpy(ascending[:, : -width - 1 : -1].copy())
+    if width < logits.shape[-1]:
+        return logits.topk(width).values
+    return logits.sort(dim=-1, descending=True).values

@@ -1,0 +1,83 @@
+"""Which draws of a batch need which stage, as index tensors on the device.
+
+Decided on the host from the rows alone and kept while the same rows draw step after step, so that steady
+decoding sends nothing to the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aengine.sampling.parameters import (
+    BIAS,
+    FILTER,
+    LOGPROBS,
+    MIN_P,
+    MIN_TOKENS,
+    NOISE,
+    PENALTY,
+    RowParameters,
+)
+from aengine.sampling.upload import upload
+
+# The temporaries of a stage are a few tensors of this many cells at most: 32 MiB each in float32.
+_BLOCK_CELLS = 1 << 23
+
+
+@dataclass(slots=True)
+class Groups:
+    """Each Tensor holds indices into the batch's draws, int64; each list is one group cut into blocks of rows.
+
+    `None` as a block stands for the whole batch, which then needs no copy.
+    """
+
+    rows: list[int]
+    greedy: bool  # whether any draw is an argmax
+    plain: list[Tensor | None]
+    plain_min_p: bool  # whether any of these has a min_p
+    filtered: list[Tensor | None]
+    width: int  # the most candidates that a filtered draw keeps, ties aside
+    penalized: list[Tensor | None]
+    logprobs: list[Tensor | None]
+    top_logprobs: int  # the most that any draw asks for
+    biased: Tensor | None
+    min_tokens: Tensor | None
+
+
+def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device) -> Groups:
+    """Sort the draws of these rows into groups."""
+    needs = [parameters.needs[row] for row in rows]
+
+    def having(bit: int) -> list[int]:
+        return [i for i, need in enumerate(needs) if need & bit]
+
+    def on_device(draws: list[int]) -> Tensor | None:
+        return upload(np.array(draws, dtype=np.int64), device) if draws else None
+
+    def blocks(draws: list[int]) -> list[Tensor | None]:
+        size = max(1, _BLOCK_CELLS // vocab_size)
+        if len(draws) == len(rows) <= size:
+            return [None] if draws else []
+        index = on_device(draws)
+        return [] if index is None else [index[i : i + size] for i in range(0, len(draws), size)]
+
+    plain = [i for i, need in enumerate(needs) if need & NOISE and not need & FILTER]
+    filtered = having(FILTER)
+    logprobs = having(LOGPROBS)
+    return Groups(
+        rows=list(rows),
+        greedy=len(plain) + len(filtered) < len(rows),
+        plain=blocks(plain),
+        plain_min_p=any(needs[i] & MIN_P for i in plain),
+        filtered=blocks(filtered),
+        width=max((parameters.top_k[rows[i]] for i in filtered), default=0),
+        penalized=blocks(having(PENALTY)),
+        logprobs=blocks(logprobs),
+        top_logprobs=min(vocab_size, max((parameters.logprobs[rows[i]] for i in logprobs), default=0)),
+        biased=on_device(having(BIAS)),
+        min_tokens=on_device(having(MIN_TOKENS)),
+    )

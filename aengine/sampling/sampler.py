@@ -1,0 +1,132 @@
+"""The batched sampler: parameters live on the device per row, stages run only for the draws that need them.
+
+The order of the stages is logit_bias, repetition/presence/frequency penalties, masks (min_tokens), temperature,
+top_k, top_p, min_p, draw. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain
+from aengine.sampling.groups import Groups, group
+from aengine.sampling.logprobs import DrawLogprobs, raw_logprobs
+from aengine.sampling.noise import row_keys, token_codes
+from aengine.sampling.parameters import BIAS, MIN_TOKENS, PENALTY, RowParameters
+from aengine.sampling.penalties import TokenCounts, penalize
+from aengine.sampling.token_table import TokenTable
+from aengine.types import NewRow
+
+
+@dataclass(slots=True)
+class Draws:
+    """What one call to `Sampler.sample` drew, on the device."""
+
+    token_ids: Tensor  # [draws] int64; always a valid id, though without meaning where not finite
+    finite: Tensor  # [draws] bool; False: NaN or +inf among the row's logits, or nothing but -inf
+    logprobs: DrawLogprobs | None  # None when no row asked
+
+
+class Sampler:
+    """Draws a token for each of some rows. A draw depends on its row's parameters, logits, seed and position alone."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._parameters = RowParameters(max_rows, vocab_size, device)
+        self._bias = TokenTable(max_rows, vocab_size, device)
+        self._stops = TokenTable(max_rows, vocab_size, device)  # each with -inf
+        self._counts = TokenCounts(max_rows, vocab_size, device)
+        self._codes = token_codes(vocab_size, device)
+        self._groups: Groups | None = None  # of the last batch
+
+    def set_rows(self, rows: Sequence[NewRow]) -> None:
+        """Give rows to new owners. Must be ordered with `sample` as the steps are."""
+        if not rows:
+            return
+        self._groups = None
+        self._parameters.set_rows(rows)
+        needs = self._parameters.needs
+        self._bias.set_rows((new.row, new.params.logit_bias) for new in rows if needs[new.row] & BIAS)
+        self._stops.set_rows(
+            (new.row, dict.fromkeys(new.stop_ids, -torch.inf)) for new in rows if needs[new.row] & MIN_TOKENS
+        )
+        self._counts.set_rows([new for new in rows if needs[new.row] & PENALTY])
+
+    def sample(self, logits: Tensor, rows: list[int], row_index: Tensor, positions: Tensor) -> Draws:
+        """Draw a token for each row of logits, and count it where the row has penalties.
+
+        logits [draws, vocab] float32, contiguous, used up; rows and row_index [draws] int64 name the same rows, on
+        the host and on the device; positions [draws] int64: where in the sequence the drawn token will stand.
+        """
+        if self._groups is None or self._groups.rows != rows:
+            self._groups = group(rows, self._parameters, self._vocab_size, self._device)
+        groups = self._groups
+        finite = logits.amax(dim=-1).isfinite()  # a maximum is NaN if anything is
+        raw = [raw_logprobs(_take(logits, block), groups.top_logprobs) for block in groups.logprobs]
+        self._adjust(logits, groups, row_index, positions)
+        token_ids = self._draw(logits, groups, row_index, positions)
+        for block in groups.penalized:
+            self._counts.add(_take(row_index, block), _take(token_ids, block))
+        return Draws(token_ids, finite, _gather_logprobs(token_ids, groups, raw) if raw else None)
+
+    def _adjust(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> None:
+        """Bias, penalties and masks, in place."""
+        if groups.biased is not None:
+            self._bias.add_to(logits, groups.biased, _take(row_index, groups.biased))
+        for block in groups.penalized:
+            rows = _take(row_index, block)
+            _put(logits, block, penalize(_take(logits, block), *self._counts.pick(rows), self._parameters.pick(rows)))
+        if groups.min_tokens is not None:
+            rows = _take(row_index, groups.min_tokens)
+            too_early = _take(positions, groups.min_tokens)[:, None] < self._parameters.pick(rows).min_position
+            self._stops.add_to(logits, groups.min_tokens, rows, where=too_early)
+
+    def _draw(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> Tensor:
+        """The ids [draws] int64. Where only some rows are greedy, all get an argmax: cheaper than to sort them out."""
+        token_ids = draw_greedy(logits) if groups.greedy else torch.empty_like(row_index)
+        for block in groups.plain:
+            picked = self._parameters.pick(_take(row_index, block))
+            noise = self._noise(picked.seed_low, picked.seed_high, _take(positions, block))
+            log_min_p = picked.log_min_p if groups.plain_min_p else None
+            _put(token_ids, block, draw_plain(_take(logits, block), noise, picked.temperature, log_min_p))
+        for block in groups.filtered:
+            picked = self._parameters.pick(_take(row_index, block))
+            noise = self._noise(picked.seed_low, picked.seed_high, _take(positions, block))
+            filters = (picked.top_k, picked.top_p, picked.log_min_p, groups.width)
+            _put(token_ids, block, draw_filtered(_take(logits, block), noise, picked.temperature, *filters))
+        return token_ids
+
+    def _noise(self, seed_low: Tensor, seed_high: Tensor, positions: Tensor) -> Noise:
+        return Noise(self._codes, *row_keys(seed_low, seed_high, positions[:, None].int()))
+
+
+def _take(tensor: Tensor, block: Tensor | None) -> Tensor:
+    return tensor if block is None else tensor.index_select(0, block)
+
+
+def _put(into: Tensor, block: Tensor | None, values: Tensor) -> None:
+    if block is None:
+        into.copy_(values)
+    else:
+        into.index_copy_(0, block, values)
+
+
+def _gather_logprobs(token_ids: Tensor, groups: Groups, raw: list[tuple[Tensor, Tensor, Tensor]]) -> DrawLogprobs:
+    """Add the sampled tokens' to what was computed before the draw, in the order of the draws."""
+    draws, k = len(groups.rows), groups.top_logprobs
+    result = DrawLogprobs(
+        sampled=torch.zeros(draws, dtype=torch.float32, device=token_ids.device),
+        top_ids=torch.zeros((draws, k), dtype=torch.int64, device=token_ids.device),
+        top=torch.zeros((draws, k), dtype=torch.float32, device=token_ids.device),
+    )
+    for block, (logprobs, top_ids, top) in zip(groups.logprobs, raw):
+        sampled = logprobs.gather(1, _take(token_ids, block)[:, None]).squeeze(1)
+        _put(result.sampled, block, sampled)
+        _put(result.top_ids, block, top_ids)
+        _put(result.top, block, top)
+    return result

@@ -1,0 +1,21 @@
+"""Small arrays from the host to the device, without waiting for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def upload(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A tensor on the device with the array's contents; the array must not change afterwards.
+
+    The copy leaves from pinned memory. torch reuses that memory only after the copy is done.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
