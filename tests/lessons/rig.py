@@ -59,7 +59,7 @@ class Rig:
         return sequence
 
     def run(self, depth: int = 0) -> None:
-        """Until nothing is left to do. `depth` 1 is lookahead: a step is planned before the last one's draws are known."""
+        """Until nothing is left to do. `depth` 1 is lookahead: plan a step before the last draws are known."""
         flying = []
         while True:
             plan = self.scheduler.schedule()

@@ -1,4 +1,4 @@
-"""Lesson 2: the KV cache. Keys and values of old tokens never change, so they are kept and only the new token is computed.
+"""Lesson 2: the KV cache. Keys and values of old tokens never change: keep them, and compute only the new token.
 
 A prompt of p tokens and 20 drawn ones cost p + 19 tokens of work: the last drawn token is never fed.
 """
