@@ -76,7 +76,7 @@ def start_runtime(config: EngineConfig, folder: Path) -> Runtime:
         device,
         torch.backends.cpu.get_cpu_capability(),
         threads,
-        f"{sum(p.numel() for p in decoder.parameters()) / 1e6:.1f} M parameters",
+        f"{decoder.num_parameters / 1e6:.1f} M parameters",
         str(dtype).removeprefix("torch."),
         attention.name,
     )

@@ -14,17 +14,11 @@ from aengine.engine import Stream
 from aengine.runtime.runner import CpuStep
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.types import StepPlan, StepResult
+from tests.engine.conftest import idle
 
 pytestmark = pytest.mark.anyio
 
 ENDLESS = {"max_tokens": 1000, "temperature": 0, "ignore_eos": True}
-
-
-async def idle(engine: aengine.Engine) -> None:
-    """Wait until nothing runs; the test's own timeout bounds it."""
-    while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110 - the engine has no such event
-        await anyio.sleep(0.001)
-    engine.check_integrity()
 
 
 async def rest(stream: Stream) -> tuple[int, ...]:
