@@ -1,0 +1,130 @@
+"""Train the demo model: `python -m aengine.demo.trainer --out FOLDER`.
+
+Reproducible means: the same seed, steps and tokens give the same documents, tokenizer and order of batches on
+every machine. The weights are then the same up to the rounding of the machine's matrix kernels, and the
+examination's rates agree within about a point; a bit-identical file is not promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from aengine.demo import network as net
+from aengine.demo.chat_format import END_OF_TEXT, END_OF_TURN
+from aengine.demo.stream import Rows, make_stream
+from aengine.demo.tokenizer import save_tokenizer, train_tokenizer
+
+_WARM_UP = 200  # steps until the learning rate is at its peak
+
+
+def batches(parts: tuple[Rows, Rows], tokens: int, seed: int, device: torch.device) -> Iterator[Tensor]:
+    """Batches of about `tokens`, short and long rows in turn, reshuffled each time a part has been through."""
+    generator = np.random.default_rng(seed)
+
+    def endless(rows: Rows) -> Iterator[Tensor]:
+        data = torch.from_numpy(rows.astype(np.int32)).to(device)
+        size = max(1, min(tokens // (rows.shape[1] - 1), len(rows)))
+        while True:
+            order = torch.from_numpy(generator.permutation(len(rows))).to(device)
+            for start in range(0, len(rows) - size + 1, size):
+                yield data[order[start : start + size]].long()
+
+    for pair in zip(*(endless(rows) for rows in parts)):
+        yield from pair
+
+
+def optimizer_for(network: net.Network, rate: float) -> torch.optim.AdamW:
+    """AdamW; norms do not decay."""
+    matrices = [p for p in network.parameters() if p.ndim == 2]
+    vectors = [p for p in network.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    fused = next(network.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=fused)
+
+
+def learning_rate(done: float, step: int, peak: float) -> float:
+    """Warm up, then a half cosine down to a hundredth. `done` is the share of the training that is over."""
+    cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return peak * cosine * min(1.0, (step + 1) / _WARM_UP)
+
+
+def train(network: net.Network, stream: Iterator[Tensor], steps: int, minutes: float | None, peak: float) -> int:
+    """Run `steps`, or as many as the minutes allow. Returns the number of steps."""
+    device = next(network.parameters()).device
+    optimizer = optimizer_for(network, peak)
+    started, tokens, shown = time.monotonic(), 0, 0.0
+    total = torch.zeros((), device=device)
+    for step, batch in enumerate(stream):
+        seconds = time.monotonic() - started
+        done = step / steps if minutes is None else seconds / (60 * minutes)
+        if done >= 1:
+            return step
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(done, step, peak)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = network(batch[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        total = total * 0.98 + loss.detach() * 0.02 if step else loss.detach()
+        tokens += batch[:, 1:].numel()
+        if step % 20 == 0 and seconds - shown > 5:
+            shown = seconds
+            speed = tokens / seconds
+            print(f"step {step}, {done:.0%}, loss {total.item():.3f}, {speed / 1e3:.0f}k tokens/s", flush=True)
+    return steps
+
+
+def main() -> None:
+    """Parse the command line, make the stream, train and save."""
+    parser = argparse.ArgumentParser(prog="python -m aengine.demo.trainer", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model's files")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--steps", type=int, default=9000, help="length of the training")
+    parser.add_argument("--minutes", type=float, help="length of the training by the clock instead")
+    parser.add_argument(
+        "--stream-tokens", type=int, default=50_000_000, help="tokens to generate, in short and in long rows each"
+    )
+    parser.add_argument("--batch-tokens", type=int, default=32768, help="tokens in one step")
+    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that generate the stream")
+    options = parser.parse_args()
+    device = torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    started = time.monotonic()
+    tokenizer = train_tokenizer(options.seed)
+    save_tokenizer(tokenizer, options.out)
+    print(f"tokenizer: {tokenizer.get_vocab_size()} tokens, {time.monotonic() - started:.0f} s", flush=True)
+    parts = make_stream(options.out / "tokenizer.json", options.seed, options.stream_tokens, options.processes)
+    print(f"stream: {sum(p.size for p in parts) / 1e6:.0f} M tokens, {time.monotonic() - started:.0f} s", flush=True)
+
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    network = net.Network(net.Shape()).to(device)
+    parameters = sum(p.numel() for p in network.parameters())
+    print(f"{parameters / 1e6:.2f} M parameters on {device}", flush=True)
+    stream = batches(parts, options.batch_tokens, options.seed, device)
+    steps = train(network, stream, options.steps, options.minutes, options.rate)
+    ids = {"turn_end": tokenizer.token_to_id(END_OF_TURN), "text_end": tokenizer.token_to_id(END_OF_TEXT)}
+    net.save(network, options.out, **ids)
+    print(f"{steps} steps, {time.monotonic() - started:.0f} s in all, saved in {options.out}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
