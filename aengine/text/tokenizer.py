@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio import to_thread
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from aengine.errors import CheckpointError, InvalidRequestError
+from aengine.text.chat_template import ChatTemplates
+from aengine.text.markers import ControlTokens
 from aengine.text.pieces import PieceTable, rules_of
 from aengine.text.settings import TokenizerSettings, read_settings
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_TOKEN_ID = 2**24 - 1
-_ENCODE_THREADS = 2
+_THREADS = 4  # at once; a slow rendering may hold one for seconds
 
 
 class Tokenizer:
     """Never changes after `load`, so that any thread may use it at any time."""
 
-    def __init__(self, backend: Backend, settings: TokenizerSettings) -> None:
+    def __init__(self, backend: Backend, settings: TokenizerSettings, where: str) -> None:
         self._backend = backend
         self._settings = settings
-        self._threads = anyio.CapacityLimiter(_ENCODE_THREADS)
+        self._threads = anyio.CapacityLimiter(_THREADS)
         added = backend.get_added_tokens_decoder()
         tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
         tokens.update({token_id: token.content for token_id, token in added.items()})
@@ -35,6 +38,9 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         rules = rules_of(_decoder_of(backend))
         self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
+        control = ControlTokens(tokens[token_id] for token_id in self.special_ids)
+        self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
+        self._quoting_backend = _quoting(backend, control) if self._templates else backend
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
@@ -49,7 +55,7 @@ class Tokenizer:
         backend = _read_backend(path)
         try:
             _apply(backend, settings)
-            tokenizer = cls(backend, settings)
+            tokenizer = cls(backend, settings, str(folder))
             tokenizer.decode(tokenizer.encode_now("a b"))
         except InvalidRequestError as error:
             raise CheckpointError(f"{path} cannot be used: {error}") from error
@@ -83,7 +89,34 @@ class Tokenizer:
 
     async def encode(self, text: str) -> list[int]:
         """`encode_now`, in a thread where the text is long."""
-        return await self._encode_anywhere(self._backend, text, add_special_tokens=True)
+        if len(text) <= INLINE_CHARACTERS:
+            return self.encode_now(text)
+        return await self._in_thread(lambda: self.encode_now(text))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint can turn messages into a prompt."""
+        return bool(self._templates)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a chat, rendered by the checkpoint's template; nothing is added around it.
+
+        The template's own special tokens are control; special tokens written in messages, tools and arguments
+        are text. Raises `InvalidRequestError` or `CheckpointError` as `ChatTemplates.render` does.
+        """
+
+        def work() -> list[int]:
+            text, quoted = self._templates.render(messages, tools, template_kwargs, add_generation_prompt)
+            backend = self._quoting_backend if quoted else self._backend
+            return self._encode(backend, text, add_special_tokens=False)
+
+        return await self._in_thread(work)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary add nothing."""
@@ -106,13 +139,8 @@ class Tokenizer:
         token = self._settings.named_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    async def _encode_anywhere(self, backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) <= INLINE_CHARACTERS:
-            return self._encode(backend, text, add_special_tokens=add_special_tokens)
-
-        def work() -> list[int]:
-            return self._encode(backend, text, add_special_tokens=add_special_tokens)
-
+    async def _in_thread(self, work: Callable[[], list[int]]) -> list[int]:
+        # Whoever gives up need not wait for the thread; it keeps its place in the limiter until it is done.
         return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
     def _encode(self, backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -180,3 +208,31 @@ def _boundaries(backend: Backend, settings: TokenizerSettings) -> processors.Tem
             single.insert(at, f"{token}:0")
             tokens.append((token, token_id))
     return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=tokens)
+
+
+def _quoting(backend: Backend, control: ControlTokens) -> Backend:
+    """The same tokenizer, which reads `control`'s stand-ins as the characters they stand for.
+
+    The stand-ins are replaced after special tokens have been recognised, so what they begin stays text. The
+    model, with its vocabulary, is shared.
+    """
+    quoting = Backend(backend.model)
+    steps = [normalizers.Replace(stand_in, first) for first, stand_in in control.stand_ins.items()]
+    quoting.normalizer = normalizers.Sequence([*steps, *([backend.normalizer] if backend.normalizer else [])])
+    if backend.pre_tokenizer is not None:
+        quoting.pre_tokenizer = backend.pre_tokenizer
+    added = sorted(backend.get_added_tokens_decoder().items())
+    # Special tokens are recognised before normalization here, whatever their flag, for the reason above.
+    quoting.add_tokens([_unnormalized(token) if token.special else token for _, token in added])
+    return quoting
+
+
+def _unnormalized(token: AddedToken) -> AddedToken:
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=False,
+        special=True,
+    )

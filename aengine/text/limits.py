@@ -1,0 +1,141 @@
+"""How much a chat template may do: time, text made, and the size of any one value.
+
+A thread that renders cannot be killed, so everything a template does draws on a `Budget`, and what can take
+unbounded time or memory inside one C call is estimated before that call is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import ItemsView, Iterable, KeysView, Sequence, ValuesView
+
+MAX_INTEGER = 100_000  # for widths, counts and ranges; as many as jinja2's sandbox lets range() have
+_MAX_BITS = 65_536
+_ITEM = 8  # what one item of a container counts for, beside its content
+_TOTAL = 16  # how many values of the largest size may be made over all
+_VIEWS = (ItemsView, KeysView, ValuesView)
+_DIGITS = re.compile(r"\d+")
+
+# Their time or their result grows with the product of their operands.
+_PRODUCTS = frozenset(
+    {
+        "rfind",
+        "rindex",
+        "rsplit",
+        "rpartition",
+        "strip",
+        "lstrip",
+        "rstrip",
+        "trim",
+        "indent",
+        "center",
+        "expandtabs",
+        "translate",
+    }
+)
+
+
+class LimitError(Exception):
+    """A template asked for more time or memory than it may have."""
+
+
+class Budget:
+    """What one rendering may use. `size` bounds a single value, in characters and (eightfold) items."""
+
+    def __init__(self, seconds: float, size: int) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._largest = size
+        self._left = _TOTAL * size
+        self._sizes: dict[int, tuple[object, int]] = {}  # by id; holding the object keeps the id its own
+
+    def spend(self, amount: int) -> None:
+        """Take so much off what is left; also the moment when the clock is looked at."""
+        self._left -= amount
+        if self._left < 0:
+            raise LimitError("it makes too much text")
+        if time.monotonic() > self._deadline:
+            raise LimitError(f"it takes longer than {self._seconds:g} seconds")
+
+    def allow(self, size: int) -> None:
+        """Refuse to make a value of that size."""
+        if size > self._largest:
+            raise LimitError("it makes too large a value")
+
+    def take(self, value: object) -> None:
+        """Account for a value that was just made."""
+        size = self.measure(value)
+        self.allow(size)
+        # What a container holds was paid for when it was made.
+        self.spend(_ITEM * len(value) if isinstance(value, (list, tuple, dict)) else size)
+
+    def measure(self, value: object) -> int:
+        """The size of a value with everything in it, each part counted as often as writing it out would show it."""
+        if isinstance(value, (str, bytes)):
+            return len(value) + 1
+        if not isinstance(value, (list, tuple, dict, *_VIEWS)):
+            return 1
+        known = self._sizes.get(id(value))
+        if known is not None:
+            return known[1]
+        parts: Iterable[object] = itertools.chain.from_iterable(value.items()) if isinstance(value, dict) else value
+        size = 1 + sum(_ITEM + self.measure(part) for part in parts)
+        self._sizes[id(value)] = (value, size)
+        return size
+
+    def check_call(self, name: str, value: object, arguments: Sequence[object]) -> None:
+        """Refuse a method or filter of that name, on that value, if its result could be out of bounds."""
+        check_integers(arguments)
+        if name == "replace" and isinstance(value, str):
+            texts = [text for text in arguments if isinstance(text, str)]
+            longest = max(map(len, texts), default=0)
+            self.allow(len(value) + max((value.count(text) * longest for text in texts), default=0))
+        elif name == "join":
+            sized = [part for part in (value, *arguments) if isinstance(part, (str, list, tuple, dict, *_VIEWS))]
+            *_, shorter, longer = [0, 0, *sorted(map(len, sized))]
+            self.allow(sum(map(self.measure, sized)) + shorter * longer)
+        elif name in ("format", "format_map") and isinstance(value, str):
+            self.check_format(value, arguments)
+        elif name == "sum" and isinstance(value, (list, tuple)) and not all(isinstance(it, int) for it in arguments):
+            self.allow(len(value) * self.measure(value))
+        elif name in _PRODUCTS:
+            widths = [part if isinstance(part, int) else self.measure(part) for part in arguments]
+            self.allow(self.measure(value) * max([1, *widths]))
+
+    def check_format(self, template: str, arguments: Sequence[object]) -> None:
+        """Refuse a format string whose fields could be too many, too wide, or filled with too much."""
+        widths = [int(digits) if len(digits) < 7 else MAX_INTEGER + 1 for digits in _DIGITS.findall(template)]
+        check_integers(widths)
+        sizes = [part if isinstance(part, int) else self.measure(part) for part in arguments]
+        fields = template.count("%") + template.count("{")
+        self.allow(len(template) + fields * max([1, *widths, *sizes]))
+
+    def check_product(self, left: object, right: object) -> None:
+        """Refuse a multiplication that repeats a text or list too often, or makes absurd integers."""
+        for value, times in ((left, right), (right, left)):
+            if isinstance(value, (str, bytes, list, tuple)) and isinstance(times, int):
+                self.allow(self.measure(value) * times)
+        _check_bits(_bits(left) + _bits(right))
+
+    def check_power(self, base: object, exponent: object) -> None:
+        """Refuse a power with an absurd integer for its result."""
+        if isinstance(exponent, int):
+            _check_bits(_bits(base) * abs(exponent))
+
+
+def check_integers(values: Iterable[object]) -> None:
+    """Refuse widths, counts and repetitions that no template needs."""
+    for value in values:
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise LimitError(f"it passes a number above {MAX_INTEGER}")
+
+
+def _bits(value: object) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
+
+
+def _check_bits(bits: int) -> None:
+    if bits > _MAX_BITS:
+        raise LimitError("it computes with absurdly large integers")

@@ -1,0 +1,128 @@
+"""Telling a chat template's own control tokens from the same characters in somebody's message.
+
+Before rendering, a mark is put behind every character of the messages that could begin a special token
+("<" becomes "<" + mark). Marking is character by character, so it commutes with what templates do to text: a marked
+text splits, trims, joins and compares as the plain one does, provided that what is searched for is marked alike.
+After rendering, a mark that would begin a special token turns its character into a stand-in, which the
+tokenizer's normalizer turns back once special tokens have been recognised; all other marks are dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+
+_NONCHARACTERS = range(0xFDD0, 0xFDF0)  # code points that Unicode keeps for use inside a program
+_PRIVATE_USE = range(0xF0000, 0x100000)
+_STAND_INS = 0x100000  # and up: private use as well
+
+
+class ControlTokens:
+    """The texts of a tokenizer's special tokens, and how they can be written as plain text.
+
+    `stand_ins` maps their first characters to what takes those characters' place; nobody outside can guess it.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = sorted({text for text in texts if text})
+        firsts = sorted({text[0] for text in self.texts})
+        nonce = "".join(chr(secrets.choice(_NONCHARACTERS)) for _ in range(8))
+        self.stand_ins = {first: nonce + chr(_STAND_INS + index) for index, first in enumerate(firsts)}
+        # Letters and digits are everywhere, and templates trim blanks: those are marked only in front of a whole token.
+        patterns = [re.escape(first) for first in firsts if not _is_common(first)]
+        patterns += [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in self.texts if _is_common(text[0])]
+        self.candidates = re.compile("|".join(patterns) or "(?!)")
+        self.beginnings = functools.lru_cache(maxsize=4)(self._beginnings)
+
+    def marker_for(self, *values: object) -> Marker | None:
+        """A marker whose mark occurs in none of the JSON-like values; None where there is nothing to mark."""
+        used: set[str] = set()
+        found = False
+        for text in _strings(values):
+            found = found or self.candidates.search(text) is not None
+            if not text.isascii():
+                used.update(text)
+        if not found:
+            return None
+        return Marker(self, next(chr(code) for code in (*_NONCHARACTERS, *_PRIVATE_USE) if chr(code) not in used))
+
+    def _beginnings(self, mark: str) -> re.Pattern[str]:
+        """Finds a marked character with which a special token would begin, whatever else of it is marked."""
+        rests: dict[str, list[str]] = {}
+        for token in self.texts:
+            rest = "".join(f"{re.escape(character)}{mark}?" for character in token[1:])
+            rests.setdefault(token[0], []).append(rest)
+        return re.compile(
+            "|".join(f"{re.escape(first)}{mark}(?={'|'.join(either)})" for first, either in rests.items()) or "(?!)"
+        )
+
+
+class Marker:
+    """Marks the texts of one rendering with one character."""
+
+    def __init__(self, tokens: ControlTokens, mark: str) -> None:
+        self.mark = mark
+        self._tokens = tokens
+
+    def mark_text(self, value: object) -> object:
+        """A text marked, or the texts of a tuple; anything else, and what is marked already, as it is."""
+        if isinstance(value, tuple):
+            return tuple(map(self.mark_text, value))
+        if not isinstance(value, str) or self.mark in value:
+            return value
+        return self._tokens.candidates.sub(lambda match: match[0] + self.mark, value)
+
+    def mark_all(self, value: object) -> object:
+        """All texts in JSON-like data marked; keys only where they hold a whole special token."""
+        if isinstance(value, Mapping):
+            return {self._mark_key(key): self.mark_all(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.mark_all(item) for item in value]
+        return self.mark_text(value)
+
+    def alike(self, left: object, right: object) -> tuple[object, object]:
+        """Two values to be compared, with the plain one marked if the other is."""
+        if self._is_marked(left):
+            return left, self._mark_items(right)
+        if self._is_marked(right):
+            return self.mark_text(left), right
+        return left, right
+
+    def unmark(self, text: str) -> str:
+        """Drop the marks."""
+        return text.replace(self.mark, "")
+
+    def settle(self, text: str) -> tuple[str, bool]:
+        """A rendered text without marks, and whether there are stand-ins in it for what would begin special tokens."""
+        stand_ins = self._tokens.stand_ins
+        settled, count = self._tokens.beginnings(self.mark).subn(lambda match: stand_ins[match[0][0]], text)
+        return self.unmark(settled), count > 0
+
+    def _is_marked(self, value: object) -> bool:
+        if isinstance(value, (list, tuple)):
+            return any(isinstance(item, str) and self.mark in item for item in value)
+        return isinstance(value, str) and self.mark in value
+
+    def _mark_items(self, value: object) -> object:
+        return [self.mark_text(item) for item in value] if isinstance(value, list) else self.mark_text(value)
+
+    def _mark_key(self, key: str) -> object:
+        return self.mark_text(key) if any(token in key for token in self._tokens.texts) else key
+
+
+def _is_common(character: str) -> bool:
+    return character.isalnum() or character.isspace()
+
+
+def _strings(value: object) -> Iterator[str]:
+    """All texts in JSON-like data, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _strings(list(value))
+        yield from _strings(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _strings(item)
