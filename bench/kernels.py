@@ -14,6 +14,7 @@ import multiprocessing
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,8 +26,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from aengine.kernels import decode_attention, launch, norms, rope, small_linear
+from aengine.kernels import decode_attention, gumbel, launch, norms, prefix_attention, rope, small_linear
 from aengine.kernels.decode_attention import DecodeConfig, PagedDecode
+from aengine.kernels.prefix_attention import PrefixAttention, PrefixConfig, SharedRuns
 from aengine.kernels.small_linear import LinearConfig, SmallLinear
 
 READ_TB_S = 4.54  # of an H200, measured
@@ -308,11 +310,11 @@ class overlapping:  # noqa: N801
 
     def __enter__(self) -> None:
         real = launch.launch_for(DEVICE)
-        for module in (small_linear, decode_attention, norms, rope):
+        for module in (small_linear, decode_attention, prefix_attention, norms, rope, gumbel):
             module.launch_for = lambda device: replace(real, overlap=self.on)  # type: ignore[attr-defined]
 
     def __exit__(self, *exc: object) -> None:
-        for module in (small_linear, decode_attention, norms, rope):
+        for module in (small_linear, decode_attention, prefix_attention, norms, rope, gumbel):
             module.launch_for = launch.launch_for  # type: ignore[attr-defined]
 
 
@@ -342,6 +344,51 @@ def bench_small(report: Report, sweep: bool) -> None:
             report.say(f"{name:20} {tokens:5} tokens floor {size / READ_TB_S / 1e6:6.1f} {us:6.1f} us")
 
 
+def bench_draw(report: Report, sweep: bool) -> None:
+    """Greedy and Gumbel draws over a large vocabulary, against torch's argmax alone."""
+    del sweep
+    for rows in (1, 16, 64, 256, 512):
+        sets = [torch.randn(rows, 151936, device=DEVICE) for _ in range(2 if rows > 100 else 8)]
+        size = sets[0].numel() * 4
+        draw = gumbel.Draw(rows, DEVICE)
+        seeds, positions = torch.arange(rows, device=DEVICE, dtype=torch.int32), torch.arange(rows, device=DEVICE)
+        for name, value in (("greedy", 0.0), ("gumbel", 0.8)):
+            temperature = torch.full((rows,), value, device=DEVICE)
+            us = graph_time([lambda x=x, t=temperature: draw(x, t, seeds, seeds, positions) for x in sets] * 2)
+            report.add("draw", f"{name} {rows} rows", us, size)
+            report.say(f"draw {name} {rows:4} rows floor {size / READ_TB_S / 1e6:6.1f} {us:6.1f} us")
+        us = graph_time([lambda x=x: x.argmax(dim=1) for x in sets] * 2)
+        report.add("draw", f"torch argmax {rows} rows", us, size)
+        report.say(f"draw torch.argmax {rows:4} rows {us:6.1f} us")
+
+
+def bench_prefix(report: Report, sweep: bool) -> None:
+    """One run of pages shared by all rows, and 160 tokens of each row's own."""
+    heads = Heads()
+    pool = Pool(40001, heads)
+    configs = [None, PrefixConfig(64, 64, 3, 4, 2), PrefixConfig(128, 64, 3, 8, 1), PrefixConfig(64, 64, 4, 4, 1), PrefixConfig(128, 64, 2, 8, 1)]
+    for rows, shared in ((2, 4096), (16, 4096), (64, 4096), (256, 4096), (256, 1024)):
+        own, pages = 160, shared // 16
+        table = torch.cat((pool.order[:pages].expand(rows, pages), pool.order[pages : pages + rows * own // 16].view(rows, -1)), 1).contiguous()
+        ints = lambda *values: torch.tensor(values, dtype=torch.int32, device=DEVICE)  # noqa: E731
+        runs = SharedRuns(ints(*range(rows)), ints(0, *([rows] * 8)), ints(shared, *([0] * 7)), ints(*([shared] * rows)))
+        lens = ints(*([shared + own] * rows))
+        q = torch.randn(rows, heads.heads, heads.dim, device=DEVICE, dtype=torch.bfloat16)
+        decode, prefix = PagedDecode(), PrefixAttention()
+        alone = graph_time([lambda: decode(q, pool.k, pool.v, table, lens, 0.09)] * 8)
+        report.add("prefix", f"{rows}x({shared}+{own})", alone, rows * (shared + own) * 4096, variant="unshared")
+        results = []
+        for config in configs if sweep else configs[:1]:
+            def both(config: PrefixConfig | None = config) -> None:
+                decode(q, pool.k, pool.v, table, lens, 0.09, shared=prefix(q, pool.k, pool.v, table, runs, 0.09, config))
+            results += attempt(lambda: graph_time([both] * 8), config)
+            results_prefix = graph_time([lambda config=config: prefix(q, pool.k, pool.v, table, runs, 0.09, config)] * 8)
+            report.add("prefix", f"{rows}x({shared}+{own})", results_prefix, shared * 4096, variant="run only " + brief(config))
+        for us, config in results:
+            report.add("prefix", f"{rows}x({shared}+{own})", us, (shared + rows * own) * 4096, variant=brief(config))
+        report.say(f"prefix {rows}x({shared}+{own}) alone {alone:6.1f} shared " + "; ".join(f"{us:6.1f} {brief(c)}" for us, c in results))
+
+
 # ---- plumbing
 
 
@@ -366,7 +413,7 @@ def precompile(function: Callable[[Any], None], jobs: list[Any], report: Report)
     report.say(f"compiled {len(jobs)} variants in {time.monotonic() - started:.0f} s")
 
 
-BENCHES = {"linear": bench_linear, "decode": bench_decode, "step": bench_step, "small": bench_small}
+BENCHES = {"linear": bench_linear, "decode": bench_decode, "step": bench_step, "small": bench_small, "draw": bench_draw, "prefix": bench_prefix}
 
 
 def main() -> None:
@@ -379,7 +426,10 @@ def main() -> None:
     with arguments.out.open("a") as out:
         for name in arguments.what:
             started = time.monotonic()
-            BENCHES[name](Report(out), arguments.sweep)
+            try:
+                BENCHES[name](Report(out), arguments.sweep)
+            except Exception:  # noqa: BLE001 (the others are still worth their time)
+                traceback.print_exc()
             print(f"-- {name}: {time.monotonic() - started:.0f} s", flush=True)
 
 

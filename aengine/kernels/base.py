@@ -27,8 +27,12 @@ class Kernels(Protocol):
         """silu(gate) * up: [tokens, 2 * intermediate], gate first -> [tokens, intermediate]."""
         ...
 
+    def pack(self, weight: Tensor) -> Tensor:
+        """What `linear` is to be given for a matrix [out, in] from now on; called once for each, after loading."""
+        ...
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [tokens, in], weight [out, in], bias [out] -> [tokens, out]."""
+        """x [tokens, in], weight [out, in] as loaded or as packed, bias [out] -> [tokens, out]."""
         ...
 
     def qk_norm_rope_store(

@@ -187,7 +187,7 @@ def _with_shared(
 ):  # fmt: skip
     """Fold in what the positions below `start` gave: a part of weight 2 ** lse whose values are divided by it."""
     group = tl.arange(0, GROUP_PAD)
-    inside = (group < GROUP) & (start > 0)
+    inside = group < tl.where(start > 0, GROUP, 0)
     lse = tl.load(lse_ptr + row_heads + group, mask=inside, other=float("-inf"))
     values = tl.load(
         out_ptr + (row_heads + group)[:, None] * DIM + tl.arange(0, DIM)[None, :], mask=inside[:, None], other=0.0

@@ -6,11 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.packed_linear import pack, packed_linear
+
 
 class TorchKernels:
     """`Kernels` in as few torch operations as possible: on a CPU and a small model their number is the time."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, (x.shape[-1],), weight, eps)
         # The weight is applied in the model's dtype, after rounding, as the models were trained.
         return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype).mul_(weight)
 
@@ -22,8 +26,11 @@ class TorchKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
+    def pack(self, weight: Tensor) -> Tensor:
+        return pack(weight)
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+        return packed_linear(x, weight, bias) if weight.is_mkldnn else F.linear(x, weight, bias)
 
     def qk_norm_rope_store(
         self,

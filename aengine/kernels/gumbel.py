@@ -1,0 +1,182 @@
+"""A draw from each row of logits in one pass over the vocabulary, without a sort and without a second launch.
+
+A draw is the argmax of logits + temperature * noise, the lowest id among equals; temperature 0 makes it the argmax of the logits. The
+noise is a hash of (seed, position, token id), the same bits as `aengine.sampling.noise` computes. Each row is cut into pieces; the
+last program to finish a row picks the best of the pieces' candidates.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.launch import launch_for, power_of_two
+
+BLOCK = 2048
+
+
+@triton.jit
+def _mix(x):
+    x ^= x >> 16
+    x *= 0x85EBCA6B
+    x ^= x >> 13
+    x *= 0xC2B2AE35
+    x ^= x >> 16
+    return x
+
+
+@triton.jit
+def row_keys(seed_low, seed_high, position):
+    """All uint32, as are the results: the part of the hash that one row shares."""
+    low: tl.constexpr = 0x9E3779B9
+    high: tl.constexpr = 0x7F4A7C15
+    key0 = _mix(_mix(_mix(seed_low + low) + seed_high) + position)
+    key1 = _mix(_mix(_mix(seed_high + high) + seed_low) + position)
+    return key0, key1
+
+
+@triton.jit
+def hash32(token_ids, key0, key1):
+    """token_ids uint32 -> uint32."""
+    x = (token_ids * 0x9E3779B1) ^ key0
+    x ^= x >> 16
+    x *= 0x85EBCA6B
+    x ^= key1
+    x ^= x >> 15
+    x *= 0xC2B2AE35
+    x ^= x >> 16
+    return x
+
+
+@triton.jit
+def gumbel(token_ids, key0, key1):
+    """Standard Gumbel noise, float32."""
+    hashed = hash32(token_ids, key0, key1) >> 9
+    uniform = (hashed.to(tl.int32).to(tl.float32) + 0.5) * (2.0**-23)
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _best(values, ids):
+    """The highest value, and the lowest of its ids."""
+    highest = tl.max(values, axis=0)
+    return highest, tl.min(tl.where(values == highest, ids, 0x7FFFFFFF), axis=0)
+
+
+@triton.jit
+def _draw_kernel(
+    logits_ptr,  # [rows, VOCAB]
+    temperature_ptr,  # [rows] float32
+    seed_low_ptr,  # [rows] int32
+    seed_high_ptr,  # [rows] int32
+    positions_ptr,  # [rows] int64
+    ids_ptr,  # [rows] int64
+    finite_ptr,  # [rows] bool
+    best_ptr,  # [rows, PIECES] float32
+    best_id_ptr,  # [rows, PIECES] int32
+    sane_ptr,  # [rows, PIECES] int32: 1 something finite, 2 something NaN or +inf
+    arrived_ptr,  # [rows] int32, zero between launches
+    parameter_stride,
+    VOCAB: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0) // PIECES
+    piece = tl.program_id(0) % PIECES
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    temperature = tl.load(temperature_ptr + row * parameter_stride)
+    seed_low = tl.load(seed_low_ptr + row * parameter_stride).to(tl.uint32, bitcast=True)
+    seed_high = tl.load(seed_high_ptr + row * parameter_stride).to(tl.uint32, bitcast=True)
+    key0, key1 = row_keys(seed_low, seed_high, tl.load(positions_ptr + row).to(tl.uint32))
+    logits = logits_ptr + row.to(tl.int64) * VOCAB
+    LENGTH: tl.constexpr = (VOCAB + PIECES * BLOCK - 1) // (PIECES * BLOCK) * BLOCK
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_id = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
+    sane = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, LENGTH, BLOCK):
+        ids = piece * LENGTH + start + lanes
+        x = tl.load(logits + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
+        broken = (x != x) | (x == float("inf"))
+        sane |= tl.where(broken, 2, tl.where(x == float("-inf"), 0, 1))
+        score = tl.where(broken, float("-inf"), x)
+        if temperature > 0:
+            score += gumbel(ids.to(tl.uint32), key0, key1) * temperature
+        better = score > best
+        best = tl.where(better, score, best)
+        best_id = tl.where(better, ids, best_id)
+
+    value, value_id = _best(best, best_id)
+    flags = tl.max(sane & 1, axis=0) | tl.max(sane & 2, axis=0)
+    if PIECES > 1:
+        slot = row * PIECES + piece
+        tl.store(best_ptr + slot, value)
+        tl.store(best_id_ptr + slot, value_id)
+        tl.store(sane_ptr + slot, flags)
+        tl.debug_barrier()  # stored before it is announced
+        last = tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == PIECES - 1
+        if last:
+            tl.debug_barrier()
+            tl.store(arrived_ptr + row, 0)
+            slots = row * PIECES + tl.arange(0, PIECES)
+            # Other processors wrote these: read past the first-level cache.
+            value, value_id = _best(
+                tl.load(best_ptr + slots, cache_modifier=".cg"), tl.load(best_id_ptr + slots, cache_modifier=".cg")
+            )
+            all_flags = tl.load(sane_ptr + slots, cache_modifier=".cg")
+            flags = tl.max(all_flags & 1, axis=0) | tl.max(all_flags & 2, axis=0)
+            _write(ids_ptr, finite_ptr, row, value_id, flags)
+    else:
+        _write(ids_ptr, finite_ptr, row, value_id, flags)
+
+
+@triton.jit
+def _write(ids_ptr, finite_ptr, row, token_id, flags):
+    # A row of nothing but -inf or NaN has no best: any valid id will do.
+    tl.store(ids_ptr + row, tl.where(token_id == 0x7FFFFFFF, 0, token_id).to(tl.int64))
+    tl.store(finite_ptr + row, flags == 1)
+
+
+class Draw:
+    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._device = device
+        self._pieces = 32
+        self._best = torch.empty(max_rows * self._pieces, dtype=torch.float32, device=device)
+        self._best_id = torch.empty(max_rows * self._pieces, dtype=torch.int32, device=device)
+        self._sane = torch.empty(max_rows * self._pieces, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    def __call__(
+        self, logits: Tensor, temperature: Tensor, seed_low: Tensor, seed_high: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Ids [rows] int64 and whether each row was finite [rows] bool.
+
+        logits [rows, vocab], contiguous, only read; temperature [rows] float32, seed_low and seed_high [rows] int32, all of
+        one stride; positions [rows] int64, contiguous. A row with NaN or +inf, or with nothing finite, is not finite.
+        """
+        rows, vocab = logits.shape
+        ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+        finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+        if rows == 0:
+            return ids, finite
+        launch = launch_for(logits.device)
+        # Few rows are cut finer, to use the whole device.
+        pieces = self._pieces if rows * 8 < 4 * launch.processors else 8
+        pieces = min(pieces, power_of_two(-(-vocab // BLOCK)))
+        _draw_kernel[(rows * pieces,)](
+            logits, temperature, seed_low, seed_high, positions, ids, finite,
+            self._best, self._best_id, self._sane, self._arrived, temperature.stride(0),
+            VOCAB=vocab, PIECES=pieces, BLOCK=BLOCK, OVERLAP=launch.overlap,
+            # A product and a sum, rounded one after the other, as the reference does.
+            num_warps=8, enable_fp_fusion=False, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        return ids, finite

@@ -1,0 +1,45 @@
+"""Matrices reordered for oneDNN: on a CPU in float32 about twice as fast as the plain product, at every batch size.
+
+The operators are the ones that torch's own compiler emits for frozen weights. Where torch was built
+without them, nothing is packed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+AVAILABLE = torch.backends.mkldnn.is_available() and all(  # type: ignore[no-untyped-call]
+    hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
+)
+
+# The reordering is chosen for this many rows; it is also the best one, or nearly, for fewer and for more.
+_TYPICAL_ROWS = 64
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A float32 matrix [out, in] of a CPU in oneDNN's own layout, any other as it is."""
+    if not AVAILABLE or weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return weight
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+    return packed
+
+
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [rows, in], a packed weight [out, in], bias [out] -> [rows, out]."""
+    rows = x.shape[0]
+    padded = padded_rows(rows)
+    if padded != rows:
+        x = F.pad(x, (0, 0, 0, padded - rows))
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out[:rows]
+
+
+def padded_rows(rows: int) -> int:
+    """The next of 1..8, 10, 12, 14, 16, 20, 24, 28, 32, 40, ...: four sizes for each doubling.
+
+    oneDNN compiles a kernel for each number of rows, some milliseconds the first time.
+    """
+    step = 1 << max(0, (rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
