@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,14 +10,14 @@ from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.base import Kernels
 from aengine.model.config import ModelConfig
-from aengine.model.layers import Layer, Parameters
+from aengine.model.layers import Layer, Linear, Parameters
 from aengine.model.rope import rope_table
 
 
 class Decoder:
     """A pre-norm transformer decoder over a paged KV cache.
 
-    Its parameters are uninitialised until a loader fills `weights`. `forward` and `logits` enqueue
+    Its parameters are uninitialised until a loader fills `weights`, and calls `pack`. `forward` and `logits` enqueue
     only, without a host sync, so a decode step can be captured into a CUDA graph; run them under
     `torch.inference_mode()`.
     """
@@ -44,19 +42,26 @@ class Decoder:
         self._embedding = make.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [Layer.build(make, f"model.layers.{i}", config, i) for i in range(config.num_layers)]
         self._final_norm = make.tensor("model.norm.weight", config.hidden_size)
-        self._head = (
+        head = (
             self._embedding
             if config.tie_word_embeddings
             else make.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
         )
+        self._head = Linear(head, None)
         self._cos_sin = rope_table(
             config.rope, config.head_dim, max_positions or config.max_position_embeddings, device
         )
         self.weights = make.views  # checkpoint name -> the tensor (or rows of a fused one) that it fills
+        self.num_parameters = sum(view.numel() for view in make.views.values())
 
-    def parameters(self) -> Iterator[Tensor]:
-        """Every parameter once, fused ones in their parts."""
-        return iter(self.weights.values())
+    def pack(self) -> None:
+        """Hand every matrix to the kernels in the layout they like best. `weights` is empty from then on."""
+        self.weights = {}  # no second copy stays behind
+        linears = [self._head]
+        for layer in self._layers:
+            linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
+        for linear in linears:
+            linear.weight = self.kernels.pack(linear.weight)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: AttentionBatch, kv: KVPool) -> Tensor:
         """input_ids, positions [tokens] int64 -> normed hidden states [tokens, hidden]; K and V go into `kv`."""
@@ -74,4 +79,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] from `forward` -> [n, vocab] float32."""
-        return self.kernels.linear(hidden, self._head, None).float()
+        return self.kernels.linear(hidden, self._head.weight, None).float()

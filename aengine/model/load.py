@@ -33,12 +33,17 @@ def load_model(
     Blocks for as long as reading takes. `max_positions` bounds the rotary table (None: all the model's
     positions). Raises `WeightsError`.
     """
+
+    def build() -> Decoder:
+        return Decoder(config, kernels, attention, dtype, device, max_positions)
+
     if load_format == "dummy":
-        decoder = Decoder(config, kernels, attention, dtype, device, max_positions)
+        decoder = build()
         fill_random(decoder, seed)
-        return decoder
-    shapes = {name: view.shape for name, view in Decoder(config, kernels, attention).weights.items()}
-    checkpoint = Checkpoint(folder, shapes, config.tie_word_embeddings)
-    decoder = Decoder(config, kernels, attention, dtype, device, max_positions)
-    checkpoint.copy_into(decoder.weights, progress)
+    else:
+        shapes = {name: view.shape for name, view in Decoder(config, kernels, attention).weights.items()}
+        checkpoint = Checkpoint(folder, shapes, config.tie_word_embeddings)
+        decoder = build()
+        checkpoint.copy_into(decoder.weights, progress)
+    decoder.pack()
     return decoder
