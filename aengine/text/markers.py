@@ -13,6 +13,9 @@ import functools
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+
+from aengine.errors import InvalidRequestError
 
 _NONCHARACTERS = range(0xFDD0, 0xFDF0)  # code points that Unicode keeps for use inside a program
 _PRIVATE_USE = range(0xF0000, 0x100000)
@@ -46,7 +49,11 @@ class ControlTokens:
                 used.update(text)
         if not found:
             return None
-        return Marker(self, next(chr(code) for code in (*_NONCHARACTERS, *_PRIVATE_USE) if chr(code) not in used))
+        free = (mark for mark in map(chr, chain(_NONCHARACTERS, _PRIVATE_USE)) if mark not in used)
+        mark = next(free, None)
+        if mark is None:
+            raise InvalidRequestError("the messages use every private-use character there is", "messages")
+        return Marker(self, mark)
 
     def _beginnings(self, mark: str) -> re.Pattern[str]:
         """Finds a marked character with which a special token would begin, whatever else of it is marked."""

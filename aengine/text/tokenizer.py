@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,8 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception, e.g. for a missing unknown token
             raise InvalidRequestError(f"the tokenizer cannot read this text: {error}") from error
         ids: list[int] = encoding.ids
+        if len(text) > INLINE_CHARACTERS:
+            time.sleep(0)  # making the list and freeing the encoding hold the GIL: let the loop run in between
         return ids
 
 
