@@ -15,7 +15,9 @@ from aengine.http.errors import HTTPError
 
 # `curl -d` declares a form; nobody means one here.
 _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
-_LINGER = 2.0  # seconds spent on reading a refused body, so that the client sees the answer and not a reset
+# What is spent on reading a refused body: a client that is still sending would see a reset instead of the answer.
+_LINGER_SECONDS = 1.0
+_LINGER_BYTES = 64 * 2**20
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     length = request.headers.get("content-length", "")
     too_large = HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
     if length.isdigit() and int(length) > limit:
-        await _discard(request.receive, limit)
+        await _discard(request.receive)
         raise too_large
     chunks: list[bytes] = []
     size = 0
@@ -44,15 +46,15 @@ async def read_body(request: Request, limit: int) -> bytes:
         size += len(chunks[-1])
         if size > limit:
             if more:
-                await _discard(request.receive, limit)
+                await _discard(request.receive)
             raise too_large
     return b"".join(chunks)
 
 
-async def _discard(receive: Receive, limit: int) -> None:
+async def _discard(receive: Receive) -> None:
     size = 0
-    with anyio.move_on_after(_LINGER):
-        while size <= limit:
+    with anyio.move_on_after(_LINGER_SECONDS):
+        while size <= _LINGER_BYTES:
             message = await receive()
             size += len(message.get("body", b""))
             if not message.get("more_body", False):  # the end, or a disconnect

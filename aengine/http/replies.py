@@ -12,8 +12,9 @@ from typing import Protocol
 
 import anyio
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
+from anyio.abc import TaskGroup
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
 from aengine.http import sse
@@ -73,24 +74,25 @@ class StreamingReply(_Reply):
         self._dialect = dialect
         self._heartbeat = heartbeat
         self._max_backlog = max_backlog
-        self._sent = 0
+        self._sent = 0  # messages
         self._sending = False
+        self._pinging = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._watch_client, receive, tasks.cancel_scope)
-                tasks.start_soon(self._watch_progress, send, tasks.cancel_scope)
+                tasks.start_soon(self._watch_progress, send, tasks)
                 await self._pump(send)
                 tasks.cancel_scope.cancel()
         finally:
             self._stream.abort()
 
     async def _pump(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
         try:
+            await self._send(send, {"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
             if opening := self._dialect.opening():
-                await self._send(send, opening)
+                await self._send(send, _body(opening))
             last = await self._tell(send)
         except AengineError as error:
             last = sse.event(error_body(error))
@@ -112,20 +114,20 @@ class StreamingReply(_Reply):
             if (usage := fragments[-1].usage) is not None:
                 return chunk + self._dialect.closing(usage)
             if chunk:
-                await self._send(send, chunk)
+                await self._send(send, _body(chunk))
         return self._dialect.closing(None)
 
-    async def _send(self, send: Send, chunk: bytes) -> None:
+    async def _send(self, send: Send, message: Message) -> None:
         self._sending = True
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send(message)
         self._sending = False
         self._sent += 1
 
     async def _finish(self, send: Send, chunk: bytes) -> None:
         self._ending = self._sending = True
-        await send({"type": "http.response.body", "body": chunk, "more_body": False})
+        await send(_body(chunk, more=False))
 
-    async def _watch_progress(self, send: Send, scope: CancelScope) -> None:
+    async def _watch_progress(self, send: Send, tasks: TaskGroup) -> None:
         # One timer per stream, not per token: it looks now and then whether anything moved.
         tick = min(1.0, self._heartbeat)
         seen, silence = self._sent, 0.0
@@ -135,13 +137,22 @@ class StreamingReply(_Reply):
                 _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
                 self._left = True
                 self._stream.abort()
-                scope.cancel()
+                tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0
             seen = self._sent
-            if silence >= self._heartbeat:
+            if silence >= self._heartbeat and not self._pinging:
                 silence = 0.0
-                await send({"type": "http.response.body", "body": sse.PING, "more_body": True})
+                tasks.start_soon(self._ping, send)  # by itself: it may block, and the watch goes on
+
+    async def _ping(self, send: Send) -> None:
+        self._pinging = True
+        await send(_body(sse.PING))
+        self._pinging = False
+
+
+def _body(chunk: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": more}
 
 
 class WholeReply(_Reply):

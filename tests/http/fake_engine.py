@@ -1,0 +1,177 @@
+"""An engine in memory: it recites, or it says what the test puts into its streams. No torch, no model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from aengine.errors import ContextLengthError
+from aengine.types import Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
+
+VOCAB_SIZE = 1000
+CACHED_TOKENS = 2
+WORDS = ("Paris", ", said", ' "she"', ",\n", " été", " 👋")
+IDLE = Stats(
+    running=0,
+    waiting=0,
+    pages_total=99,
+    pages_used=0,
+    pages_cached=9,
+    pages_free=90,
+    page_size=16,
+    steps=7,
+    requests=3,
+    prompt_tokens=40,
+    cached_tokens=10,
+    computed_tokens=50,
+    generated_tokens=20,
+    preemptions=1,
+    last_step_age=0.5,
+)
+
+
+class Submitted(msgspec.Struct):
+    """What the HTTP layer asked for."""
+
+    prompt: Any  # text, ids, or messages
+    params: SamplingParams
+    options: dict[str, Any]
+
+
+class FakeStream:
+    def __init__(self, request_id: str, prompt_tokens: int, one_by_one: bool) -> None:
+        self.id = request_id
+        self.prompt_tokens = prompt_tokens
+        self.aborted = asyncio.Event()
+        self.ended = False
+        self._waiting: deque[Fragment] = deque()
+        self._one_by_one = one_by_one  # as if every fragment were taken before the next one comes
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def backlog(self) -> int:
+        return len(self._waiting)
+
+    def put(self, *fragments: Fragment) -> None:
+        self._waiting.extend(fragments)
+        self.ended = self.ended or any(fragment.usage is not None for fragment in fragments)
+        self._news.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error, self.ended = error, True
+        self._news.set()
+
+    async def take(self) -> list[Fragment]:
+        while not self._waiting and not self.ended:
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None and not self._waiting:
+            raise self._error
+        if self._one_by_one and self._waiting:
+            return [self._waiting.popleft()]
+        taken = list(self._waiting)
+        self._waiting.clear()
+        return taken
+
+    def abort(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.aborted.set()
+            self._news.set()
+
+
+class FakeEngine:
+    """Recites `WORDS`, or with `held=True` leaves its streams to the test; with `refuse` it admits nothing."""
+
+    def __init__(self, *, held: bool = False, refuse: Exception | None = None) -> None:
+        self.model_name = "fake"
+        self.max_model_len = 64
+        self.created = 1_700_000_000
+        self.default_params = SamplingParams(temperature=0.5)
+        self.failure: BaseException | None = None
+        self.held = held
+        self.refuse = refuse
+        self.entered = asyncio.Event()
+        self.left = False
+        self.submitted: list[Submitted] = []
+        self.numbers = IDLE
+        self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        self.entered.set()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.left = True
+
+    async def next_stream(self) -> FakeStream:
+        """The stream of the next request to arrive, in the order of arrival."""
+        async with asyncio.timeout(5):
+            return await self._streams.get()
+
+    async def submit(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
+    ) -> FakeStream:
+        return self._admit(prompt, len(prompt.split() if isinstance(prompt, str) else prompt), params, options)
+
+    async def submit_chat(
+        self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **options: Any
+    ) -> FakeStream:
+        length = sum(len(str(message["content"]).split()) for message in messages)
+        return self._admit(messages, length, params, options)
+
+    def _admit(
+        self, prompt: Any, prompt_tokens: int, params: SamplingParams | None, options: dict[str, Any]
+    ) -> FakeStream:
+        if self.refuse is not None:
+            raise self.refuse
+        params = params or self.default_params
+        params.validate(VOCAB_SIZE)
+        if params.max_tokens is not None and prompt_tokens + params.max_tokens > self.max_model_len:
+            raise ContextLengthError(
+                f"{prompt_tokens} prompt tokens and max_tokens {params.max_tokens} exceed {self.max_model_len}",
+                "max_tokens",
+            )
+        self.submitted.append(Submitted(prompt, params, options))
+        stream = FakeStream(str(options["request_id"]), prompt_tokens, one_by_one=not self.held)
+        if not self.held:
+            stream.put(*recital(prompt_tokens, params))
+        self._streams.put_nowait(stream)
+        return stream
+
+    def stats(self) -> Stats:
+        return self.numbers
+
+
+def recital(prompt_tokens: int, params: SamplingParams) -> list[Fragment]:
+    """`WORDS` one token each, round robin over the choices, cut at max_tokens."""
+    count = min(params.max_tokens or len(WORDS), len(WORDS))
+    usage = Usage(prompt_tokens, count * params.n, CACHED_TOKENS)
+    fragments = [
+        Fragment(
+            WORDS[position],
+            (100 + position,),
+            _logprobs(position, params.logprobs),
+            ("stop" if count == len(WORDS) else "length") if position == count - 1 else None,
+            index=index,
+        )
+        for position in range(count)
+        for index in range(params.n)
+    ]
+    fragments[-1] = msgspec.structs.replace(fragments[-1], usage=usage)
+    return fragments
+
+
+def _logprobs(position: int, top: int | None) -> tuple[TokenLogprob, ...] | None:
+    if top is None:
+        return None
+    others = tuple(TopLogprob(500 + rank, f"other{rank}", -2.0 - rank) for rank in range(top))
+    return (TokenLogprob(100 + position, WORDS[position], -0.25, others),)

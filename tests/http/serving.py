@@ -1,0 +1,125 @@
+"""A real hypercorn on a free loopback port, inside the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+
+from aengine.app import create_app
+from aengine.config import EngineConfig, ServerConfig
+from tests.http.fake_engine import FakeEngine
+
+
+class Server:
+    """A running server: its engine, an HTTP client for it, and where it listens."""
+
+    def __init__(self, engine: FakeEngine, client: httpx.AsyncClient, port: int, stop: asyncio.Event) -> None:
+        self.engine = engine
+        self.client = client
+        self.port = port
+        self.stop = stop
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+    async def events(self, path: str, **body: Any) -> list[Any]:
+        """The parsed events of a streaming request; `[DONE]` stays text."""
+        response = await self.post(path, **body)
+        assert response.status_code == 200, response.text
+        return parse_events(response.text)
+
+    async def connect(self, path: str, *, receive_buffer: int | None = None, **body: Any) -> socket.socket:
+        """A raw connection with a request already sent on it."""
+        raw = socket.socket()
+        if receive_buffer is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        raw.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(raw, ("127.0.0.1", self.port))
+        await loop.sock_sendall(raw, raw_request(path, body))
+        return raw
+
+
+def raw_request(path: str, body: dict[str, Any]) -> bytes:
+    payload = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(payload)}\r\n\r\n"
+    return head.encode() + payload
+
+
+def streaming_command(port: int, path: str, body: dict[str, Any]) -> list[str]:
+    """A program that prints a stream as it comes: curl, or where there is none a few lines of Python."""
+    if curl := shutil.which("curl"):
+        return [curl, "-sN", "--noproxy", "*", f"http://127.0.0.1:{port}{path}", "-d", json.dumps(body)]
+    code = (
+        "import socket, sys\n"
+        f"connection = socket.create_connection(('127.0.0.1', {port}))\n"
+        f"connection.sendall({raw_request(path, body)!r})\n"
+        "while data := connection.recv(9999): sys.stdout.buffer.write(data); sys.stdout.flush()"
+    )
+    return [sys.executable, "-c", code]
+
+
+async def read_until(raw: socket.socket, end: bytes) -> bytes:
+    """What the connection says up to and including `end`, or until it closes."""
+    loop, heard = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(5):
+        while end not in heard and (data := await loop.sock_recv(raw, 65536)):
+            heard += data
+    return heard
+
+
+def parse_events(text: str) -> list[Any]:
+    """Checks the framing too: every event is one `data:` line and a blank one."""
+    assert text.endswith("\n\n")
+    events = []
+    for block in text[:-2].split("\n\n"):
+        assert block.startswith("data: "), block
+        assert "\n" not in block, block
+        events.append(block[6:] if block == "data: [DONE]" else json.loads(block[6:]))
+    return events
+
+
+def listen() -> tuple[int, int]:
+    """A listening socket on a free loopback port, as (file descriptor, port). Whoever gets it closes it."""
+    sock = socket.create_server(("127.0.0.1", 0), backlog=128)
+    port: int = sock.getsockname()[1]
+    return sock.detach(), port
+
+
+@asynccontextmanager
+async def serving(
+    engine: FakeEngine | None = None, *, graceful_timeout: float = 0.1, **knobs: Any
+) -> AsyncIterator[Server]:
+    """Serve `engine` with these `ServerConfig` knobs."""
+    engine = engine or FakeEngine()
+    app = create_app(EngineConfig(), ServerConfig(**knobs), engine_factory=lambda config: engine)
+    stop = asyncio.Event()
+    file, port = listen()
+    config = Config()
+    config.bind = [f"fd://{file}"]
+    config.graceful_timeout = graceful_timeout
+    config.errorlog = None
+    # A plain task: hypercorn wants to be told to stop, and answers cancellation with an error of its own.
+    task = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(5):
+            await engine.entered.wait()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as client:
+            yield Server(engine, client, port, stop)
+    finally:
+        stop.set()
+        await task

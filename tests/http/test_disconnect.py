@@ -1,0 +1,159 @@
+"""A client that leaves ends its request in the engine at once, however it leaves and whatever it was waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+
+import anyio
+import pytest
+
+from aengine.types import Fragment, Usage
+from tests.http.fake_engine import FakeEngine, FakeStream
+from tests.http.serving import raw_request, read_until, serving, streaming_command
+
+pytestmark = pytest.mark.anyio
+
+LAST = Fragment("!", (9,), None, "stop", Usage(1, 1, 0))
+
+
+async def aborted_within_a_second(stream: FakeStream) -> None:
+    async with asyncio.timeout(1):
+        await stream.aborted.wait()
+
+
+def close(raw: socket.socket) -> None:
+    raw.close()
+
+
+def reset(raw: socket.socket) -> None:
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw.close()
+
+
+def half_close(raw: socket.socket) -> None:
+    raw.shutdown(socket.SHUT_WR)
+
+
+PATHS = [
+    ("/generate", {"prompt": "a"}),
+    ("/v1/completions", {"prompt": "a", "stream": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
+    ("/v1/completions", {"prompt": ["a", "b"], "stream": True}),
+]
+
+
+@pytest.mark.parametrize("leave", [close, reset, half_close])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_while_waiting_for_the_next_token(leave: object, stream: bool) -> None:
+    assert callable(leave)
+    async with serving(FakeEngine(held=True)) as server:
+        raw = await server.connect("/generate", prompt="a", stream=stream)
+        held = await server.engine.next_stream()
+        held.put(Fragment("a", (1,)))
+        if stream:
+            await read_until(raw, b'"a"')
+        leave(raw)
+        await aborted_within_a_second(held)
+        raw.close()
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+async def test_at_every_endpoint(path: str, body: dict[str, object]) -> None:
+    async with serving(FakeEngine(held=True)) as server:
+        raw = await server.connect(path, **body)
+        held = await server.engine.next_stream()
+        raw.close()
+        await aborted_within_a_second(held)
+
+
+async def test_a_killed_client() -> None:
+    async with (
+        serving(FakeEngine(held=True)) as server,
+        await anyio.open_process(streaming_command(server.port, "/generate", {"prompt": "a"})) as process,
+    ):
+        held = await server.engine.next_stream()
+        held.put(Fragment("hello", (1,)))
+        assert process.stdout is not None
+        heard = b""
+        while b"hello" not in heard:
+            heard += await process.stdout.receive()
+        process.kill()
+        await aborted_within_a_second(held)
+
+
+async def test_while_send_is_blocked_by_a_full_socket() -> None:
+    """A stalled reader blocks its own stream only, and its departure is noticed there too."""
+    big = "x" * 100_000
+    async with serving(FakeEngine(held=True)) as server:
+        raw = await server.connect("/generate", receive_buffer=4096, prompt="a")
+        held = await server.engine.next_stream()
+        while held.backlog < 10:  # fed as fast as it is read, until nobody reads any more
+            held.put(Fragment(big, (1,)))
+            for _ in range(10):
+                await asyncio.sleep(0)
+        other = await server.connect("/generate", prompt="b")
+        second = await server.engine.next_stream()
+        second.put(LAST)
+        assert b"[DONE]" in await read_until(other, b"[DONE]\n\n")
+        other.close()
+        assert not held.aborted.is_set()
+        raw.close()
+        await aborted_within_a_second(held)
+
+
+async def test_a_stalled_reader_is_given_up_beyond_its_backlog() -> None:
+    async with serving(FakeEngine(held=True), heartbeat=0.05, max_stream_backlog=50) as server:
+        raw = await server.connect("/generate", receive_buffer=4096, prompt="a")
+        held = await server.engine.next_stream()
+        async with asyncio.timeout(5):
+            while not held.aborted.is_set():
+                held.put(Fragment("x" * 100_000, (1,)))
+                await asyncio.sleep(0.001)
+        assert held.backlog <= 50 + 1000
+        raw.close()
+
+
+async def test_a_client_that_pipelines_is_noticed_by_the_heartbeat() -> None:
+    """Bytes after the request stop hypercorn from reading on; only a write can tell that the client is gone."""
+    async with serving(FakeEngine(held=True), heartbeat=0.05) as server:
+        raw = await server.connect("/generate", prompt="a")
+        held = await server.engine.next_stream()
+        await read_until(raw, b"\r\n\r\n")
+        await asyncio.get_running_loop().sock_sendall(raw, raw_request("/generate", {"prompt": "b"}))
+        await read_until(raw, b": ping")
+        reset(raw)
+        await aborted_within_a_second(held)
+
+
+async def test_a_finished_request_is_not_aborted_and_the_connection_lives_on() -> None:
+    async with serving(FakeEngine(held=True)) as server:
+        raw = await server.connect("/generate", prompt="a")
+        for _ in range(3):
+            held = await server.engine.next_stream()
+            held.put(LAST)
+            assert (await read_until(raw, b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert not held.aborted.is_set()
+            await asyncio.get_running_loop().sock_sendall(raw, raw_request("/generate", {"prompt": "a"}))
+        raw.close()
+        await aborted_within_a_second(await server.engine.next_stream())
+
+
+async def test_a_hundred_streams_at_once_half_of_which_leave() -> None:
+    async with serving(FakeEngine(held=True)) as server:
+        connections = [await server.connect("/generate", prompt=str(i)) for i in range(100)]
+        streams = [await server.engine.next_stream() for _ in connections]
+        by_prompt = dict(zip((request.prompt for request in server.engine.submitted), streams, strict=True))
+        for raw in connections[::2]:
+            raw.close()
+        for position in range(0, 100, 2):
+            await aborted_within_a_second(by_prompt[str(position)])
+        for position in range(1, 100, 2):
+            by_prompt[str(position)].put(Fragment(f"only {position}", (1,)), LAST)
+        for position in range(1, 100, 2):
+            heard = await read_until(connections[position], b"[DONE]\n\n")
+            events = [json.loads(line[6:]) for line in heard.split(b"\n") if line.startswith(b"data: {")]
+            assert "".join(event["text"] for event in events) == f"only {position}!"
+            connections[position].close()

@@ -1,0 +1,108 @@
+"""Errors: their status, their JSON, and what they keep to themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from aengine.errors import (
+    AengineError,
+    CheckpointError,
+    ContextLengthError,
+    EngineClosedError,
+    EngineFailedError,
+    EngineNotReadyError,
+    InvalidRequestError,
+    NonFiniteLogitsError,
+    QueueFullError,
+)
+from aengine.http.state import public_message
+from tests.http.fake_engine import FakeEngine
+from tests.http.serving import parse_events, read_until, serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "param", "code"),
+    [
+        (InvalidRequestError("no", "seed"), 400, "invalid_request_error", "seed", None),
+        (ContextLengthError("9 > 8", "prompt"), 400, "invalid_request_error", "prompt", "context_length_exceeded"),
+        (QueueFullError("full", retry_after=3.0), 503, "server_error", None, "queue_full"),
+        (EngineNotReadyError("wait"), 503, "server_error", None, "not_ready"),
+        (EngineClosedError("closed"), 503, "server_error", None, "shutting_down"),
+        (EngineFailedError("failed"), 500, "server_error", None, "engine_failed"),
+        (NonFiniteLogitsError("NaN"), 500, "server_error", None, "engine_failed"),
+    ],
+)
+async def test_a_refusal_of_the_engine_has_its_status(
+    error: AengineError, status: int, kind: str, param: str | None, code: str | None
+) -> None:
+    async with serving(FakeEngine(refuse=error)) as server:
+        for path, body in (("/generate", {"prompt": "a"}), ("/v1/completions", {"prompt": "a"})):
+            response = await server.post(path, **body)
+            assert response.status_code == status
+            assert response.json() == {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+            assert response.headers.get("retry-after") == {"queue_full": "3", "not_ready": "1"}.get(code or "")
+
+
+async def test_a_bug_is_told_by_its_kind_alone() -> None:
+    async with serving(FakeEngine(refuse=KeyError("/home/me/secret"))) as server:
+        response = await server.post("/generate", prompt="a")
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "KeyError" in response.text
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_failure_on_the_way(stream: bool) -> None:
+    """A status while there is still time for one; afterwards an event."""
+    async with serving(FakeEngine(held=True)) as server:
+        raw = await server.connect("/generate", prompt="a", stream=stream)
+        held = await server.engine.next_stream()
+        held.fail(EngineFailedError("the step failed at /opt/engine/step.py"))
+        answer = (await read_until(raw, b"}}")).decode()
+        raw.close()
+    assert answer.startswith("HTTP/1.1 200" if stream else "HTTP/1.1 500")
+    assert '{"error":{"message":"the step failed at step.py","type":"server_error"' in answer
+    assert ("data: {" in answer) == stream
+
+
+async def test_after_a_failure_the_stream_ends_in_order() -> None:
+    engine = FakeEngine(held=True)
+    body = {"prompt": "a"}
+    async with serving(engine) as server, server.client.stream("POST", "/generate", json=body) as response:
+        (await engine.next_stream()).fail(EngineFailedError("lost"))
+        events = parse_events((await response.aread()).decode())
+    assert [event["error"]["message"] for event in events] == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "not_found"),
+        ("GET", "/generate", 405, "method_not_allowed"),
+        ("POST", "/health", 405, "method_not_allowed"),
+        ("POST", "/generate/", 404, "not_found"),
+    ],
+)
+async def test_wrong_doors(method: str, path: str, status: int, code: str) -> None:
+    async with serving() as server:
+        response = await server.client.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("/home/me/models/x/config.json: not found", "config.json: not found"),
+        ("no '/data/a b/c'", "no 'a b/c'"),
+        ("~/models/x is no folder", "x is no folder"),
+        (r"C:\models\x\config.json is missing", "config.json is missing"),
+        ("Qwen/Qwen3-8B was not found at https://host/path", "Qwen/Qwen3-8B was not found at https://host/path"),
+        ("either / or and 3/4", "either / or and 3/4"),
+    ],
+)
+def test_folders_are_not_told(said: str, told: str) -> None:
+    assert public_message(CheckpointError(said)) == told

@@ -1,0 +1,166 @@
+"""The server as its users start it: `hypercorn aengine.app:app`, with the model that comes with the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.http.serving import parse_events, streaming_command
+
+FRANCE = {"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0}
+LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True}
+START_SECONDS = 120
+
+
+class Hypercorn:
+    """One running server process."""
+
+    def __init__(self, port: int, log: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("AENGINE_")}
+        self.port = port
+        self.log = log
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                [Path(sys.executable).with_name("hypercorn"), "--bind", f"127.0.0.1:{port}", "aengine.app:app"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+
+    def wait_until_ready(self) -> None:
+        """Ask as a start script does, until 200; at first nobody listens, then the answer is 503."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if self.client.get("/ready").status_code == 200:
+                    return
+            except httpx.ConnectError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError(f"the server did not become ready:\n{self.log.read_text()}")
+
+    def metrics(self) -> dict[str, float]:
+        lines = self.client.get("/metrics").text.splitlines()
+        return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
+
+    def idle_within(self, seconds: float) -> bool:
+        """Whether nothing runs, waits or holds pages before the time is up."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            now = self.metrics()
+            held = now["aengine_requests_running"] + now["aengine_requests_waiting"] + now["aengine_kv_pages_used"]
+            if held == 0:
+                assert now["aengine_kv_pages_free"] + now["aengine_kv_pages_cached"] == now["aengine_kv_pages"]
+                return True
+        return False
+
+    def stop(self) -> int:
+        self.client.close()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+@contextmanager
+def hypercorn(log: Path) -> Iterator[Hypercorn]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    server = Hypercorn(port, log)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hypercorn]:
+    with hypercorn(tmp_path_factory.mktemp("server") / "log") as running:
+        yield running
+
+
+def curl(server: Hypercorn, body: dict[str, Any]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(streaming_command(server.port, "/generate", body), stdout=subprocess.PIPE)
+
+
+def text_of(stream: bytes) -> str:
+    *events, done = parse_events(stream.decode())
+    assert done == "[DONE]"
+    assert events[-1]["usage"]["completion_tokens"] == sum(len(event["token_ids"]) for event in events)
+    return "".join(event["text"] for event in events)
+
+
+def test_a_stream_of_real_text(server: Hypercorn) -> None:
+    out, _ = curl(server, FRANCE).communicate(timeout=30)
+    assert text_of(out).startswith(" Paris")
+
+
+def test_the_answer_in_one_piece_is_the_same(server: Hypercorn) -> None:
+    whole = server.client.post("/generate", json=FRANCE | {"stream": False}).json()
+    streamed, _ = curl(server, FRANCE).communicate(timeout=30)
+    assert whole["text"] == text_of(streamed)
+
+
+def test_two_streams_at_once(server: Hypercorn) -> None:
+    clients = [curl(server, FRANCE), curl(server, FRANCE | {"prompt": "The capital of Italy is"})]
+    france, italy = (text_of(client.communicate(timeout=30)[0]) for client in clients)
+    assert france.startswith(" Paris")
+    assert italy.startswith(" Rome")
+
+
+def test_the_pool_is_idle_within_a_second_of_a_kill(server: Hypercorn) -> None:
+    client = curl(server, LONG)
+    assert client.stdout is not None
+    assert client.stdout.readline().startswith(b"data: ")
+    assert server.metrics()["aengine_requests_running"] == 1
+    client.kill()
+    assert server.idle_within(1)
+    client.communicate(timeout=10)
+
+
+def test_a_prompt_that_does_not_fit(server: Hypercorn) -> None:
+    context = server.client.get("/v1/models").json()["data"][0]["max_model_len"]
+    response = server.client.post("/generate", json=FRANCE | {"max_tokens": context})
+    assert response.status_code == 400
+    assert str(context) in response.json()["error"]["message"]
+
+
+def test_bad_values_name_their_field(server: Hypercorn) -> None:
+    for field, value in {"temperature": -1, "input_ids": [10**9], "stop": [""], "n": 0}.items():
+        body = {field: value} if field == "input_ids" else FRANCE | {field: value}
+        response = server.client.post("/generate", json=body)
+        assert response.status_code == 400, response.text
+        assert field.replace("input_ids", "prompt") in json.dumps(response.json()["error"])
+
+
+def test_a_chat_through_the_official_client(server: Hypercorn) -> None:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        chat = client.chat.completions.create(model=model, messages=question, temperature=0, max_tokens=30)  # type: ignore[call-overload]
+        assert "Paris" in chat.choices[0].message.content
+
+
+def test_it_stops_with_exit_status_0_and_starts_again(tmp_path: Path) -> None:
+    answers = []
+    for turn in range(2):
+        with hypercorn(tmp_path / f"log{turn}") as running:
+            answers.append(running.client.post("/generate", json=FRANCE | {"stream": False}).json()["text"])
+            assert running.stop() == 0
+            assert "Traceback" not in running.log.read_text()
+    assert answers[0] == answers[1]

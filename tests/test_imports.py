@@ -1,0 +1,42 @@
+"""What may be imported without paying for it: torch takes seconds, CUDA takes memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "triton")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules in a fresh interpreter after `statement`."""
+    code = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import aengine",
+        "import aengine.config",
+        "from aengine import SamplingParams, ServerConfig, QueueFullError",
+        "import aengine.http",
+        "import aengine.app",
+        "from aengine.app import app, create_app; create_app()",
+    ],
+)
+def test_loads_nothing_heavy(statement: str) -> None:
+    assert loaded_by(statement).isdisjoint(HEAVY)
+
+
+def test_the_check_sees_what_is_heavy() -> None:
+    assert "torch" in loaded_by("from aengine import Engine")
+
+
+def test_the_names_of_the_package_are_there() -> None:
+    code = "import aengine; print([name for name in aengine.__all__ if not hasattr(aengine, name)])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
