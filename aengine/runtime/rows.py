@@ -19,7 +19,10 @@ class Rows:
     """
 
     def __init__(self, max_rows: int, pages_per_row: int, device: torch.device, upload: Upload | None = None) -> None:
+        """One row more than `max_rows` is kept: `padding`, whose length is 0 and whose pages are page 0."""
         self.device = device
+        self.padding = max_rows
+        max_rows += 1
         self.upload: Upload = upload or torch.tensor
         self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.length = torch.zeros(max_rows, dtype=torch.int64, device=device)  # tokens whose KV is written

@@ -68,7 +68,7 @@ def start_runtime(config: EngineConfig, folder: Path) -> Runtime:
     )
     kv = KVPool(model.num_layers, pool.num_pages, config.page_size, model.num_kv_heads, model.head_dim, dtype, device)
     rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
-    executor = StepExecutor(decoder, kv, Sampler(config.max_num_seqs, model.vocab_size, device), rows)
+    executor = StepExecutor(decoder, kv, Sampler(config.max_num_seqs + 1, model.vocab_size, device), rows)
     threads = forward_threads(config.torch_threads)
     log.info(
         "%s on %s (%s, %d threads), %s in %s, attention: %s",

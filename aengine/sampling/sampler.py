@@ -6,7 +6,7 @@ top_k, top_p, min_p, draw. Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain
 from aengine.sampling.groups import Groups, group
 from aengine.sampling.logprobs import DrawLogprobs, raw_logprobs
 from aengine.sampling.noise import row_keys, token_codes
-from aengine.sampling.parameters import BIAS, MIN_TOKENS, PENALTY, RowParameters
+from aengine.sampling.parameters import BIAS, MIN_TOKENS, NOISE, PENALTY, RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
 from aengine.sampling.token_table import TokenTable
 from aengine.types import NewRow
@@ -43,6 +43,11 @@ class Sampler:
         self._counts = TokenCounts(max_rows, vocab_size, device)
         self._codes = token_codes(vocab_size, device)
         self._groups: Groups | None = None  # of the last batch
+        self._fused: Callable[..., tuple[Tensor, Tensor]] | None = None
+        if device.type == "cuda":
+            from aengine.kernels.gumbel import Draw  # brings Triton, which a CPU has no use for
+
+            self._fused = Draw(max_rows, device)
 
     def set_rows(self, rows: Sequence[NewRow]) -> None:
         """Give rows to new owners. Must be ordered with `sample` as the steps are."""
@@ -73,6 +78,26 @@ class Sampler:
         for block in groups.penalized:
             self._counts.add(_take(row_index, block), _take(token_ids, block))
         return Draws(token_ids, finite, _gather_logprobs(token_ids, groups, raw) if raw else None)
+
+    def simple(self, rows: list[int]) -> bool:
+        """Whether these rows need no more than `draw_simple`: a temperature or none, and nothing else."""
+        needs = self._parameters.needs
+        return all(needs[row] & ~NOISE == 0 for row in rows)
+
+    def draw_simple(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
+        """`sample` for simple rows: decides nothing on the host and has fixed shapes, so a CUDA graph can hold it.
+
+        logits [draws, vocab] float32, only read; row_index, positions [draws] int64.
+        """
+        picked = self._parameters.pick(row_index)
+        if self._fused is not None:
+            token_ids, finite = self._fused(
+                logits, picked.temperature[:, 0], picked.seed_low[:, 0], picked.seed_high[:, 0], positions
+            )
+            return Draws(token_ids, finite, None)
+        noise = self._noise(picked.seed_low, picked.seed_high, positions)
+        token_ids = draw_plain(logits, noise, picked.temperature, None)  # at temperature 0 the noise vanishes
+        return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
 
     def _adjust(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> None:
         """Bias, penalties and masks, in place."""

@@ -1,0 +1,92 @@
+"""Awaiting CUDA events on the event loop, without a thread of ours and without polling.
+
+A host function on a side stream waits for the event and calls libc's `fflush` on a FILE over a pipe that
+the loop watches: the driver's thread writes one byte, without the GIL and without compiled code. The main
+stream never waits for it. Callbacks into Python would deadlock (the GIL against the driver's lock).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import itertools
+import os
+from collections import deque
+
+import torch
+
+from aengine.errors import EngineFailedError
+
+FILES = 8  # more than steps can be in flight; a FILE holds at most one byte
+WATCHDOG_SECONDS = 1.0
+
+
+class DeviceClock:
+    """Turns recorded events into futures, in order. For one loop; `close` it when nothing is pending."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+        self._libc = ctypes.CDLL(None)
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._libc.fdopen.restype = ctypes.c_void_p
+        self._libc.fwrite.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+        self._libc.fclose.argtypes = [ctypes.c_void_p]
+        self._cuda.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        self._fflush = ctypes.cast(self._libc.fflush, ctypes.c_void_p)
+        self._read, write = os.pipe()
+        os.set_blocking(self._read, False)
+        self._files = [self._libc.fdopen(os.dup(write), b"w") for _ in range(FILES)]
+        os.close(write)
+        self._next_file = itertools.cycle(self._files)
+        self._pending: deque[tuple[torch.cuda.Event, asyncio.Future[None]]] = deque()
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._read, self._on_bytes)
+
+    def watch(self, event: torch.cuda.Event) -> asyncio.Future[None]:
+        """A future that is done once the recorded event has happened. Raises `EngineFailedError`."""
+        if len(self._pending) >= FILES:
+            raise EngineFailedError(f"{len(self._pending)} device events are pending, at most {FILES} can be")
+        future: asyncio.Future[None] = self._loop.create_future()
+        file = next(self._next_file)
+        self._side.wait_event(event)
+        self._libc.fwrite(b"x", 1, 1, file)
+        code = self._cuda.cuLaunchHostFunc(self._side.cuda_stream, self._fflush, file)
+        if code:
+            raise EngineFailedError(f"cuLaunchHostFunc returned CUDA error {code}")
+        self._pending.append((event, future))
+        if self._watchdog is None:
+            self._watchdog = self._loop.call_later(WATCHDOG_SECONDS, self._check)
+        return future
+
+    def _on_bytes(self) -> None:
+        for _ in os.read(self._read, 64):
+            if self._pending:
+                _, future = self._pending.popleft()
+                if not future.done():
+                    future.set_result(None)
+
+    def _check(self) -> None:
+        """Host functions are not called once the context is in error: find out by asking the events."""
+        self._watchdog = None
+        try:
+            for event, _ in self._pending:
+                event.query()
+        except RuntimeError as error:
+            while self._pending:
+                _, future = self._pending.popleft()
+                if not future.done():
+                    future.set_exception(error)
+        if self._pending:
+            self._watchdog = self._loop.call_later(WATCHDOG_SECONDS, self._check)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._loop.remove_reader(self._read)
+        self._side.synchronize()
+        for file in self._files:
+            self._libc.fclose(file)
+        os.close(self._read)
