@@ -13,7 +13,7 @@ from jinja2.utils import Namespace
 
 from aengine.errors import CheckpointError, InvalidRequestError
 from aengine.text.limits import Budget, LimitError
-from aengine.text.markers import ControlTokens
+from aengine.text.markers import ControlTokens, Marker
 from aengine.text.sandbox import Sandbox
 
 RENDER_SECONDS = 5.0
@@ -86,17 +86,20 @@ class ChatTemplates:
         data = {
             "messages": [_message(message) for message in messages],
             "tools": None if tools is None else plain_data(tools, "tools"),
+            "add_generation_prompt": add_generation_prompt,
+            "documents": None,
             **kwargs,
         }
         marker = self._control.marker_for(data)
-        if marker is not None:
-            data = {name: marker.mark_all(value) for name, value in data.items()}
-        size = Budget(RENDER_SECONDS, 0).measure(data)
-        budget = Budget(RENDER_SECONDS, _LARGEST_TEXT + 8 * size)
-        variables = {"documents": None, **self._variables, **data, "add_generation_prompt": add_generation_prompt}
-        with self._sandbox.rendering(budget, marker):
-            text = self._run(template, variables)
-        return (text, False) if marker is None else marker.settle(text)
+        if marker is None:
+            return self._run(template, data, None), False
+        marked = {name: marker.mark_all(value) for name, value in data.items()}
+        text, quoted = marker.settle(self._run(template, marked, marker))
+        if quoted:
+            return text, True
+        # Marks lengthen texts, and a template may look at lengths. As long as it does not change what is control:
+        plain = self._run(template, data, None)
+        return (plain if self._control.found_in(plain) == self._control.found_in(text) else text), False
 
     def _choose(self, tools: object) -> Template:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
@@ -113,9 +116,12 @@ class ChatTemplates:
             )
         return {str(name): plain_data(value, "chat_template_kwargs") for name, value in kwargs.items()}
 
-    def _run(self, template: Template, variables: dict[str, object]) -> str:
+    def _run(self, template: Template, data: dict[str, object], marker: Marker | None) -> str:
+        size = Budget(RENDER_SECONDS, 0).measure(data)
+        budget = Budget(RENDER_SECONDS, _LARGEST_TEXT + 8 * size)
         try:
-            return "".join(template.generate(variables))
+            with self._sandbox.rendering(budget, marker):
+                return "".join(template.generate({**self._variables, **data}))
         except _RaisedByTemplate as error:
             raise InvalidRequestError(str(error)[:_MAX_MESSAGE], "messages") from error
         except SecurityError as error:

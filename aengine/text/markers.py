@@ -17,18 +17,21 @@ from itertools import chain
 
 from aengine.errors import InvalidRequestError
 
+# Rare symbols and ideographs: printable, so that `repr` and `tojson` leave them as they are.
+_MARKS = (range(0x1D300, 0x1D357), range(0x2801, 0x2900), range(0x20000, 0x2A6E0))
 _NONCHARACTERS = range(0xFDD0, 0xFDF0)  # code points that Unicode keeps for use inside a program
-_PRIVATE_USE = range(0xF0000, 0x100000)
-_STAND_INS = 0x100000  # and up: private use as well
+_STAND_INS = 0x100000  # and up: private use
 
 
 class ControlTokens:
     """The texts of a tokenizer's special tokens, and how they can be written as plain text.
 
     `stand_ins` maps their first characters to what takes those characters' place; nobody outside can guess it.
+    No mark is a character of `foreign`.
     """
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, texts: Iterable[str], foreign: str = "") -> None:
+        self._foreign = frozenset(foreign)
         self.texts = sorted({text for text in texts if text})
         firsts = sorted({text[0] for text in self.texts})
         nonce = "".join(chr(secrets.choice(_NONCHARACTERS)) for _ in range(8))
@@ -37,11 +40,13 @@ class ControlTokens:
         patterns = [re.escape(first) for first in firsts if not _is_common(first)]
         patterns += [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in self.texts if _is_common(text[0])]
         self.candidates = re.compile("|".join(patterns) or "(?!)")
+        # Leftmost and longest, as the tokenizer recognises them.
+        self._wholes = re.compile("|".join(map(re.escape, sorted(self.texts, key=len, reverse=True))) or "(?!)")
         self.beginnings = functools.lru_cache(maxsize=4)(self._beginnings)
 
     def marker_for(self, *values: object) -> Marker | None:
         """A marker whose mark occurs in none of the JSON-like values; None where there is nothing to mark."""
-        used: set[str] = set()
+        used = set(self._foreign)
         found = False
         for text in _strings(values):
             found = found or self.candidates.search(text) is not None
@@ -49,11 +54,14 @@ class ControlTokens:
                 used.update(text)
         if not found:
             return None
-        free = (mark for mark in map(chr, chain(_NONCHARACTERS, _PRIVATE_USE)) if mark not in used)
-        mark = next(free, None)
+        mark = next((mark for mark in map(chr, chain(*_MARKS)) if mark not in used), None)
         if mark is None:
-            raise InvalidRequestError("the messages use every private-use character there is", "messages")
+            raise InvalidRequestError("the messages use every rare character there is", "messages")
         return Marker(self, mark)
+
+    def found_in(self, text: str) -> list[str]:
+        """The special tokens in a text, in order."""
+        return self._wholes.findall(text)
 
     def _beginnings(self, mark: str) -> re.Pattern[str]:
         """Finds a marked character with which a special token would begin, whatever else of it is marked."""

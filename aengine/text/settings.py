@@ -41,6 +41,9 @@ def read_settings(folder: Path) -> TokenizerSettings:
         config = {**config, **_read_json(legacy)}
 
     named = {name: _token_text(path, name, config[name]) for name in NAMED_TOKENS if config.get(name) is not None}
+    for name, value in config.items():  # such as image_token
+        if name.endswith("_token") and isinstance(value, (str, dict)):
+            named.setdefault(name, _token_text(path, name, value))
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     if isinstance(extra, dict):
         named.update({name: _token_text(path, name, value) for name, value in extra.items()})

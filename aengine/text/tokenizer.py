@@ -39,7 +39,8 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         rules = rules_of(_decoder_of(backend))
         self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
-        control = ControlTokens(tokens[token_id] for token_id in self.special_ids)
+        special = [tokens[token_id] for token_id in self.special_ids]
+        control = ControlTokens(special, foreign="".join(settings.templates.values()))
         self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
         self._quoting_backend = _quoting(backend, control) if self._templates else backend
 
@@ -146,10 +147,12 @@ class Tokenizer:
 
     def _encode(self, backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
-            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from error
+        try:
+            # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises plain Exception, e.g. for a missing unknown token
             raise InvalidRequestError(f"the tokenizer cannot read this text: {error}") from error
         ids: list[int] = encoding.ids
