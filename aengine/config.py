@@ -33,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention: Annotated[
         Literal["auto", "torch", "triton"], Meta(description="attention backend; auto picks by device")
     ] = "auto"
+    cuda_graphs: Annotated[bool, Meta(description="replay decode steps as CUDA graphs")] = True
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="longest prompt + output, in tokens; default: the model's own"),

@@ -22,7 +22,7 @@ class Rows:
         """One row more than `max_rows` is kept: `padding`, whose length is 0 and whose pages are page 0."""
         self.device = device
         self.padding = max_rows
-        max_rows += 1
+        self.count = max_rows = max_rows + 1
         self.upload: Upload = upload or torch.tensor
         self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.length = torch.zeros(max_rows, dtype=torch.int64, device=device)  # tokens whose KV is written

@@ -15,6 +15,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
 from aengine.runtime.device import forward_threads, resolve_device, resolve_dtype
 from aengine.runtime.rows import Rows
@@ -42,16 +43,23 @@ def start_runtime(config: EngineConfig, folder: Path) -> Runtime:
 
     Raises `ConfigError` and `CheckpointError`.
     """
-    began = time.perf_counter()
     device = resolve_device(config.device)
+    if device.type == "cuda":
+        from aengine.runtime.start_cuda import start_cuda  # brings Triton, which a CPU has no use for
+
+        return start_cuda(config, folder, device)
+    return start_cpu(config, folder)
+
+
+def start_cpu(config: EngineConfig, folder: Path) -> Runtime:
+    """A runtime that computes in one worker thread."""
+    began = time.perf_counter()
+    device = torch.device("cpu")
+    if config.attention not in ("auto", "torch"):
+        raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
     model = ModelConfig.from_folder(folder)
     dtype = resolve_dtype(config.dtype, device, model.dtype)
-    max_step_tokens = config.max_step_tokens or max(CPU_STEP_TOKENS, config.max_num_seqs)
-    if max_step_tokens < config.max_num_seqs:
-        raise ConfigError(
-            f"max_step_tokens: {max_step_tokens} is below max_num_seqs ({config.max_num_seqs}), so that a step "
-            f"could not carry every running sequence; raise it or lower max_num_seqs"
-        )
+    max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)
     pool = size_pool(config, model, dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30))
     attention = TorchAttention()
     decoder = load_model(
@@ -68,26 +76,45 @@ def start_runtime(config: EngineConfig, folder: Path) -> Runtime:
     )
     kv = KVPool(model.num_layers, pool.num_pages, config.page_size, model.num_kv_heads, model.head_dim, dtype, device)
     rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
-    executor = StepExecutor(decoder, kv, Sampler(config.max_num_seqs + 1, model.vocab_size, device), rows)
+    executor = StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
     threads = forward_threads(config.torch_threads)
+    log_model(decoder, f"cpu ({torch.backends.cpu.get_cpu_capability()}, {threads} threads)", attention.name)
+    log_pool(config, pool, max_step_tokens, f"ready in {time.perf_counter() - began:.1f} s")
+    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens)
+
+
+def step_tokens(config: EngineConfig, default: int) -> int:
+    """The most tokens in one step. Raises `ConfigError` if a step could not carry every running sequence."""
+    tokens = config.max_step_tokens or max(default, config.max_num_seqs)
+    if tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"max_step_tokens: {tokens} is below max_num_seqs ({config.max_num_seqs}), so that a step "
+            f"could not carry every running sequence; raise it or lower max_num_seqs"
+        )
+    return tokens
+
+
+def log_model(decoder: Decoder, device: str, attention: str) -> None:
+    """The first line of the start-up log."""
     log.info(
-        "%s on %s (%s, %d threads), %s in %s, attention: %s",
-        model.architecture,
+        "%s, %.1f M parameters in %s, on %s; attention: %s",
+        decoder.config.architecture,
+        decoder.num_parameters / 1e6,
+        str(decoder.dtype).removeprefix("torch."),
         device,
-        torch.backends.cpu.get_cpu_capability(),
-        threads,
-        f"{decoder.num_parameters / 1e6:.1f} M parameters",
-        str(dtype).removeprefix("torch."),
-        attention.name,
+        attention,
     )
+
+
+def log_pool(config: EngineConfig, pool: PoolSize, max_step_tokens: int, phases: str) -> None:
+    """The second one."""
     log.info(
-        "KV pool: %d pages of %d tokens (%.0f MiB), context %d, up to %d rows, %d tokens per step; ready in %.1f s",
+        "KV pool: %d pages of %d tokens (%.0f MiB), context %d, up to %d rows, %d tokens per step; %s",
         pool.num_pages - 1,
         config.page_size,
         pool.bytes / 2**20,
         pool.max_model_len,
         config.max_num_seqs,
         max_step_tokens,
-        time.perf_counter() - began,
+        phases,
     )
-    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens)

@@ -33,7 +33,7 @@ class Rig:
         kv: KVPool = pool_for(decoder, num_pages, page_size)
         device = torch.device("cpu")
         rows = Rows(max_rows, 64, device)
-        self.executor = StepExecutor(decoder, kv, Sampler(max_rows, decoder.config.vocab_size, device), rows)
+        self.executor = StepExecutor(decoder, kv, Sampler(rows.count, decoder.config.vocab_size, device), rows)
         self.scheduler = Scheduler(
             num_pages=num_pages,
             page_size=page_size,
