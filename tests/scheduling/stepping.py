@@ -6,15 +6,16 @@ import itertools
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
-from fake_device import FakeDevice, naive_output
+from fake_device import FakeDevice, check, naive_output
 
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence, Update
 from aengine.types import FinishReason, SamplingParams, StepPlan
 
 AGING = 30.0  # seconds of waiting that make up for one level of priority
-VOCAB = 50
+VOCAB = 2**24  # so many that no token is drawn twice in an example
 
 
 @dataclass
@@ -24,13 +25,18 @@ class Got:
     prompt: list[int]
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    cut: bool = False  # ended by a stop string
 
     def take(self, update: Update) -> None:
-        if self.finish_reason is not None:
-            raise AssertionError("something came after the last token")
+        check(self.finish_reason is None, "something came after the last token")
         if update.finite:
             self.token_ids.append(update.token_id)
         self.finish_reason = update.finish_reason
+
+
+def prompt_of(length: int, first: int = 0) -> list[int]:
+    """A prompt; two that differ in `first` have no prefix in common, others share the shorter one's tokens."""
+    return list(range(first * 1000, first * 1000 + length))
 
 
 class Stepper:
@@ -96,16 +102,16 @@ class Stepper:
         self.got.update((sequence, Got(list(prompt))) for sequence in sequences)
         return sequences
 
-    def add(self, prompt: list[int], max_tokens: int = 8, **options: object) -> Sequence:
-        """Enqueue a request with one choice."""
-        return self.request(prompt, max_tokens, **options)[0]  # type: ignore[arg-type]
+    def add(self, prompt: list[int], max_tokens: int = 8, **options: Any) -> Sequence:
+        """Enqueue a request with one choice; `options` are those of `request`."""
+        return self.request(prompt, max_tokens, **options)[0]
 
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
         """A stop string ended there."""
         self.scheduler.finish(sequence, n_tokens)
         got = self.got[sequence]
         del got.token_ids[n_tokens:]
-        got.finish_reason = "stop"
+        got.finish_reason, got.cut = "stop", True
 
     def abort(self, sequence: Sequence) -> None:
         self.scheduler.abort(sequence)
@@ -117,8 +123,7 @@ class Stepper:
         """Plan a step and launch it."""
         plan = self.scheduler.schedule()
         if plan is not None:
-            if plan.num_tokens > self.max_step_tokens:
-                raise AssertionError(f"{plan.num_tokens} tokens in a step of at most {self.max_step_tokens}")
+            check(plan.num_tokens <= self.max_step_tokens, f"{plan.num_tokens} tokens in one step")
             self.device.launch(plan)
             self.in_flight.append(plan)
         return plan
@@ -157,8 +162,7 @@ class Stepper:
             if plan is not None:
                 plans.append(plan)
             limit -= 1
-            if limit < 0:
-                raise AssertionError("the scheduler goes round in circles")
+            check(limit >= 0, "the scheduler goes round in circles")
         self.scheduler.check_integrity()
         return plans
 
@@ -172,9 +176,14 @@ class Stepper:
     def check_output(self, sequence: Sequence) -> None:
         """The client has exactly the naive output, or its beginning where something ended the sequence early."""
         got, expected = self.got[sequence], self.expected(sequence)
-        if got.finish_reason in ("stop", "length") and len(got.token_ids) == len(expected):
-            wanted = "stop" if expected[-1] in sequence.stop_ids else "length"
-            if got.finish_reason != wanted and len(expected) == sequence.max_total - len(got.prompt):
-                pass  # a stop string may match in the very last token
-        if got.token_ids != expected[: len(got.token_ids)]:
-            raise AssertionError(f"got {got.token_ids}, expected {expected}")
+        check(got.token_ids == expected[: len(got.token_ids)], f"got {got.token_ids}, expected {expected}")
+        if got.finish_reason in ("length", "stop") and not got.cut:
+            check(len(got.token_ids) == len(expected), f"ended by {got.finish_reason} after {got.token_ids}")
+            reason = "stop" if expected[-1] in sequence.stop_ids else "length"
+            check(got.finish_reason == reason, f"ended by {got.finish_reason}, not by {reason}")
+
+    def check_outputs(self) -> None:
+        """Everyone got an end, and what they should."""
+        for sequence, got in self.got.items():
+            check(got.finish_reason is not None, f"a client waits for ever: {got}")
+            self.check_output(sequence)

@@ -1,0 +1,175 @@
+"""Random use of the scheduler over a pool that is far too small, against a model that caches nothing."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from stepping import Stepper
+
+from aengine.scheduling.sequence import Sequence
+
+VOCAB = 6  # so few that outputs run into cached pages of other requests by chance
+STOP_IDS = ((), (), (3,), (1, 4))
+LONGEST_PROMPT = 24
+LONGEST_OUTPUT = 12
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Every rule is followed by `check_integrity`; the fake device checks every page that is read or written."""
+
+    @initialize(
+        page_size=st.integers(1, 5),
+        spare_pages=st.integers(0, 8),
+        rows=st.integers(1, 6),
+        spare_tokens=st.integers(0, 16),
+        prefix_cache=st.sampled_from([True, True, False]),
+        lookahead=st.integers(0, 1),
+        bases=st.lists(
+            st.lists(st.integers(0, VOCAB - 1), min_size=LONGEST_PROMPT, max_size=LONGEST_PROMPT),
+            min_size=1,
+            max_size=2,
+        ),
+    )
+    def start(
+        self,
+        page_size: int,
+        spare_pages: int,
+        rows: int,
+        spare_tokens: int,
+        prefix_cache: bool,
+        lookahead: int,
+        bases: list[list[int]],
+    ) -> None:
+        pages = 3 + 12 // page_size + spare_pages  # a request or two
+        self.stepper = Stepper(
+            num_pages=pages + 1,
+            page_size=page_size,
+            max_rows=rows,
+            max_step_tokens=rows + spare_tokens,
+            prefix_cache=prefix_cache,
+            lookahead=lookahead,
+            vocab=VOCAB,
+        )
+        self.bases = bases
+        self.now = 0.0
+
+    @rule(
+        base=st.integers(0, 1),
+        length=st.integers(1, LONGEST_PROMPT),
+        own=st.lists(st.integers(0, VOCAB - 1), max_size=3),
+        max_tokens=st.integers(1, LONGEST_OUTPUT),
+        n=st.sampled_from([1, 1, 1, 2, 3, 4]),
+        stop_ids=st.sampled_from(STOP_IDS),
+        seed=st.integers(0, 3),
+        tenant=st.sampled_from([0, 0, 0, 1]),
+        priority=st.integers(-1, 1),
+    )
+    def add(
+        self,
+        base: int,
+        length: int,
+        own: list[int],
+        max_tokens: int,
+        n: int,
+        stop_ids: tuple[int, ...],
+        seed: int,
+        tenant: int,
+        priority: int,
+    ) -> None:
+        capacity = self.stepper.scheduler.capacity_tokens
+        prompt = [*self.bases[base % len(self.bases)][:length], *own][: capacity - 1]
+        self.now += 1.0
+        self.stepper.request(
+            prompt,
+            min(max_tokens, capacity - len(prompt)),
+            n=n,
+            stop_ids=stop_ids,
+            seed=seed,
+            tenant=tenant,
+            arrival=self.now,
+            priority=priority,
+        )
+        self.check()
+
+    @precondition(lambda self: len(self.stepper.in_flight) < 2)
+    @rule()
+    def schedule(self) -> None:
+        self.stepper.schedule()
+        self.check()
+
+    @precondition(lambda self: self.stepper.in_flight)
+    @rule()
+    def commit(self) -> None:
+        self.stepper.commit()
+        self.check()
+
+    @rule(turns=st.integers(1, 12))
+    def run_for_a_while(self, turns: int) -> None:
+        for _ in range(turns):
+            self.stepper.step()
+            self.check()
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2**16))
+    def abort(self, which: int) -> None:
+        self.stepper.abort(self.open[which % len(self.open)])
+        self.check()
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2**16))
+    def abort_every_choice(self, which: int) -> None:
+        rank = self.open[which % len(self.open)].rank
+        for sequence in [sequence for sequence in self.open if sequence.rank == rank]:
+            self.stepper.abort(sequence)
+        self.check()
+
+    @precondition(lambda self: any(sequence.output_len for sequence in self.open))
+    @rule(which=st.integers(0, 2**16), late=st.integers(0, 3))
+    def stop_string(self, which: int, late: int) -> None:
+        """A stop string is found `late` tokens after it was drawn."""
+        writing = [sequence for sequence in self.open if sequence.output_len]
+        sequence = writing[which % len(writing)]
+        self.stepper.finish(sequence, max(sequence.output_len - late, 1))
+        self.check()
+
+    @precondition(lambda self: self.stepper.in_flight)
+    @rule(which=st.integers(0, 2**16))
+    def commit_with_a_broken_row(self, which: int) -> None:
+        rows = self.stepper.in_flight[0].sampled_rows
+        self.stepper.commit(broken={rows[which % len(rows)]} if rows else ())
+        self.check()
+
+    @precondition(lambda self: self.stepper.in_flight)
+    @rule(place=st.integers(0, 1), ahead=st.booleans())
+    def step_fails(self, place: int, ahead: bool) -> None:
+        if ahead and len(self.stepper.in_flight) == 1:
+            self.stepper.schedule()
+        self.stepper.fail(place % len(self.stepper.in_flight))
+        self.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stepper"):
+            return
+        self.stepper.run()
+        self.stepper.check_outputs()
+        memory = self.stepper.scheduler.memory
+        memory.tree.clear()
+        assert memory.allocator.free == memory.usable_pages
+
+    @property
+    def open(self) -> list[Sequence]:
+        return [sequence for sequence, got in self.stepper.got.items() if got.finish_reason is None]
+
+    def check(self) -> None:
+        self.stepper.scheduler.check_integrity()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=500,
+    stateful_step_count=80,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
