@@ -23,7 +23,7 @@ from aengine.runtime.cuda_runner import CudaRunner, GraphedExecutor
 from aengine.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.device import resolve_dtype
 from aengine.runtime.rows import Rows
-from aengine.runtime.sizing import PoolSize, size_pool
+from aengine.runtime.sizing import size_pool
 from aengine.runtime.start import Runtime, log_model, log_pool, step_tokens
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
@@ -140,7 +140,7 @@ def _room_for_kv(config: EngineConfig, decoder: Decoder, device: torch.device, m
         raise ConfigError(
             f"gpu_memory_utilization: the model does not fit. Of {budget / gib:.1f} GiB "
             f"({config.gpu_memory_utilization:.0%} of the device) others use {outside / gib:.1f}, the weights "
-            f"{weights / gib:.1f}, the largest step {step / gib:.1f} and the graphs {graphs / gib:.1f}; nothing is left "
+            f"{weights / gib:.1f}, the largest step {step / gib:.1f}, the graphs {graphs / gib:.1f}: nothing is left "
             f"for the KV pool. Raise it, lower max_step_tokens or max_num_seqs, or take a smaller model"
         )
     return room
