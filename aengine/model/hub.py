@@ -24,12 +24,12 @@ def resolve_model(model: str | None, revision: str | None = None) -> Path:
     if model is None:
         return DEMO
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         return folder
-    if folder.exists():
+    if model and folder.exists():
         raise HubError(f"model: {model} is a file; give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(model):
-        raise HubError(f"model: there is no folder {model}, and it is no Hugging Face id (owner/name)")
+        raise HubError(f"model: there is no folder {model!r}, and it is no Hugging Face id (owner/name)")
     return _from_hub(model, revision)
 
 

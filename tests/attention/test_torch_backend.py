@@ -1,0 +1,169 @@
+"""The reference backend against plain attention in float64, over shuffled pages full of other people's NaN."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aengine.attention import torch_backend
+from aengine.attention.base import AttentionBatch
+from aengine.attention.torch_backend import TorchAttention
+
+DIM = 8
+SCALE = 0.3
+
+Work = list[tuple[int, int]]  # (context, query tokens): decodes have one query token
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """q [queries, heads, dim] are the last of the context; k, v [context, kv_heads, dim]; all float64."""
+    queries, heads, _ = q.shape
+    context, kv_heads, _ = k.shape
+    out = torch.empty_like(q)
+    for i in range(queries):
+        last = context - queries + i
+        first = 0 if window is None else max(0, last - window + 1)
+        for head in range(heads):
+            kv_head = head // (heads // kv_heads)
+            scores = k[first : last + 1, kv_head] @ q[i, head] * SCALE
+            out[i, head] = scores.softmax(0) @ v[first : last + 1, kv_head]
+    return out
+
+
+def check(
+    decodes: list[int],
+    chunks: Work,
+    page_size: int,
+    kv_heads: int,
+    group: int,
+    window: int | None,
+    slack: int = 0,
+    seed: int = 0,
+) -> None:
+    """Run one step of these decodes (context lengths) and chunks. `slack`: what the host overstates decodes by."""
+    generator = torch.Generator().manual_seed(seed)
+    work = [(context, 1) for context in decodes] + chunks
+    num_pages = 1 + sum(-(-context // page_size) for context, _ in work)
+    pages = list(range(1, num_pages))
+    random.Random(seed).shuffle(pages)
+    width = max(-(-(context + slack) // page_size) for context, _ in work)
+    # Past the end of a sequence its page table holds nonsense.
+    table = torch.full((len(work), width), 2**30, dtype=torch.int32)
+    caches = torch.full((2, num_pages, page_size, kv_heads, DIM), math.nan)
+    contents = []
+    for row, (context, _) in enumerate(work):
+        own = [pages.pop() for _ in range(-(-context // page_size))]
+        table[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
+        kv = torch.randn(2, context, kv_heads, DIM, generator=generator)
+        contents.append(kv)
+        for position in range(context):
+            caches[:, own[position // page_size], position % page_size] = kv[:, position]
+    q = torch.randn(sum(count for _, count in work), kv_heads * group, DIM, generator=generator)
+    counts = [count for _, count in work]
+    batch = AttentionBatch(
+        slots=torch.zeros(0, dtype=torch.int64),  # already written
+        page_table=table,
+        seq_lens=torch.tensor([context for context, _ in work], dtype=torch.int32),
+        query_starts=torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
+        num_decodes=len(decodes),
+        query_lens=counts,
+        context_lens=[context + (slack if row < len(decodes) else 0) for row, (context, _) in enumerate(work)],
+    )
+    backend = TorchAttention()
+    layers = [backend.forward(q, caches[0], caches[1], batch, SCALE, window) for _ in range(2)]
+    expected = torch.cat(
+        [
+            plain_attention(part.double(), kv[0].double(), kv[1].double(), window)
+            for part, kv in zip(q.split(counts), contents)
+        ]
+    )
+    for out in layers:  # the second one runs on the plan of the first
+        assert out.shape == q.shape
+        torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@st.composite
+def chunk(draw: st.DrawFn) -> tuple[int, int]:
+    context = draw(st.integers(1, 40))
+    return context, draw(st.integers(1, context))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    decodes=st.lists(st.integers(1, 40), max_size=6),
+    chunks=st.lists(chunk(), max_size=3),
+    page_size=st.sampled_from([1, 3, 16]),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    window=st.none() | st.integers(1, 41),
+    slack=st.integers(0, 5),
+)
+def test_any_mix_of_decodes_and_chunks(
+    decodes: list[int], chunks: Work, page_size: int, kv_heads: int, group: int, window: int | None, slack: int
+) -> None:
+    if decodes or chunks:
+        check(decodes, chunks, page_size, kv_heads, group, window, slack)
+
+
+@pytest.mark.parametrize("window", [None, 1, 16, 33])
+@pytest.mark.parametrize("context", [15, 16, 17, 31, 32, 33])
+def test_contexts_that_end_at_page_borders(context: int, window: int | None) -> None:
+    check([context, 1], [(context, context), (context, 1), (context, 16 if context > 16 else 3)], 16, 2, 2, window)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_decodes_of_very_different_lengths_beside_a_chunk(window: int | None) -> None:
+    check([3, 300, 130, 7, 290, 550], [(20, 20)], 16, 1, 2, window)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_chunks_longer_than_a_block_of_queries(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_backend, "_QUERY_BLOCK", 4)
+    check([9], [(23, 10), (9, 4), (13, 13)], 3, 2, 2, window)
+
+
+def test_a_padding_row_leaves_the_others_alone() -> None:
+    caches = torch.randn(2, 4, 2, 1, DIM)
+    q = torch.randn(2, 2, DIM)
+
+    def run(rows: int) -> Tensor:
+        batch = AttentionBatch(
+            slots=torch.zeros(rows, dtype=torch.int64),
+            page_table=torch.tensor([[3, 1], [0, 0]], dtype=torch.int32)[:rows],
+            seq_lens=torch.tensor([3, 0], dtype=torch.int32)[:rows],
+            query_starts=torch.arange(rows + 1, dtype=torch.int32),
+            num_decodes=rows,
+            query_lens=[1] * rows,
+            context_lens=[3, 0][:rows],
+        )
+        return TorchAttention().forward(q[:rows], caches[0], caches[1], batch, SCALE, None)
+
+    padded = run(2)
+    assert padded.isfinite().all()
+    torch.testing.assert_close(padded[:1], run(1))
+
+
+def test_bfloat16_is_as_good_as_its_rounding() -> None:
+    torch.manual_seed(0)
+    caches = torch.randn(2, 3, 16, 2, DIM)
+    q = torch.randn(1, 4, DIM)
+    batch = AttentionBatch(
+        slots=torch.zeros(1, dtype=torch.int64),
+        page_table=torch.tensor([[2, 1]], dtype=torch.int32),
+        seq_lens=torch.tensor([21], dtype=torch.int32),
+        query_starts=torch.tensor([0, 1], dtype=torch.int32),
+        num_decodes=1,
+        query_lens=[1],
+        context_lens=[21],
+    )
+    half = TorchAttention().forward(q.bfloat16(), caches[0].bfloat16(), caches[1].bfloat16(), batch, SCALE, None)
+    batch.plans.clear()
+    full = TorchAttention().forward(q, caches[0], caches[1], batch, SCALE, None)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), full, atol=0.03, rtol=0.03)

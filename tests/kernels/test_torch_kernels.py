@@ -1,0 +1,117 @@
+"""The reference kernels against the formulas in float64, and against transformers' modules bit for bit in bfloat16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from aengine.kernels.torch_kernels import TorchKernels
+
+KERNELS = TorchKernels()
+EPS = 1e-5
+
+
+def norm64(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_rms_norm(tokens: int) -> None:
+    x, weight = torch.randn(tokens, 24), torch.randn(24)
+    torch.testing.assert_close(KERNELS.rms_norm(x, weight, EPS).double(), norm64(x, weight), atol=1e-5, rtol=1e-5)
+
+
+def test_rms_norm_rounds_where_transformers_rounds() -> None:
+    x, weight = torch.randn(7, 64, dtype=torch.bfloat16) * 3, torch.randn(64, dtype=torch.bfloat16)
+    module = Qwen3RMSNorm(64, eps=EPS).to(torch.bfloat16)
+    module.weight.data.copy_(weight)
+    assert torch.equal(KERNELS.rms_norm(x, weight, EPS), module(x))
+
+
+def test_add_rms_norm_also_returns_the_sum_and_leaves_its_inputs_alone() -> None:
+    x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+    before = x.clone(), residual.clone()
+    normed, total = KERNELS.add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, KERNELS.rms_norm(total, weight, EPS))
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
+
+
+def test_silu_mul_takes_the_gate_first() -> None:
+    gate, up = torch.randn(4, 6), torch.randn(4, 6)
+    expected = gate.double() * torch.sigmoid(gate.double()) * up.double()
+    torch.testing.assert_close(KERNELS.silu_mul(torch.cat((gate, up), 1)).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [None, torch.randn(5)])
+def test_linear(bias: Tensor | None) -> None:
+    x, weight = torch.randn(3, 7), torch.randn(5, 7)
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    for matrix in (weight, KERNELS.pack(weight)):
+        torch.testing.assert_close(KERNELS.linear(x, matrix, bias).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 6, 3
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_qk_norm_rope_store(normed: bool) -> None:
+    qkv = torch.randn(5, (HEADS + 2 * KV_HEADS) * DIM)
+    q_weight, k_weight = (torch.randn(DIM), torch.randn(DIM)) if normed else (None, None)
+    angles = torch.rand(11, DIM // 2) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions = torch.tensor([3, 0, 10, 3, 7])
+    slots = torch.tensor([4, 14, 5, 9, 11])
+    k_cache, v_cache = torch.full((2, 5, PAGE, KV_HEADS, DIM), -1.0)
+    before = qkv.clone()
+    q, k, v = KERNELS.qk_norm_rope_store(
+        qkv, q_weight, k_weight, EPS, cos_sin, positions, k_cache, v_cache, slots, HEADS
+    )
+
+    def expected(x: Tensor, weight: Tensor | None) -> Tensor:
+        x = x.double() if weight is None else norm64(x, weight)
+        angle = angles.double()[positions].unsqueeze(1)  # [tokens, 1, DIM / 2]
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1)
+
+    heads = qkv.view(5, -1, DIM)
+    torch.testing.assert_close(q.double(), expected(heads[:, :HEADS], q_weight), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(k.double(), expected(heads[:, HEADS:-KV_HEADS], k_weight), atol=1e-5, rtol=1e-5)
+    assert torch.equal(v, heads[:, -KV_HEADS:])
+    assert torch.equal(qkv, before)
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        flat = cache.view(-1, KV_HEADS, DIM)
+        assert torch.equal(flat[slots], new)
+        untouched = torch.ones(len(flat), dtype=torch.bool)
+        untouched[slots] = False
+        assert (flat[untouched] == -1).all()
+
+
+def test_rotation_matches_transformers() -> None:
+    q, k = torch.randn(1, HEADS, 5, DIM), torch.randn(1, KV_HEADS, 5, DIM)
+    angles = torch.rand(5, DIM // 2) * 6
+    doubled = torch.cat((angles, angles), dim=1).unsqueeze(0)
+    expected_q, expected_k = apply_rotary_pos_emb(q, k, doubled.cos(), doubled.sin())
+    qkv = torch.cat((q, k, k), dim=1).transpose(1, 2).flatten(2).squeeze(0)
+    caches = torch.zeros(2, 2, PAGE, KV_HEADS, DIM)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    got_q, got_k, _ = KERNELS.qk_norm_rope_store(
+        qkv, None, None, EPS, table, torch.arange(5), caches[0], caches[1], torch.arange(5), HEADS
+    )
+    torch.testing.assert_close(got_q, expected_q[0].transpose(0, 1), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(got_k, expected_k[0].transpose(0, 1), atol=1e-6, rtol=1e-6)
+
+
+def test_padding_tokens_may_share_a_slot_of_page_0() -> None:
+    qkv = torch.randn(3, (HEADS + 2 * KV_HEADS) * DIM)
+    caches = torch.zeros(2, 3, PAGE, KV_HEADS, DIM)
+    table = torch.zeros(4, DIM)
+    KERNELS.qk_norm_rope_store(
+        qkv, None, None, EPS, table, torch.tensor([2, 0, 0]), caches[0], caches[1], torch.tensor([7, 0, 0]), HEADS
+    )
+    assert torch.equal(caches[1].view(-1, KV_HEADS, DIM)[7], qkv[0].view(-1, DIM)[-KV_HEADS:])
+    assert (caches[:, 1] == 0).all()

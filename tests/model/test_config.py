@@ -1,0 +1,192 @@
+"""config.json in its present and older spelling, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aengine.errors import CheckpointError, UnsupportedModelError
+from aengine.model.config import ModelConfig
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+
+
+def read(folder: Path, changes: dict[str, object], without: tuple[str, ...] = ()) -> ModelConfig:
+    values = {key: value for key, value in {**QWEN3, **changes}.items() if key not in without}
+    (folder / "config.json").write_text(json.dumps(values))
+    return ModelConfig.from_folder(folder)
+
+
+def test_old_and_new_spelling_mean_the_same(tmp_path: Path) -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    old = read(tmp_path, {"torch_dtype": "bfloat16", "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}})
+    new = read(
+        tmp_path, {"dtype": "bfloat16", "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
+    )
+    assert old == new
+    assert new.dtype == "bfloat16"
+    assert (new.rope.type, new.rope.theta, new.rope.original_positions) == ("llama3", 5e5, 64)
+
+
+def test_head_dim_follows_from_the_width_where_the_file_is_silent(tmp_path: Path) -> None:
+    assert read(tmp_path, {"architectures": ["Qwen2ForCausalLM"]}, without=("head_dim",)).head_dim == 16
+    assert read(tmp_path, {"head_dim": None, "architectures": ["LlamaForCausalLM"]}).head_dim == 16
+    assert read(tmp_path, {}, without=("head_dim",)).head_dim == 128  # what Qwen3 means by silence
+
+
+def test_old_llama_files_name_no_kv_heads(tmp_path: Path) -> None:
+    config = read(tmp_path, {"architectures": ["LlamaForCausalLM"]}, without=("num_key_value_heads",))
+    assert config.num_kv_heads == 4
+    with pytest.raises(CheckpointError, match="num_key_value_heads is missing"):
+        read(tmp_path, {}, without=("num_key_value_heads",))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags", "qkv", "out", "mlp"),
+    [
+        ("Qwen3ForCausalLM", True, True, True, False),
+        ("Qwen3ForCausalLM", False, False, False, False),
+        ("Qwen2ForCausalLM", False, True, False, False),
+        ("LlamaForCausalLM", True, True, True, True),
+        ("LlamaForCausalLM", False, False, False, False),
+        ("MistralForCausalLM", True, False, False, False),
+    ],
+)
+def test_biases(tmp_path: Path, architecture: str, flags: bool, qkv: bool, out: bool, mlp: bool) -> None:
+    config = read(tmp_path, {"architectures": [architecture], "attention_bias": flags, "mlp_bias": flags})
+    assert (config.attention_bias, config.o_bias, config.mlp_bias) == (qkv, out, mlp)
+
+
+def test_eos_and_bos(tmp_path: Path) -> None:
+    assert read(tmp_path, {"eos_token_id": [3, 5], "bos_token_id": 1}).eos_token_ids == (3, 5)
+    config = read(tmp_path, {"eos_token_id": 7, "bos_token_id": None})
+    assert (config.eos_token_ids, config.bos_token_id) == ((7,), None)
+
+
+class TestSlidingWindow:
+    def windows(self, folder: Path, changes: dict[str, object], architecture: str) -> list[int | None]:
+        config = read(folder, {"architectures": [architecture], **changes})
+        return [config.window(layer) for layer in range(config.num_layers)]
+
+    def test_mistral_uses_it_in_all_layers(self, tmp_path: Path) -> None:
+        assert self.windows(tmp_path, {"sliding_window": 9}, "MistralForCausalLM") == [9, 9, 9]
+        assert self.windows(tmp_path, {"sliding_window": None}, "MistralForCausalLM") == [None] * 3
+        assert self.windows(tmp_path, {}, "MistralForCausalLM") == [4096] * 3
+
+    def test_mistral_with_mixed_layers_is_refused(self, tmp_path: Path) -> None:
+        types = ["full_attention", "sliding_attention", "full_attention"]
+        with pytest.raises(UnsupportedModelError, match="layer_types"):
+            self.windows(tmp_path, {"sliding_window": 9, "layer_types": types}, "MistralForCausalLM")
+
+    @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+    def test_qwen_uses_it_where_it_says(self, tmp_path: Path, architecture: str) -> None:
+        on = {"use_sliding_window": True, "sliding_window": 9}
+        types = ["full_attention", "sliding_attention", "full_attention"]
+        assert self.windows(tmp_path, {"sliding_window": 9}, architecture) == [None] * 3
+        assert self.windows(tmp_path, {**on, "max_window_layers": 2}, architecture) == [None, None, 9]
+        assert self.windows(tmp_path, {**on, "layer_types": types}, architecture) == [None, 9, None]
+        assert self.windows(tmp_path, {**on, "sliding_window": None}, architecture) == [None] * 3
+        with pytest.raises(CheckpointError, match="layer_types asks for sliding attention"):
+            self.windows(tmp_path, {"layer_types": types}, architecture)
+
+    def test_llama_has_none(self, tmp_path: Path) -> None:
+        assert (
+            self.windows(tmp_path, {"sliding_window": 9, "use_sliding_window": True}, "LlamaForCausalLM") == [None] * 3
+        )
+
+
+class TestRefusedByName:
+    @pytest.mark.parametrize("architectures", [["GPT2LMHeadModel"], [], None])
+    def test_other_architectures(self, tmp_path: Path, architectures: object) -> None:
+        with pytest.raises(UnsupportedModelError) as error:
+            read(tmp_path, {"architectures": architectures})
+        for known in ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"):
+            assert known in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+            ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+            ({"is_causal": False}, "is_causal"),
+            ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+            ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+            ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype 'float8_e4m3fn'"),
+            ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*current length"),
+            ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
+            ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "'mrope'"),
+            ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention'"),
+        ],
+    )
+    def test_settings_that_would_change_the_result(
+        self, tmp_path: Path, changes: dict[str, object], named: str
+    ) -> None:
+        with pytest.raises(UnsupportedModelError, match=named):
+            read(tmp_path, changes)
+
+
+class TestHostileFiles:
+    @pytest.mark.parametrize("key", [key for key in QWEN3 if key not in ("architectures", "head_dim")])
+    @pytest.mark.parametrize("value", [-1, 0, 2**31, 2**200, 1.5, "8", True, [4], {}])
+    def test_sizes_that_no_model_has(self, tmp_path: Path, key: str, value: object) -> None:
+        with pytest.raises(CheckpointError, match=key):
+            read(tmp_path, {key: value})
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"architectures": "Qwen3ForCausalLM"}, "architectures"),
+            ({"head_dim": 0}, "head_dim"),
+            ({"head_dim": 31}, "head_dim"),
+            ({"head_dim": 2**20}, "head_dim"),
+            ({"num_key_value_heads": 3}, "num_key_value_heads"),
+            ({"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+            ({"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
+            ({"rope_theta": 0}, "rope_theta"),
+            ({"rope_scaling": []}, "rope_scaling"),
+            ({"rope_scaling": {"rope_type": 3}}, "rope_type"),
+            ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+            ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
+            ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": -1}}, "beta_fast"),
+            ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}}, "rope_theta"),
+            (
+                {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 4}},
+                "high_freq_factor",
+            ),
+            ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+            ({"eos_token_id": 100}, "eos_token_id"),
+            ({"eos_token_id": [1, "2"]}, "eos_token_id"),
+            ({"bos_token_id": -1}, "bos_token_id"),
+            ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+            ({"layer_types": ["full_attention"] * 2}, "layer_types"),
+            ({"layer_types": "full_attention"}, "layer_types"),
+            ({"dtype": 16}, "dtype"),
+        ],
+    )
+    def test_values_of_the_wrong_kind(self, tmp_path: Path, changes: dict[str, object], named: str) -> None:
+        with pytest.raises(CheckpointError, match=named):
+            read(tmp_path, changes)
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b'{"a": ' * 100_000, b"[" * 1_000_000, b'{"a": 1e999}']
+    )
+    def test_files_that_are_no_json_object(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            ModelConfig.from_folder(tmp_path)
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"no config\.json in this folder"):
+            ModelConfig.from_folder(tmp_path)

@@ -1,0 +1,139 @@
+"""What the user calls a model becomes a folder: without a network, on a hub cache laid out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.errors import HubError
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.hub import DEMO, resolve_model
+from aengine.model.load import load_model
+
+from .checkpoints import write_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def snapshot(cache: Path, tmp_path: Path) -> Path:
+    """A cached repository as the hub's client lays it out: blobs, and a snapshot of links to them."""
+    repository = cache / "models--some--model"
+    folder = repository / "snapshots" / COMMIT
+    for part in (folder, repository / "blobs", repository / "refs"):
+        part.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    write_checkpoint("qwen3", tmp_path / "written")
+    for number, file in enumerate((tmp_path / "written").iterdir()):
+        file.rename(repository / "blobs" / str(number))
+        (folder / file.name).symlink_to(Path("../../blobs") / str(number))
+    return folder
+
+
+def test_none_is_the_embedded_model() -> None:
+    assert resolve_model(None, None) == DEMO
+    assert DEMO.parts[-3:] == ("aengine", "demo", "model")
+
+
+def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    assert resolve_model("~/models") == tmp_path / "models"
+
+
+def test_a_folder_wins_over_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some" / "model").mkdir(parents=True)
+    assert resolve_model("some/model") == Path("some/model")
+
+
+@pytest.mark.parametrize("revision", [None, "main", COMMIT])
+def test_a_cached_id_resolves_offline_and_loads(snapshot: Path, revision: str | None) -> None:
+    folder = resolve_model("some/model", revision)
+    assert folder == snapshot
+    load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=TorchAttention(),
+    )
+
+
+@pytest.mark.parametrize(("model", "revision"), [("other/model", None), ("some/model", "v2"), ("model", None)])
+def test_what_is_not_cached_says_what_where_and_what_to_do(
+    snapshot: Path, cache: Path, model: str, revision: str | None
+) -> None:
+    with pytest.raises(HubError) as error:
+        resolve_model(model, revision)
+    message = str(error.value)
+    for part in (
+        f"{model} (revision {revision or 'main'})",
+        str(cache),
+        "unset HF_HUB_OFFLINE",
+        f"hf download {model}",
+    ):
+        assert part in message
+
+
+def test_a_download_that_fails_says_why(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object, **kwargs: object) -> str:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(HubError, match=r"downloading it failed: ConnectionError: no route to host.*HF_TOKEN"):
+        resolve_model("some/model")
+
+
+def test_only_what_loading_reads_is_downloaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    files = [
+        "config.json",
+        "generation_config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ]
+    others = ["pytorch_model.bin", "modeling.py", "README.md", "consolidated.safetensors", "onnx/model.safetensors"]
+    asked: list[str] = []
+
+    def download(repo: str, **patterns: object) -> str:
+        patterns.pop("revision")
+        asked.extend(filter_repo_objects(files + others, **patterns))  # type: ignore[arg-type]
+        return "somewhere"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_model("some/model") == Path("somewhere")
+    assert asked == files
+
+
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "./missing", "../missing", "a/b/c", "~/missing", "", "some/mo del"]
+)
+def test_what_can_be_no_id_is_not_looked_up(cache: Path, model: str) -> None:
+    with pytest.raises(HubError, match="there is no folder"):
+        resolve_model(model)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(HubError, match="is a file; give the folder"):
+        resolve_model(str(file))

@@ -1,0 +1,83 @@
+"""The rotary table against the one that transformers computes, for every scheme and its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from aengine.model.config import ModelConfig
+from aengine.model.rope import rope_table
+
+HEAD_DIM = 32
+POSITIONS = 300
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 1e6])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 3.0},
+        {**LLAMA3, "original_max_position_embeddings": 64},
+        {**LLAMA3, "original_max_position_embeddings": 8192, "low_freq_factor": 0.5},
+        YARN,
+        {**YARN, "factor": 1.0},
+        {**YARN, "beta_fast": 8.0, "beta_slow": 2.0},
+        {**YARN, "beta_fast": 1.0, "beta_slow": 1.0},
+        {**YARN, "truncate": False},
+        {**YARN, "attention_factor": 0.75},
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+        {**YARN, "mscale": 0.7},
+        {**YARN, "original_max_position_embeddings": 4096, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ],
+    ids=str,
+)
+def test_equals_transformers(tmp_path: Path, scaling: dict[str, object], theta: float) -> None:
+    config = LlamaConfig(
+        vocab_size=10,
+        hidden_size=64,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=POSITIONS,
+        rope_parameters={**scaling, "rope_theta": theta},
+        architectures=["LlamaForCausalLM"],
+    )
+    config.save_pretrained(tmp_path)
+    position = torch.arange(POSITIONS).unsqueeze(0)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), position)
+    ours = rope_table(ModelConfig.from_folder(tmp_path).rope, HEAD_DIM, POSITIONS, torch.device("cpu"))
+    half = HEAD_DIM // 2
+    # A frequency off by one unit in the last place turns by 300 times that at the last position.
+    torch.testing.assert_close(ours, torch.cat((cos[0, :, :half], sin[0, :, :half]), 1), atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "usable"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 1.5, "original_max_position_embeddings": 256}, 512),
+        ({"rope_type": "yarn", "factor": 4.0}, 2048),  # what it was trained for is then the context itself
+        ({"rope_type": "linear", "factor": 4.0}, 512),
+    ],
+)
+def test_yarn_extends_the_context(tmp_path: Path, scaling: dict[str, object], usable: int) -> None:
+    values = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 10,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+        "rope_scaling": scaling,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert ModelConfig.from_folder(tmp_path).max_position_embeddings == usable
