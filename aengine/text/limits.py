@@ -13,7 +13,7 @@ from collections.abc import ItemsView, Iterable, KeysView, Sequence, ValuesView
 
 MAX_INTEGER = 100_000  # for widths, counts and ranges; as many as jinja2's sandbox lets range() have
 _MAX_BITS = 65_536
-_ITEM = 8  # what one item of a container counts for, beside its content
+_CONTAINER, _ITEM = 64, 8  # what a container and each of its items count for, beside the content
 _TOTAL = 16  # how many values of the largest size may be made over all
 _VIEWS = (ItemsView, KeysView, ValuesView)
 _DIGITS = re.compile(r"\d+")
@@ -42,7 +42,7 @@ class LimitError(Exception):
 
 
 class Budget:
-    """What one rendering may use. `size` bounds a single value, in characters and (eightfold) items."""
+    """What one rendering may use. `size` bounds a single value, in characters; containers and their items count too."""
 
     def __init__(self, seconds: float, size: int) -> None:
         self._seconds = seconds
@@ -69,7 +69,7 @@ class Budget:
         size = self.measure(value)
         self.allow(size)
         # What a container holds was paid for when it was made.
-        self.spend(_ITEM * len(value) if isinstance(value, (list, tuple, dict)) else size)
+        self.spend(_CONTAINER + _ITEM * len(value) if isinstance(value, (list, tuple, dict)) else size)
 
     def measure(self, value: object) -> int:
         """The size of a value with everything in it, each part counted as often as writing it out would show it."""
@@ -81,7 +81,7 @@ class Budget:
         if known is not None:
             return known[1]
         parts: Iterable[object] = itertools.chain.from_iterable(value.items()) if isinstance(value, dict) else value
-        size = 1 + sum(_ITEM + self.measure(part) for part in parts)
+        size = _CONTAINER + sum(_ITEM + self.measure(part) for part in parts)
         self._sizes[id(value)] = (value, size)
         return size
 

@@ -273,5 +273,6 @@ def _filter(name: str, value: nodes.Node, *arguments: nodes.Node) -> nodes.Filte
 
 
 def _settled(value: Any) -> Any:
-    """An iterator's items as a list, so that they can be counted."""
-    return list(value) if isinstance(value, Iterator) else value
+    """What cannot be measured, such as an iterator or a range, as a list."""
+    measurable = isinstance(value, (str, bytes, list, tuple, dict)) or not isinstance(value, Iterable)
+    return value if measurable else list(value)
