@@ -9,10 +9,8 @@ from aengine.http.engine_like import StreamLike
 from aengine.types import Choice, Completion, FinishReason, Fragment, TokenLogprob, Usage
 
 
-def merge(fragments: Sequence[Fragment]) -> Sequence[Fragment]:
+def merge(fragments: Sequence[Fragment]) -> list[Fragment]:
     """One fragment per choice, in the order in which the choices spoke last, so that usage stays at the end."""
-    if len(fragments) == 1:
-        return fragments
     by_choice: dict[int, list[Fragment]] = {}
     for fragment in fragments:
         pieces = by_choice.pop(fragment.index, [])

@@ -49,14 +49,14 @@ class GenerateDialect:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._plain: dict[int, sse.Template] = {}  # by choice
+        self._plain: dict[int, bytes] = {}  # templates by choice
 
     def opening(self) -> bytes:
         return b""
 
     def event(self, fragment: Fragment) -> bytes:
-        if fragment.finish_reason is None and fragment.logprobs is None and fragment.usage is None:
-            return self._template(fragment.index).fill(fragment.text, fragment.token_ids)
+        if fragment.finish_reason is None and fragment.logprobs is None:
+            return self._template(fragment.index) % (sse.encode(fragment.text), sse.encode(fragment.token_ids))
         payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
         if fragment.logprobs is not None:
             payload["logprobs"] = fragment.logprobs
@@ -64,9 +64,9 @@ class GenerateDialect:
             payload["usage"] = usage_body(fragment.usage)
         return sse.event(payload)
 
-    def _template(self, index: int) -> sse.Template:
+    def _template(self, index: int) -> bytes:
         if (template := self._plain.get(index)) is None:
-            template = sse.Template(self._payload(index, sse.Template.HOLE, sse.Template.HOLE, None))
+            template = sse.template(self._payload(index, sse.HOLE, sse.HOLE, None))
             self._plain[index] = template
         return template
 

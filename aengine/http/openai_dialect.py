@@ -17,7 +17,7 @@ class OpenAIDialect(ABC):
         """`head` has the fields that all chunks share: id, object, created, model."""
         self._head = head
         self._include_usage = include_usage
-        self._plain: dict[int, sse.Template] = {}  # by choice
+        self._plain: dict[int, bytes] = {}  # templates by choice
 
     @abstractmethod
     def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
@@ -35,12 +35,12 @@ class OpenAIDialect(ABC):
     def event(self, fragment: Fragment) -> bytes:
         if fragment.finish_reason is None and fragment.logprobs is None:
             # Text may be held back: bytes of a character, the start of a stop string.
-            return self._template(fragment.index).fill(fragment.text) if fragment.text else b""
+            return self._template(fragment.index) % sse.encode(fragment.text) if fragment.text else b""
         return sse.event(self._chunk(self._piece(fragment.index, fragment.text, fragment)))
 
-    def _template(self, index: int) -> sse.Template:
+    def _template(self, index: int) -> bytes:
         if (template := self._plain.get(index)) is None:
-            template = sse.Template(self._chunk(self._piece(index, sse.Template.HOLE, None)))
+            template = sse.template(self._chunk(self._piece(index, sse.HOLE, None)))
             self._plain[index] = template
         return template
 

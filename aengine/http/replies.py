@@ -110,7 +110,10 @@ class StreamingReply(_Reply):
         """Send all but the last message, which is returned."""
         event, take = self._dialect.event, self._stream.take
         while fragments := await take():
-            chunk = b"".join([event(fragment) for fragment in merge(fragments)])
+            if len(fragments) == 1:
+                chunk = event(fragments[0])
+            else:
+                chunk = b"".join([event(fragment) for fragment in merge(fragments)])
             if (usage := fragments[-1].usage) is not None:
                 return chunk + self._dialect.closing(usage)
             if chunk:

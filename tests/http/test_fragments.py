@@ -15,7 +15,7 @@ LOGPROB = TokenLogprob(1, "a", -1.0)
 
 def test_one_fragment_stays_as_it_is() -> None:
     fragments = [Fragment("a", (1,))]
-    assert merge(fragments) is fragments
+    assert merge(fragments) == fragments
 
 
 def test_fragments_of_one_choice_become_one() -> None:

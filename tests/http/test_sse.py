@@ -6,15 +6,16 @@ import json
 
 import pytest
 
-from aengine.http.sse import Template, event
+from aengine.http.sse import HOLE, encode, event, template
 
-AWKWARD = ['"', "\\", "\n\n", "\r\n", "data: x", "é", "👋", "漢字", "\u2028", "\x00", "</script>", "\x00hole\x00", ""]
+AWKWARD = ['"', "\\", "\n\n", "\r\n", "data: x", "é", "👋", "漢字", "\u2028", "\x00", "</script>", HOLE, "%b", ""]
 
 
 @pytest.mark.parametrize("text", AWKWARD)
 def test_a_filled_template_is_the_encoded_event(text: str) -> None:
-    template = Template({"a": [1, {"text": Template.HOLE}], "ids": Template.HOLE, "z": None})
-    assert template.fill(text, (1, 2)) == event({"a": [1, {"text": text}], "ids": (1, 2), "z": None})
+    frame = template({"a": [1, {"text": HOLE}], "ids": HOLE, "100%": None, "%b": "%s"})
+    filled = frame % (encode(text), encode((1, 2)))
+    assert filled == event({"a": [1, {"text": text}], "ids": (1, 2), "100%": None, "%b": "%s"})
 
 
 @pytest.mark.parametrize("text", AWKWARD)
