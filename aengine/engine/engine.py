@@ -388,6 +388,10 @@ class Engine:
             last_step_age=None if last_step is None else time.monotonic() - last_step,
         )
 
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no running request uses."""
+        self._ready().scheduler.memory.tree.clear()
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""
         self._ready().scheduler.check_integrity()

@@ -1,0 +1,216 @@
+"""The engine on one GPU: the workloads that peers publish, on random weights of Qwen3-8B's or 0.6B's shape.
+
+    python bench/gpu.py [--shape 8b] [--only decode1 nano ...] [--out results.jsonl]
+
+Token ids go in as prompts, the whole wall time of the calls counts. Prints JSON lines, then a table with the
+limit of the device (an H200) and what peers reach on it with the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import aengine
+
+SHAPES = {
+    "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288},
+    "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Figures of one workload on an H200: tokens per second, or seconds where `seconds` is set."""
+
+    best_peer: float
+    limit: float | None
+    target: float
+    seconds: bool = False
+
+
+FIGURES = {
+    "8b": {
+        "decode1": Row(197, 300, 245),
+        "nano": Row(8_993, 11_800, 10_500),
+        "decode256": Row(11_508, 13_700, 12_600),
+        "prefill": Row(40_159, 44_600, 42_000),
+        "prefix": Row(0.971, 0.5, 0.80, seconds=True),
+        "long32k_ttft": Row(1.248, 1.18, 1.22, seconds=True),
+        "long32k": Row(160, 227, 190),
+        "startup": Row(17, 4, 12, seconds=True),
+    },
+    "0.6b": {
+        "decode1": Row(574.7, 3_800, 800),
+        "nano": Row(22_830, None, 30_000),
+        "decode256": Row(29_429, 41_000, 34_000),
+        "prefill": Row(356_100, None, 370_000),
+        "prefix": Row(0.543, None, 0.40, seconds=True),
+        "long32k_ttft": Row(0.262, None, 0.25, seconds=True),
+        "long32k": Row(385, None, 550),
+    },
+}
+
+
+def write_config(folder: Path, shape: str) -> None:
+    """A Qwen3 config.json of that shape."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": shape == "0.6b",
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "eos_token_id": 151645,
+        **SHAPES[shape],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randint(0, 10000) for _ in range(count)]
+
+
+async def run_all(engine: aengine.Engine, work: list[tuple[list[int], int]], temperature: float) -> float:
+    """Seconds until every request is done."""
+    began = time.perf_counter()
+    await asyncio.gather(
+        *(
+            engine.complete(prompt, max_tokens=tokens, temperature=temperature, ignore_eos=True)
+            for prompt, tokens in work
+        )
+    )
+    return time.perf_counter() - began
+
+
+async def decode1(engine: aengine.Engine, run: int) -> dict[str, float]:
+    work = [(ids(random.Random(run), 128), 512)]
+    return {"decode1": 512 / await run_all(engine, work, 0.6)}
+
+
+async def nano(engine: aengine.Engine, run: int) -> dict[str, float]:
+    rng = random.Random(0)
+    prompts = [ids(rng, rng.randint(100, 1024)) for _ in range(256)]
+    work = [(prompt, rng.randint(100, 1024)) for prompt in prompts]
+    return {"nano": sum(tokens for _, tokens in work) / await run_all(engine, work, 0.6)}
+
+
+async def decode256(engine: aengine.Engine, run: int) -> dict[str, float]:
+    rng = random.Random(100 + run)
+    return {"decode256": 256 * 512 / await run_all(engine, [(ids(rng, 512), 512) for _ in range(256)], 0.6)}
+
+
+async def prefill(engine: aengine.Engine, run: int) -> dict[str, float]:
+    rng = random.Random(200 + run)
+    return {"prefill": 32 * 4096 / await run_all(engine, [(ids(rng, 4096), 1) for _ in range(32)], 0.0)}
+
+
+async def prefix(engine: aengine.Engine, run: int) -> dict[str, float]:
+    rng = random.Random(300 + run)
+    shared = ids(rng, 4096)
+    await run_all(engine, [(shared + ids(rng, 128), 1)], 0.0)
+    return {"prefix": await run_all(engine, [(shared + ids(rng, 128), 64) for _ in range(64)], 0.6)}
+
+
+async def long32k(engine: aengine.Engine, run: int) -> dict[str, float]:
+    prompt = ids(random.Random(400 + run), 32768)
+    began = time.perf_counter()
+    first = 0.0
+    async for _ in engine.generate(prompt, max_tokens=128, temperature=0.6, ignore_eos=True):
+        first = first or time.perf_counter()
+    return {"long32k_ttft": first - began, "long32k": 127 / (time.perf_counter() - first)}
+
+
+WORKLOADS: dict[str, Callable[[aengine.Engine, int], Awaitable[dict[str, float]]]] = {
+    "decode1": decode1,
+    "nano": nano,
+    "decode256": decode256,
+    "prefill": prefill,
+    "prefix": prefix,
+    "long32k": long32k,
+}
+
+
+async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shape": options.shape}
+    with tempfile.TemporaryDirectory() as scratch:
+        write_config(Path(scratch), options.shape)
+        began = time.perf_counter()
+        knobs = dict(pair.split("=", 1) for pair in options.knob)
+        async with aengine.Engine(scratch, load_format="dummy", device="cuda", **knobs) as engine:
+            found = {"startup_dummy": [time.perf_counter() - began]}
+            for name in options.only or WORKLOADS:
+                for run in range(options.runs + 1):
+                    figures = await WORKLOADS[name](engine, run)
+                    for figure, value in figures.items():
+                        if run:  # the first one warms up
+                            found.setdefault(figure, []).append(value)
+                    engine.flush_cache()
+                engine.check_integrity()
+            for figure, values in found.items():
+                row = FIGURES[options.shape].get(figure)
+                line = {
+                    "bench": "gpu",
+                    "figure": figure,
+                    "value": round(statistics.median(values), 3),
+                    "runs": [round(value, 3) for value in values],
+                    **machine,
+                }
+                if row is not None:
+                    line |= {"target": row.target, "best_peer": row.best_peer, "limit": row.limit}
+                print(json.dumps(line), flush=True)
+                lines.append(line)
+            print(json.dumps({"peak_gib": torch.cuda.max_memory_reserved() / 2**30, "stats": str(engine.stats())}))
+    return lines
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    rows = ["| figure | limit | best peer | target | aengine | of the target |", "|---|---|---|---|---|---|"]
+    for line in lines:
+        if "target" in line:
+            row = FIGURES[line["shape"]][line["figure"]]
+            share = row.target / line["value"] if row.seconds else line["value"] / row.target
+            unit = " s" if row.seconds else ""
+            rows.append(
+                f"| {line['figure']} | {line['limit'] or '-'}{unit} | {line['best_peer']}{unit} | {line['target']}{unit} "
+                f"| {line['value']}{unit} | {share:.0%} |"
+            )
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="8b")
+    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS))
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--knob", action="append", default=[], help="name=value of an EngineConfig knob")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    lines = asyncio.run(measure(options))
+    print(table(lines))
+    if options.out:
+        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()
