@@ -10,6 +10,7 @@ import itertools
 import re
 import time
 from collections.abc import ItemsView, Iterable, KeysView, Sequence, ValuesView
+from string import Formatter
 
 MAX_INTEGER = 100_000  # for widths, counts and ranges; as many as jinja2's sandbox lets range() have
 _MAX_BITS = 65_536
@@ -17,6 +18,7 @@ _CONTAINER, _ITEM = 64, 8  # what a container and each of its items count for, b
 _TOTAL = 16  # how many values of the largest size may be made over all
 _VIEWS = (ItemsView, KeysView, ValuesView)
 _DIGITS = re.compile(r"\d+")
+_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?([^A-Za-z%]*)")
 
 # Their time or their result grows with the product of their operands.
 _PRODUCTS = frozenset(
@@ -96,21 +98,13 @@ class Budget:
             sized = [part for part in (value, *arguments) if isinstance(part, (str, list, tuple, dict, *_VIEWS))]
             *_, shorter, longer = [0, 0, *sorted(map(len, sized))]
             self.allow(sum(map(self.measure, sized)) + shorter * longer)
-        elif name in ("format", "format_map") and isinstance(value, str):
-            self.check_format(value, arguments)
+        elif name in ("format", "format_map", "%") and isinstance(value, str):
+            self._check_format(value, _percent_fields(value) if name == "%" else _brace_fields(value), arguments)
         elif name == "sum" and isinstance(value, (list, tuple)) and not all(isinstance(it, int) for it in arguments):
             self.allow(len(value) * self.measure(value))
         elif name in _PRODUCTS:
             widths = [part if isinstance(part, int) else self.measure(part) for part in arguments]
             self.allow(self.measure(value) * max([1, *widths]))
-
-    def check_format(self, template: str, arguments: Sequence[object]) -> None:
-        """Refuse a format string whose fields could be too many, too wide, or filled with too much."""
-        widths = [int(digits) if len(digits) < 7 else MAX_INTEGER + 1 for digits in _DIGITS.findall(template)]
-        check_integers(widths)
-        sizes = [part if isinstance(part, int) else self.measure(part) for part in arguments]
-        fields = template.count("%") + template.count("{")
-        self.allow(len(template) + fields * max([1, *widths, *sizes]))
 
     def check_product(self, left: object, right: object) -> None:
         """Refuse a multiplication that repeats a text or list too often, or makes absurd integers."""
@@ -123,6 +117,23 @@ class Budget:
         """Refuse a power with an absurd integer for its result."""
         if isinstance(exponent, int):
             _check_bits(_bits(base) * abs(exponent))
+
+    def _check_format(self, template: str, fields: list[str], arguments: Sequence[object]) -> None:
+        """Fields may be too many, too wide, or filled with too much."""
+        digits = [digits for field in fields for digits in _DIGITS.findall(field)]
+        widths = [int(width) if len(width) < 7 else MAX_INTEGER + 1 for width in digits]
+        check_integers(widths)
+        sizes = [part if isinstance(part, int) else self.measure(part) for part in arguments]
+        self.allow(len(template) + len(fields) * max([1, *widths, *sizes]))
+
+
+def _percent_fields(template: str) -> list[str]:
+    return _PERCENT_FIELD.findall(template)
+
+
+def _brace_fields(template: str) -> list[str]:
+    """The format specifications of `str.format`'s fields."""
+    return [spec or "" for _, field, spec, _ in Formatter().parse(template) if field is not None]
 
 
 def check_integers(values: Iterable[object]) -> None:

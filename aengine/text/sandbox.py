@@ -51,6 +51,8 @@ _SEARCHES = frozenset(
     }
 )
 
+_SCOPES = ("_loop_vars", "_block_vars")  # what jinja2 adds to a call's keywords
+
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": lambda left, right: left == right,
     "ne": lambda left, right: left != right,
@@ -124,7 +126,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if name == "join":
             args = tuple(map(_settled, args))
         args = self._marked_searches(name, receiver, args)
-        budget.check_call(name, receiver, (*args, *kwargs.values()))
+        named = [value for key, value in kwargs.items() if key not in _SCOPES]
+        budget.check_call(name, receiver, (*args, *named))
         if isinstance(__obj, LoopContext) and args:
             args = (_Loop(budget, args[0], 1), *args[1:])
         result = super().call(__context, __obj, *args, **kwargs)
@@ -139,7 +142,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "**":
             budget.check_power(left, right)
         elif operator == "%" and isinstance(left, str):
-            budget.check_call("format", left, right if isinstance(right, tuple) else (right,))
+            budget.check_call("%", left, right if isinstance(right, tuple) else (right,))
         result = super().call_binop(context, operator, left, right)
         budget.take(result)
         return result
@@ -161,7 +164,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if name in ("join", "sum"):
                 value = _settled(value)
             rest = self._marked_searches(name, value, rest)
-            budget.check_call(name, value, (*rest, *kwargs.values()))
+            budget.check_call("%" if name == "format" else name, value, (*rest, *kwargs.values()))
             result = function(*args[:at], value, *rest, **kwargs)
             budget.take(result)
             return result
