@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from aengine.kernels import decode_attention, gumbel, launch, norms, prefix_attention, rope, small_linear
 from aengine.kernels.decode_attention import DecodeConfig, PagedDecode
-from aengine.kernels.prefix_attention import PrefixAttention, PrefixConfig, SharedRuns
+from aengine.kernels.prefix_attention import PrefixConfig, SharedRuns
 from aengine.kernels.small_linear import LinearConfig, SmallLinear
 
 READ_TB_S = 4.54  # of an H200, measured
@@ -80,7 +80,14 @@ class Report:
 
     def add(self, kind: str, case: str, us: float, size: float, **more: Any) -> None:
         floor = size / READ_TB_S / 1e6
-        row = {"kind": kind, "case": case, "us": round(us, 2), "tb_s": round(size / us / 1e6, 3), "floor_us": round(floor, 2), **more}
+        row = {
+            "kind": kind,
+            "case": case,
+            "us": round(us, 2),
+            "tb_s": round(size / us / 1e6, 3),
+            "floor_us": round(floor, 2),
+            **more,
+        }
         self.out.write(json.dumps(row) + "\n")
         self.out.flush()
 
@@ -158,7 +165,13 @@ def bench_linear(report: Report, sweep: bool, rows_list: Iterable[int] = (1, 8, 
                 for cut in linear_cuts(n, k, gated, rows):
                     results += attempt(lambda cut=cut: linear_time(name, rows, cut, weights), cut)
                 best = sorted(results, key=lambda r: r[0])[:4]
-                more = [replace(cut, prefetch=p) for _, cut in best if cut for p in (0, 128, 512, 1024) if p <= k // cut.splits]
+                more = [
+                    replace(cut, prefetch=p)
+                    for _, cut in best
+                    if cut
+                    for p in (0, 128, 512, 1024)
+                    if p <= k // cut.splits
+                ]
                 precompile(compile_linear, [(name, rows, cut) for cut in more], report)
                 for cut in more:
                     results += attempt(lambda cut=cut: linear_time(name, rows, cut, weights), cut)
@@ -239,7 +252,13 @@ def bench_decode(report: Report, sweep: bool) -> None:
             for config in DECODE_CONFIGS if sweep else []:
                 results += attempt(lambda config=config: decode_time(pool, heads, rows, context, config), config)
             for us, config in results:
-                report.add("decode", f"{heads.heads}/{heads.kv_heads} {rows}x{context}", us, size, variant=asdict(config) if config else "default")
+                report.add(
+                    "decode",
+                    f"{heads.heads}/{heads.kv_heads} {rows}x{context}",
+                    us,
+                    size,
+                    variant=asdict(config) if config else "default",
+                )
             results.sort(key=lambda r: r[0])
             report.say(
                 f"decode {heads.heads}/{heads.kv_heads} {rows:3}x{context:<6} floor {size / READ_TB_S / 1e6:6.1f} FA3 {fa3 if heads.heads == 32 else 0:6.1f} best "
@@ -266,7 +285,11 @@ def bench_step(report: Report, sweep: bool) -> None:
         lens = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
         positions = torch.full((rows,), context - 1, device=DEVICE)
         slots = torch.arange(rows, device=DEVICE)
-        size = sum(w.numel() for w in weights[0].values()) * 2 * layers + lm_head.numel() * 2 + layers * rows * context * 4096
+        size = (
+            sum(w.numel() for w in weights[0].values()) * 2 * layers
+            + lm_head.numel() * 2
+            + layers * rows * context * 4096
+        )
         for variant in ("gated", "separate", "cublas"):
             small, decode = SmallLinear(), PagedDecode()
 
@@ -282,7 +305,9 @@ def bench_step(report: Report, sweep: bool) -> None:
                 for layer, w in enumerate(weights):
                     normed, residual = norms.add_rms_norm(x, residual, norm, 1e-6)
                     qkv = linear(normed, w["qkv"])
-                    q, _, _ = rope.qk_norm_rope_store(qkv, head_norm, head_norm, 1e-6, cos_sin, positions, pool.k, pool.v, slots, heads.heads)
+                    q, _, _ = rope.qk_norm_rope_store(
+                        qkv, head_norm, head_norm, 1e-6, cos_sin, positions, pool.k, pool.v, slots, heads.heads
+                    )
                     x = decode(q, pool.k, pool.v, tables[layer % len(tables)], lens, 0.09)
                     x = linear(x.flatten(1), w["o"])
                     normed, residual = norms.add_rms_norm(x, residual, norm, 1e-6)
@@ -299,7 +324,9 @@ def bench_step(report: Report, sweep: bool) -> None:
                 with overlapping(overlap):
                     us = graph_time([step])
                 report.add("step", f"{rows}x{context}", us, size, variant=variant, overlap=overlap)
-                report.say(f"step {rows:3}x{context:<5} {variant:9} overlap {overlap!s:5} floor {size / READ_TB_S / 1e6:7.0f} {us:7.0f} us {rows / us * 1e6:8.0f} tok/s")
+                report.say(
+                    f"step {rows:3}x{context:<5} {variant:9} overlap {overlap!s:5} floor {size / READ_TB_S / 1e6:7.0f} {us:7.0f} us {rows / us * 1e6:8.0f} tok/s"
+                )
 
 
 class overlapping:  # noqa: N801
@@ -366,27 +393,48 @@ def bench_prefix(report: Report, sweep: bool) -> None:
     """One run of pages shared by all rows, and 160 tokens of each row's own."""
     heads = Heads()
     pool = Pool(40001, heads)
-    configs = [None, PrefixConfig(64, 64, 3, 4, 2), PrefixConfig(128, 64, 3, 8, 1), PrefixConfig(64, 64, 4, 4, 1), PrefixConfig(128, 64, 2, 8, 1)]
+    configs = [
+        None,
+        PrefixConfig(64, 64, 3, 4, 2),
+        PrefixConfig(128, 64, 3, 8, 1),
+        PrefixConfig(64, 64, 4, 4, 1),
+        PrefixConfig(128, 64, 2, 8, 1),
+    ]
     for rows, shared in ((2, 4096), (16, 4096), (64, 4096), (256, 4096), (256, 1024)):
         own, pages = 160, shared // 16
-        table = torch.cat((pool.order[:pages].expand(rows, pages), pool.order[pages : pages + rows * own // 16].view(rows, -1)), 1).contiguous()
+        table = torch.cat(
+            (pool.order[:pages].expand(rows, pages), pool.order[pages : pages + rows * own // 16].view(rows, -1)), 1
+        ).contiguous()
         ints = lambda *values: torch.tensor(values, dtype=torch.int32, device=DEVICE)  # noqa: E731
-        runs = SharedRuns(ints(*range(rows)), ints(0, *([rows] * 8)), ints(shared, *([0] * 7)), ints(*([shared] * rows)))
+        runs = SharedRuns(
+            ints(*range(rows)), ints(0, *([rows] * 8)), ints(shared, *([0] * 7)), ints(*([shared] * rows))
+        )
         lens = ints(*([shared + own] * rows))
         q = torch.randn(rows, heads.heads, heads.dim, device=DEVICE, dtype=torch.bfloat16)
-        decode, prefix = PagedDecode(), PrefixAttention()
+        decode, prefix = PagedDecode(), prefix_attention.attend_shared
         alone = graph_time([lambda: decode(q, pool.k, pool.v, table, lens, 0.09)] * 8)
         report.add("prefix", f"{rows}x({shared}+{own})", alone, rows * (shared + own) * 4096, variant="unshared")
         results = []
         for config in configs if sweep else configs[:1]:
+
             def both(config: PrefixConfig | None = config) -> None:
-                decode(q, pool.k, pool.v, table, lens, 0.09, shared=prefix(q, pool.k, pool.v, table, runs, 0.09, config))
+                decode(
+                    q, pool.k, pool.v, table, lens, 0.09, shared=prefix(q, pool.k, pool.v, table, runs, 0.09, config)
+                )
+
             results += attempt(lambda: graph_time([both] * 8), config)
-            results_prefix = graph_time([lambda config=config: prefix(q, pool.k, pool.v, table, runs, 0.09, config)] * 8)
-            report.add("prefix", f"{rows}x({shared}+{own})", results_prefix, shared * 4096, variant="run only " + brief(config))
+            results_prefix = graph_time(
+                [lambda config=config: prefix(q, pool.k, pool.v, table, runs, 0.09, config)] * 8
+            )
+            report.add(
+                "prefix", f"{rows}x({shared}+{own})", results_prefix, shared * 4096, variant="run only " + brief(config)
+            )
         for us, config in results:
             report.add("prefix", f"{rows}x({shared}+{own})", us, (shared + rows * own) * 4096, variant=brief(config))
-        report.say(f"prefix {rows}x({shared}+{own}) alone {alone:6.1f} shared " + "; ".join(f"{us:6.1f} {brief(c)}" for us, c in results))
+        report.say(
+            f"prefix {rows}x({shared}+{own}) alone {alone:6.1f} shared "
+            + "; ".join(f"{us:6.1f} {brief(c)}" for us, c in results)
+        )
 
 
 # ---- plumbing
@@ -413,7 +461,14 @@ def precompile(function: Callable[[Any], None], jobs: list[Any], report: Report)
     report.say(f"compiled {len(jobs)} variants in {time.monotonic() - started:.0f} s")
 
 
-BENCHES = {"linear": bench_linear, "decode": bench_decode, "step": bench_step, "small": bench_small, "draw": bench_draw, "prefix": bench_prefix}
+BENCHES = {
+    "linear": bench_linear,
+    "decode": bench_decode,
+    "step": bench_step,
+    "small": bench_small,
+    "draw": bench_draw,
+    "prefix": bench_prefix,
+}
 
 
 def main() -> None:

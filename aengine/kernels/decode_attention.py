@@ -22,9 +22,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.prefetch import prefetch
 
 LOG2_E = math.log2(math.e)
-MERGED_ELEMENTS = 8192  # of the parts that are added up at a time: what fits into registers
 
 
 @triton.jit
@@ -55,9 +55,9 @@ def _decode_kernel(
     out_ptr,  # [rows, KV_HEADS * GROUP, DIM]
     page_table_ptr,  # [rows, ...] int32
     seq_lens_ptr,  # [rows] int32
-    starts_ptr,  # [rows] int32, SHARED only: positions below were attended to already
-    shared_out_ptr,  # [rows, KV_HEADS * GROUP, DIM] float32, SHARED only: what they gave
-    shared_lse_ptr,  # [rows, KV_HEADS * GROUP] float32, SHARED only: log2 of their weight
+    starts_ptr,  # [rows] int32, with SHARED: positions below were attended to already
+    shared_out_ptr,  # [SHARED, rows, KV_HEADS * GROUP, DIM] float32: what they gave
+    shared_lse_ptr,  # [SHARED, rows, KV_HEADS * GROUP] float32: log2 of their weight
     part_ptr,  # [2 * workers, KV_HEADS, GROUP, DIM] float32
     weight_ptr,  # [2 * workers, KV_HEADS, 2, GROUP] float32: maximum and total of each part
     arrived_ptr,  # [workers, KV_HEADS] int32, zero between launches
@@ -78,7 +78,9 @@ def _decode_kernel(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
-    SHARED: tl.constexpr,
+    SHARED: tl.constexpr,  # parts of what the shared positions gave, a power of two; 0: nothing is shared
+    PREFETCH: tl.constexpr,  # blocks
+    MERGE_STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -100,41 +102,56 @@ def _decode_kernel(
     share = tl.cdiv(line, workers)
     place = worker * share
     end = tl.minimum(place + share, line)
-    # The row that `place` falls into, and where that row begins.
+    # The row that `place` falls into, where on the line it begins, and how long it is.
     before = tl.cumsum(counts, axis=0) <= place
     row = tl.sum((before & exists).to(tl.int32), axis=0)
     begin = tl.sum(tl.where(before, counts, 0), axis=0)
-    if OVERLAP:
-        gdc_wait()
+    seq_len = tl.sum(tl.where(all_rows == row, lens, 0), axis=0)
+    start = tl.sum(tl.where(all_rows == row, starts, 0), axis=0)
 
     group = tl.arange(0, GROUP_PAD)
     columns = tl.arange(0, DIM)
     tokens = tl.arange(0, BLOCK)
-    k_head = k_ptr + head * DIM + columns[None, :]
-    v_head = v_ptr + head * DIM + columns[None, :]
+    k_head = k_ptr + head * DIM
+    v_head = v_ptr + head * DIM
+    if OVERLAP:
+        if PREFETCH > 0:
+            # All but the newest token has been in the cache since earlier steps: let it come nearer while we wait.
+            if place < end:
+                old_first, old_count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
+                old_block = old_first + tl.minimum(end, begin + old_count) - begin - 1  # the last of the share in this row
+                for ahead in tl.static_range(PREFETCH):
+                    block = tl.minimum(old_first + place + ahead - begin, old_block)
+                    old = tl.maximum(tl.minimum(block * BLOCK + tokens, seq_len - 1), 0)
+                    page = tl.load(page_table_ptr + row.to(tl.int64) * table_stride + old // PAGE).to(tl.int64)
+                    offset = (page * PAGE + old % PAGE) * (KV_HEADS * DIM)
+                    prefetch(k_head + offset, DIM)
+                    prefetch(v_head + offset, DIM)
+        gdc_wait()
+
     while place < end:
-        seq_len = tl.load(seq_lens_ptr + row)
-        start = 0
-        if SHARED:
-            start = tl.load(starts_ptr + row)
         low = start
         if WINDOWED:
             low = tl.maximum(seq_len - window, low)
         first, count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
         from_block = place - begin
         to_block = tl.minimum(count, end - begin)
+        next_len = tl.load(seq_lens_ptr + row + 1, mask=row + 1 < rows, other=0)
+        next_start = 0
+        if SHARED:
+            next_start = tl.load(starts_ptr + row + 1, mask=row + 1 < rows, other=0)
 
+        table = page_table_ptr + row.to(tl.int64) * table_stride
+        positions = (first + from_block) * BLOCK + tokens
+        pages = tl.load(table + positions // PAGE, mask=positions < seq_len, other=0)
         q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
         q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
         acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
-        table = page_table_ptr + row.to(tl.int64) * table_stride
-        positions = (first + from_block) * BLOCK + tokens
-        pages = tl.load(table + positions // PAGE, mask=positions < seq_len, other=0)
         for step in tl.range(from_block, to_block, num_stages=STAGES):
             visible = (positions >= low) & (positions < seq_len)
-            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None]
+            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
             next_positions = positions + BLOCK
             pages = tl.load(table + next_positions // PAGE, mask=next_positions < seq_len, other=0)
@@ -150,15 +167,19 @@ def _decode_kernel(
         row_heads = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP
         if (from_block == 0) & (to_block == count):
             if SHARED:
-                best, total, acc = _with_shared(
-                    best, total, acc, shared_out_ptr, shared_lse_ptr, row_heads, start, GROUP, GROUP_PAD, DIM
-                )
-            safe_total = tl.where(total == 0.0, 1.0, total)
-            out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
-            tl.store(out, (acc / safe_total[:, None]).to(q.dtype), mask=(group < GROUP)[:, None])
+                # Without the rows that only pad the matrix product.
+                _finish(
+                    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                    _unpadded(best, MERGE_GROUP), _unpadded(total, MERGE_GROUP), _unpadded(acc, MERGE_GROUP),
+                    KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
+                )  # fmt: skip
+            else:
+                safe_total = tl.where(total == 0.0, 1.0, total)
+                out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
+                tl.store(out, (acc / safe_total[:, None]).to(q.dtype), mask=(group < GROUP)[:, None])
         else:
-            # Parts of one row sit in the workers' second slots, except the first part: a worker starts at most one row
-            # that it does not end (slot 1), and ends at most one that it did not start (slot 0).
+            # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did not
+            # start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
             slot = (2 * worker + (from_block == 0).to(tl.int32)) * KV_HEADS + head
             part = part_ptr + (slot * GROUP + group)[:, None] * DIM + columns[None, :]
             tl.store(part, acc, mask=(group < GROUP)[:, None])
@@ -171,46 +192,57 @@ def _decode_kernel(
             if tl.atomic_add(arrived, 1, sem="acq_rel") == parts - 1:
                 tl.debug_barrier()
                 tl.store(arrived, 0)
-                _merge_parts(
-                    out_ptr, part_ptr, weight_ptr, shared_out_ptr, shared_lse_ptr, first_worker, parts, head,
-                    row_heads, start, KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE, SHARED,
+                merged_best, merged_total, merged = _merge_parts(
+                    part_ptr, weight_ptr, first_worker, parts, head,
+                    KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE, MERGE_STAGES,
+                )  # fmt: skip
+                _finish(
+                    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                    merged_best, merged_total, merged,
+                    KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                 )  # fmt: skip
         place = begin + to_block
-        row += 1
         begin += count
+        row += 1
+        seq_len = next_len
+        start = next_start
 
 
 @triton.jit
-def _with_shared(
-    best, total, acc, out_ptr, lse_ptr, row_heads, start,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DIM: tl.constexpr,
-):  # fmt: skip
-    """Fold in what the positions below `start` gave: a part of weight 2 ** lse whose values are divided by it."""
-    group = tl.arange(0, GROUP_PAD)
-    inside = group < tl.where(start > 0, GROUP, 0)
-    lse = tl.load(lse_ptr + row_heads + group, mask=inside, other=float("-inf"))
-    values = tl.load(
-        out_ptr + (row_heads + group)[:, None] * DIM + tl.arange(0, DIM)[None, :], mask=inside[:, None], other=0.0
-    )
-    new_best = tl.maximum(best, lse)
+def _unpadded(x, KEEP: tl.constexpr):
+    """The first KEEP of x's rows; KEEP and their number are powers of two."""
+    if len(x.shape) == 1:
+        folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP])
+        chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None]
+    else:
+        folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP, x.shape[1]])
+        chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None, None]
+    return tl.sum(tl.where(chosen, folded, 0.0), axis=0)
+
+
+@triton.jit
+def _merge(best, total, acc, part_best, part_total, values):
+    """Add parts [parts, MERGE_GROUP(, DIM)] of a softmax to what there is of it."""
+    new_best = tl.maximum(best, tl.max(part_best, axis=0))
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
-    own = tl.math.exp2(best - safe)
-    other = tl.math.exp2(lse - safe)
-    return new_best, total * own + other, acc * own[:, None] + values * other[:, None]
+    shrink = tl.math.exp2(best - safe)
+    grow = tl.math.exp2(part_best - safe[None, :])
+    total = total * shrink + tl.sum(part_total * grow, axis=0)
+    return new_best, total, acc * shrink[:, None] + tl.sum(values * grow[:, :, None], axis=0)
 
 
 @triton.jit
 def _merge_parts(
-    out_ptr, part_ptr, weight_ptr, shared_out_ptr, shared_lse_ptr, first_worker, parts, head, row_heads, start,
+    part_ptr, weight_ptr, first_worker, parts, head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, MERGE: tl.constexpr,
-    SHARED: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, DIM)
     best = tl.full([MERGE_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([MERGE_GROUP], tl.float32)
     acc = tl.zeros([MERGE_GROUP, DIM], tl.float32)
-    for base in range(0, parts, MERGE):
+    for base in tl.range(0, parts, MERGE, num_stages=STAGES):
         index = base + tl.arange(0, MERGE)
         slot = (2 * (first_worker + index) + (index == 0).to(tl.int32)) * KV_HEADS + head
         inside = (index < parts)[:, None] & (group < GROUP)[None, :]
@@ -222,17 +254,29 @@ def _merge_parts(
             part_ptr + (slot[:, None] * GROUP + group[None, :])[:, :, None] * DIM + columns[None, None, :],
             mask=inside[:, :, None], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
-        new_best = tl.maximum(best, tl.max(part_best, axis=0))
-        safe = tl.where(new_best == float("-inf"), 0.0, new_best)
-        shrink = tl.math.exp2(best - safe)
-        grow = tl.math.exp2(part_best - safe[None, :])
-        total = total * shrink + tl.sum(part_total * grow, axis=0)
-        acc = acc * shrink[:, None] + tl.sum(values * grow[:, :, None], axis=0)
-        best = new_best
-    if SHARED:
-        best, total, acc = _with_shared(
-            best, total, acc, shared_out_ptr, shared_lse_ptr, row_heads, start, GROUP, MERGE_GROUP, DIM
+        best, total, acc = _merge(best, total, acc, part_best, part_total, values)
+    return best, total, acc
+
+
+@triton.jit
+def _finish(
+    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Fold in the shared positions' SHARED parts, each of weight 2 ** lse and divided by it, and write the row."""
+    group = tl.arange(0, MERGE_GROUP)
+    columns = tl.arange(0, DIM)
+    if SHARED > 0:
+        place = (tl.arange(0, SHARED)[:, None] * rows) * HEADS + row_heads + group[None, :]
+        inside = (group < tl.where(start > 0, GROUP, 0))[None, :]
+        lse = tl.load(shared_lse_ptr + place, mask=inside, other=float("-inf"))
+        values = tl.load(
+            shared_out_ptr + place[:, :, None] * DIM + columns[None, None, :], mask=inside[:, :, None], other=0.0
         )
+        # A part that was empty left its values unwritten.
+        heavy = lse > float("-inf")
+        values = tl.where(heavy[:, :, None], values, 0.0)
+        best, total, acc = _merge(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
     safe_total = tl.where(total == 0.0, 1.0, total)
     out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
     tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
@@ -240,12 +284,17 @@ def _merge_parts(
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """block: keys at a time; stages: depth of the copy pipeline; crowd: programs on each processor at once."""
+    """block: keys at a time; stages: depth of the copy pipeline; crowd: programs on each processor at once;
+    prefetch: blocks that are asked for before the wait; merged: elements of the parts that are added up at a time,
+    merge_stages deep."""
 
     block: int
     stages: int
     warps: int
     crowd: int
+    prefetch: int = 1
+    merge_stages: int = 3
+    merged: int = 8192
 
 
 def decode_config(dim: int, element_size: int) -> DecodeConfig:
@@ -261,8 +310,8 @@ def decode_config(dim: int, element_size: int) -> DecodeConfig:
 class SharedPart:
     """What runs of pages that several rows share gave to each row: see `prefix_attention`.
 
-    starts [rows] int32: how many positions of the row were attended to (0: none); out [rows, heads, dim] float32; lse [rows, heads]
-    float32, base 2.
+    starts [rows] int32: how many positions of the row were attended to (0: none). Their softmax comes in parts: values out
+    [parts, rows, heads, dim] float32, each divided by its weight, whose log2 is lse [parts, rows, heads] float32.
     """
 
     starts: Tensor
@@ -318,8 +367,9 @@ class PagedDecode:
             rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, workers,
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=max(16, power_of_two(group)), MERGE_GROUP=power_of_two(group),
-            MERGE=max(1, MERGED_ELEMENTS // (power_of_two(group) * dim)),
-            BLOCK=config.block, STAGES=config.stages, WINDOWED=window is not None, SHARED=shared is not None,
+            MERGE=max(1, config.merged // (power_of_two(group) * dim)),
+            BLOCK=config.block, STAGES=config.stages, WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
+            PREFETCH=config.prefetch, MERGE_STAGES=config.merge_stages,
             PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
             num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip

@@ -3,6 +3,10 @@
 A draw is the argmax of logits + temperature * noise, the lowest id among equals; temperature 0 makes it the argmax of the logits. The
 noise is a hash of (seed, position, token id), the same bits as `aengine.sampling.noise` computes. Each row is cut into pieces; the
 last program to finish a row picks the best of the pieces' candidates.
+
+Two exact logarithms per token would take four times as long as reading the logits. So each block of tokens is first held against a
+bound of a few instructions, and only a block whose bound beats the best score so far is worth exact noise; of n blocks in
+random order that is about log(n).
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -17,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.launch import launch_for, power_of_two
 
 BLOCK = 2048
+STAGES = 3
 
 
 @triton.jit
@@ -53,11 +58,21 @@ def hash32(token_ids, key0, key1):
 
 
 @triton.jit
-def gumbel(token_ids, key0, key1):
-    """Standard Gumbel noise, float32."""
-    hashed = hash32(token_ids, key0, key1) >> 9
-    uniform = (hashed.to(tl.int32).to(tl.float32) + 0.5) * (2.0**-23)
-    return -tl.log(-tl.log(uniform))
+def gumbel(bits):
+    """Standard Gumbel noise, float32, of 23 random bits in an int32."""
+    return -tl.log(-tl.log((bits.to(tl.float32) + 0.5) * (2.0**-23)))
+
+
+@triton.jit
+def gumbel_bound(bits):
+    """Never less than `gumbel`, and at most about 0.06 more in the tail that wins draws.
+
+    With w = 1 - u, -log(u) >= w, so gumbel <= -log(w). A float's bits, read as an integer and scaled, are its exponent plus its
+    mantissa: never more than its log2. The allowance is far above all rounding.
+    """
+    rest = ((0x7FFFFF - bits).to(tl.float32) + 0.5) * (2.0**-23)
+    low_log2 = rest.to(tl.int32, bitcast=True).to(tl.float32) * (2.0**-23) - 127.0
+    return low_log2 * -0.6931472 + 1e-4
 
 
 @triton.jit
@@ -78,12 +93,13 @@ def _draw_kernel(
     finite_ptr,  # [rows] bool
     best_ptr,  # [rows, PIECES] float32
     best_id_ptr,  # [rows, PIECES] int32
-    sane_ptr,  # [rows, PIECES] int32: 1 something finite, 2 something NaN or +inf
+    bad_ptr,  # [rows, PIECES] int32: 1 where something is NaN or +inf
     arrived_ptr,  # [rows] int32, zero between launches
     parameter_stride,
     VOCAB: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     row = tl.program_id(0) // PIECES
@@ -98,28 +114,28 @@ def _draw_kernel(
     logits = logits_ptr + row.to(tl.int64) * VOCAB
     LENGTH: tl.constexpr = (VOCAB + PIECES * BLOCK - 1) // (PIECES * BLOCK) * BLOCK
     lanes = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    best_id = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
-    sane = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, LENGTH, BLOCK):
+    value = float("-inf")
+    value_id = 0x7FFFFFFF
+    bad = tl.zeros([BLOCK], tl.int32)
+    for start in tl.range(0, LENGTH, BLOCK, num_stages=STAGES):
         ids = piece * LENGTH + start + lanes
         x = tl.load(logits + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
         broken = (x != x) | (x == float("inf"))
-        sane |= tl.where(broken, 2, tl.where(x == float("-inf"), 0, 1))
-        score = tl.where(broken, float("-inf"), x)
-        if temperature > 0:
-            score += gumbel(ids.to(tl.uint32), key0, key1) * temperature
-        better = score > best
-        best = tl.where(better, score, best)
-        best_id = tl.where(better, ids, best_id)
+        bad |= broken.to(tl.int32)
+        x = tl.where(broken, float("-inf"), x)
+        bits = (hash32(ids.to(tl.uint32), key0, key1) >> 9).to(tl.int32)
+        if tl.max(gumbel_bound(bits) * temperature + x, axis=0) > value:
+            block_value, block_id = _best(gumbel(bits) * temperature + x, ids)
+            # Later ids lose to earlier equals.
+            value_id = tl.where(block_value > value, block_id, value_id)
+            value = tl.maximum(block_value, value)
 
-    value, value_id = _best(best, best_id)
-    flags = tl.max(sane & 1, axis=0) | tl.max(sane & 2, axis=0)
+    bad_any = tl.max(bad, axis=0)
     if PIECES > 1:
         slot = row * PIECES + piece
         tl.store(best_ptr + slot, value)
         tl.store(best_id_ptr + slot, value_id)
-        tl.store(sane_ptr + slot, flags)
+        tl.store(bad_ptr + slot, bad_any)
         tl.debug_barrier()  # stored before it is announced
         last = tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == PIECES - 1
         if last:
@@ -130,18 +146,17 @@ def _draw_kernel(
             value, value_id = _best(
                 tl.load(best_ptr + slots, cache_modifier=".cg"), tl.load(best_id_ptr + slots, cache_modifier=".cg")
             )
-            all_flags = tl.load(sane_ptr + slots, cache_modifier=".cg")
-            flags = tl.max(all_flags & 1, axis=0) | tl.max(all_flags & 2, axis=0)
-            _write(ids_ptr, finite_ptr, row, value_id, flags)
+            bad_any = tl.max(tl.load(bad_ptr + slots, cache_modifier=".cg"), axis=0)
+            _write(ids_ptr, finite_ptr, row, value, value_id, bad_any)
     else:
-        _write(ids_ptr, finite_ptr, row, value_id, flags)
+        _write(ids_ptr, finite_ptr, row, value, value_id, bad_any)
 
 
 @triton.jit
-def _write(ids_ptr, finite_ptr, row, token_id, flags):
+def _write(ids_ptr, finite_ptr, row, value, token_id, bad):
     # A row of nothing but -inf or NaN has no best: any valid id will do.
     tl.store(ids_ptr + row, tl.where(token_id == 0x7FFFFFFF, 0, token_id).to(tl.int64))
-    tl.store(finite_ptr + row, flags == 1)
+    tl.store(finite_ptr + row, (bad == 0) & (value > float("-inf")))
 
 
 class Draw:
@@ -149,10 +164,10 @@ class Draw:
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
-        self._pieces = 32
+        self._pieces = 64
         self._best = torch.empty(max_rows * self._pieces, dtype=torch.float32, device=device)
         self._best_id = torch.empty(max_rows * self._pieces, dtype=torch.int32, device=device)
-        self._sane = torch.empty(max_rows * self._pieces, dtype=torch.int32, device=device)
+        self._bad = torch.empty(max_rows * self._pieces, dtype=torch.int32, device=device)
         self._arrived = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
     def __call__(
@@ -169,13 +184,14 @@ class Draw:
         if rows == 0:
             return ids, finite
         launch = launch_for(logits.device)
-        # Few rows are cut finer, to use the whole device.
-        pieces = self._pieces if rows * 8 < 4 * launch.processors else 8
-        pieces = min(pieces, power_of_two(-(-vocab // BLOCK)))
+        # Few rows are cut finer, to use the whole device; long pieces need less exact noise.
+        pieces = min(self._pieces, power_of_two(-(-vocab // BLOCK)))
+        while pieces > 4 and rows * pieces > 6 * launch.processors:
+            pieces //= 2
         _draw_kernel[(rows * pieces,)](
             logits, temperature, seed_low, seed_high, positions, ids, finite,
-            self._best, self._best_id, self._sane, self._arrived, temperature.stride(0),
-            VOCAB=vocab, PIECES=pieces, BLOCK=BLOCK, OVERLAP=launch.overlap,
+            self._best, self._best_id, self._bad, self._arrived, temperature.stride(0),
+            VOCAB=vocab, PIECES=pieces, BLOCK=BLOCK, STAGES=STAGES, OVERLAP=launch.overlap,
             # A product and a sum, rounded one after the other, as the reference does.
             num_warps=8, enable_fp_fusion=False, launch_pdl=launch.overlap,
         )  # fmt: skip

@@ -10,21 +10,27 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
 
-HEADS_PER_PROGRAM = 8
+
+@triton.jit
+def _weighted(x, scale, weight):
+    """Rounded to the model's dtype before the weight, as the reference does."""
+    return ((x.to(tl.float32) * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)[None, :]).to(x.dtype)
 
 
 @triton.jit
-def _normalise(x, weight_ptr, columns, scale):
-    weight = tl.load(weight_ptr + columns).to(tl.float32)[None, :]
-    return ((x.to(tl.float32) * scale).to(x.dtype).to(tl.float32) * weight).to(x.dtype)
+def _store_halves(ptr, low, high, heads, offset, mask, DIM: tl.constexpr):
+    """low and high [TILE, DIM / 2] side by side into heads `offset + heads` of a tensor [..., DIM]."""
+    place = ptr + (offset + heads).to(tl.int64)[:, None] * DIM + tl.arange(0, DIM // 2)[None, :]
+    tl.store(place, low, mask=mask)
+    tl.store(place + DIM // 2, high, mask=mask)
 
 
 @triton.jit
 def _qk_norm_rope_store_kernel(
     qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM]
-    q_weight_ptr,  # [DIM], NORM only
-    k_weight_ptr,  # [DIM], NORM only
-    cos_sin_ptr,  # [max_positions, ROPE_DIM] float32
+    q_weight_ptr,  # [DIM], with Q_NORM
+    k_weight_ptr,  # [DIM], with K_NORM
+    cos_sin_ptr,  # [max_positions, DIM] float32: cosines, then sines
     positions_ptr,  # [tokens]
     slots_ptr,  # [tokens]
     k_cache_ptr,  # [pages * page_size, KV_HEADS, DIM]
@@ -36,7 +42,6 @@ def _qk_norm_rope_store_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
-    ROPE_DIM: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     TILE: tl.constexpr,
@@ -44,20 +49,13 @@ def _qk_norm_rope_store_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    columns = tl.arange(0, DIM)
-    # Rotate-half: column c is rotated against c + half, and c + half against c; columns past ROPE_DIM stay.
-    half: tl.constexpr = ROPE_DIM // 2
-    turns = columns < ROPE_DIM
-    lower = columns < half
-    partner = tl.where(turns, tl.where(lower, columns + half, columns - half), columns)
+    columns = tl.arange(0, DIM // 2)
     if OVERLAP:
         gdc_launch_dependents()
     position = tl.load(positions_ptr + token)
-    slot = tl.load(slots_ptr + token).to(tl.int64)
-    angle = tl.where(lower, columns, columns - half)
-    cos = tl.load(cos_sin_ptr + position * ROPE_DIM + angle, mask=turns, other=1.0)
-    sin = tl.load(cos_sin_ptr + position * ROPE_DIM + half + angle, mask=turns, other=0.0)
-    sin = tl.where(lower, -sin, sin)
+    slot = tl.load(slots_ptr + token)
+    cos = tl.load(cos_sin_ptr + position * DIM + columns)[None, :]
+    sin = tl.load(cos_sin_ptr + position * DIM + DIM // 2 + columns)[None, :]
     if OVERLAP:
         gdc_wait()
 
@@ -65,28 +63,29 @@ def _qk_norm_rope_store_kernel(
     is_q = (heads < HEADS)[:, None]
     is_k = ((heads >= HEADS) & (heads < HEADS + KV_HEADS))[:, None]
     is_v = (heads >= HEADS + KV_HEADS)[:, None] & inside
-    source = qkv_ptr + token * qkv_stride + heads[:, None] * DIM
-    x = tl.load(source + columns[None, :], mask=inside, other=0.0)
-    other = tl.load(source + partner[None, :], mask=inside, other=0.0)
-    rotated = x
-    crossed = other
-    if Q_NORM or K_NORM:
-        wide = x.to(tl.float32)
-        scale = tl.math.rsqrt(tl.sum(wide * wide, axis=1) / DIM + eps)[:, None]
-        if Q_NORM:
-            rotated = tl.where(is_q, _normalise(x, q_weight_ptr, columns, scale), rotated)
-            crossed = tl.where(is_q, _normalise(other, q_weight_ptr, partner, scale), crossed)
-        if K_NORM:
-            rotated = tl.where(is_k, _normalise(x, k_weight_ptr, columns, scale), rotated)
-            crossed = tl.where(is_k, _normalise(other, k_weight_ptr, partner, scale), crossed)
-    rotated = (rotated.to(tl.float32) * cos[None, :] + crossed.to(tl.float32) * sin[None, :]).to(x.dtype)
+    source = qkv_ptr + token * qkv_stride + heads[:, None] * DIM + columns[None, :]
+    low = tl.load(source, mask=inside, other=0.0)
+    high = tl.load(source + DIM // 2, mask=inside, other=0.0)
+    _store_halves(v_cache_ptr, low, high, heads, slot * KV_HEADS - HEADS - KV_HEADS, is_v, DIM)
 
-    key_head = heads - HEADS
-    value_head = heads - HEADS - KV_HEADS
-    tl.store(q_ptr + (token * HEADS + heads[:, None]) * DIM + columns[None, :], rotated, mask=is_q)
-    tl.store(k_ptr + (token * KV_HEADS + key_head[:, None]) * DIM + columns[None, :], rotated, mask=is_k)
-    tl.store(k_cache_ptr + (slot * KV_HEADS + key_head[:, None]) * DIM + columns[None, :], rotated, mask=is_k)
-    tl.store(v_cache_ptr + (slot * KV_HEADS + value_head[:, None]) * DIM + columns[None, :], x, mask=is_v)
+    normed_low = low
+    normed_high = high
+    if Q_NORM or K_NORM:
+        squares = low.to(tl.float32) * low.to(tl.float32) + high.to(tl.float32) * high.to(tl.float32)
+        scale = tl.math.rsqrt(tl.sum(squares, axis=1) / DIM + eps)[:, None]
+        if Q_NORM:
+            normed_low = tl.where(is_q, _weighted(low, scale, tl.load(q_weight_ptr + columns)), normed_low)
+            normed_high = tl.where(is_q, _weighted(high, scale, tl.load(q_weight_ptr + DIM // 2 + columns)), normed_high)
+        if K_NORM:
+            normed_low = tl.where(is_k, _weighted(low, scale, tl.load(k_weight_ptr + columns)), normed_low)
+            normed_high = tl.where(is_k, _weighted(high, scale, tl.load(k_weight_ptr + DIM // 2 + columns)), normed_high)
+    wide_low = normed_low.to(tl.float32)
+    wide_high = normed_high.to(tl.float32)
+    low = (wide_low * cos - wide_high * sin).to(low.dtype)
+    high = (wide_high * cos + wide_low * sin).to(high.dtype)
+    _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, DIM)
+    _store_halves(k_ptr, low, high, heads, token * KV_HEADS - HEADS, is_k, DIM)
+    _store_halves(k_cache_ptr, low, high, heads, slot * KV_HEADS - HEADS, is_k, DIM)
 
 
 def qk_norm_rope_store(
@@ -103,7 +102,7 @@ def qk_norm_rope_store(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm (where a weight is given), rotate, and write K and V at `slots`; returns q, k, v.
 
-    qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, rope_dim] float32, the cosines
+    qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, dim] float32, the cosines
     then the sines; k_cache, v_cache [pages, page_size, kv_heads, dim], contiguous; slots [tokens] = page * page_size + offset.
     The returned v is a view of qkv. Raises ValueError where the caches are not contiguous or dim is no power of two.
     """
@@ -117,14 +116,15 @@ def qk_norm_rope_store(
     k = qkv.new_empty(tokens, kv_heads, dim)
     v = qkv[:, (num_heads + kv_heads) * dim :].unflatten(1, (kv_heads, dim))
     heads = num_heads + 2 * kv_heads
-    tile = min(HEADS_PER_PROGRAM, power_of_two(heads))
+    # Many tokens fill the device with whole programs each; few need the heads spread.
+    tile = min(16 if tokens >= 64 else 4, power_of_two(heads))
     overlap = launch_for(qkv.device).overlap
     if tokens:
         _qk_norm_rope_store_kernel[(tokens, triton.cdiv(heads, tile))](
             qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, cos_sin, positions, slots,
             k_cache, v_cache, q, k, eps, qkv.stride(0),
-            HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, ROPE_DIM=cos_sin.shape[1],
+            HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim,
             Q_NORM=q_weight is not None, K_NORM=k_weight is not None, TILE=tile, OVERLAP=overlap,
-            num_warps=4, launch_pdl=overlap,
+            num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
         )  # fmt: skip
     return q, k, v

@@ -17,22 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
-
-
-@triton.jit
-def _prefetch(rows, COUNT: tl.constexpr, CHUNKS: tl.constexpr):
-    """Ask for the first COUNT elements of each row to be brought into the second-level cache, CHUNKS requests each."""
-    step: tl.constexpr = COUNT // CHUNKS
-    addresses = rows[:, None] + (tl.arange(0, CHUNKS) * step)[None, :]
-    size = tl.full(addresses.shape, step * rows.dtype.element_ty.primitive_bitwidth // 8, tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [addresses.to(tl.int64, bitcast=True), size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+from aengine.kernels.prefetch import prefetch
 
 
 @triton.jit
@@ -90,9 +75,11 @@ def _small_linear_kernel(
     if OVERLAP:
         gdc_launch_dependents()
         if PREFETCH > 0:
-            _prefetch(rows, PREFETCH, CHUNKS)
+            # As many requests as there are threads.
+            early = rows[:, None] + (tl.arange(0, CHUNKS) * (PREFETCH // CHUNKS))[None, :]
+            prefetch(early, PREFETCH // CHUNKS)
             if GATED:
-                _prefetch(rows + N * K, PREFETCH, CHUNKS)
+                prefetch(early + N * K, PREFETCH // CHUNKS)
         gdc_wait()
 
     rows_m = tl.arange(0, M)
@@ -181,15 +168,30 @@ class LinearConfig:
     one_row: bool = False  # plain multiply-adds instead of matrix products; for m == 1 only
 
 
+# Measured on an H200 (bench/KERNELS.md), by (n, k): for one row, and for 2 to 16.
+_MEASURED = {
+    (6144, 4096): (LinearConfig(8, 512, 1, 1, 4, 256, one_row=True), LinearConfig(16, 512, 1, 3, 1, 512)),
+    (4096, 4096): (LinearConfig(8, 512, 1, 6, 4, 512, one_row=True), LinearConfig(64, 128, 4, 4, 4, 128)),
+    (24576, 4096): (LinearConfig(64, 128, 1, 3, 4, 128), LinearConfig(64, 128, 1, 3, 4, 128)),
+    (4096, 12288): (LinearConfig(8, 512, 1, 6, 4, 512, one_row=True), LinearConfig(64, 128, 4, 4, 4, 256)),
+    (151936, 4096): (LinearConfig(64, 128, 1, 3, 4, 0), LinearConfig(64, 128, 1, 3, 4, 0)),
+}
+
+
 def linear_config(m: int, n: int, k: int, element_size: int, processors: int) -> LinearConfig:
-    """The cut for a weight [n, k]: as many programs as fill the device two or three times over."""
+    """How to cut a weight [n, k]. All programs should be resident at once: three with 3 stages on a processor, two with 4."""
     if element_size > 2:
         return LinearConfig(block_n=32, block_k=32, splits=1, stages=3, warps=4, prefetch=0)
+    if (n, k) in _MEASURED:
+        return _MEASURED[n, k][0 if m == 1 else 1]
     tiles = -(-n // 64)
-    splits = 1
-    while tiles * splits < 2 * processors and k % (splits * 2 * 128) == 0 and k // (splits * 2) >= 512:
-        splits *= 2
-    return LinearConfig(block_n=64, block_k=128, splits=splits, stages=4, warps=4)
+    best = LinearConfig(64, 128, 1, 3, 4, 128)
+    fill = 0.0
+    for stages, resident in ((3, 3 * processors), (4, 2 * processors)):
+        for splits in (1, 2, 4, 8, 16):
+            if k % (splits * 128) == 0 and tiles * splits <= resident and tiles * splits / resident > fill:
+                best, fill = LinearConfig(64, 128, splits, stages, 4, 128), tiles * splits / resident
+    return best
 
 
 class SmallLinear:

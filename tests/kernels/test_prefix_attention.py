@@ -49,9 +49,9 @@ def test_sharing_changes_nothing_but_the_reads(
     for rows, length in groups:
         table[rows, : length // 16] = table[rows[0], : length // 16]
     runs = runs_of(groups, len(lengths), 6, device)
-    prefix, decode = prefix_attention.PrefixAttention(), decode_attention.PagedDecode()
+    decode = decode_attention.PagedDecode()
     for _ in range(2):
-        part = prefix(q, k_cache, v_cache, table, runs, dim**-0.5)
+        part = prefix_attention.attend_shared(q, k_cache, v_cache, table, runs, dim**-0.5)
         out = decode(q, k_cache, v_cache, table, lens, dim**-0.5, shared=part)
         assert relative_error(out, reference(q, k_cache, v_cache, table, lens, dim**-0.5)) < tolerance(dtype)
 
@@ -59,6 +59,6 @@ def test_sharing_changes_nothing_but_the_reads(
 def test_without_groups_every_row_attends_alone_tiny(device: torch.device) -> None:
     inputs = paged([30, 50], 2, 1, 16, 16, torch.float32, device)
     runs = runs_of([], 2, 3, device)
-    part = prefix_attention.PrefixAttention()(*inputs[:4], runs, 0.25)
+    part = prefix_attention.attend_shared(*inputs[:4], runs, 0.25)
     out = decode_attention.PagedDecode()(*inputs, 0.25, shared=part)
     assert relative_error(out, reference(*inputs, 0.25)) < tolerance(torch.float32)
