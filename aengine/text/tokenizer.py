@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from anyio import to_thread
 from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
-from aengine.errors import CheckpointError, InvalidRequestError
+from aengine.errors import AengineError, CheckpointError, InvalidRequestError
 from aengine.text.chat_template import ChatTemplates
 from aengine.text.markers import ControlTokens
 from aengine.text.pieces import PieceTable, rules_of
@@ -55,12 +56,10 @@ class Tokenizer:
         settings = read_settings(folder)
         path = folder / "tokenizer.json"
         backend = _read_backend(path)
-        try:
+        with _library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error}")):
             _apply(backend, settings)
             tokenizer = cls(backend, settings, str(folder))
             tokenizer.decode(tokenizer.encode_now("a b"))
-        except InvalidRequestError as error:
-            raise CheckpointError(f"{path} cannot be used: {error}") from error
         limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
         if not 0 < tokenizer.vocab_size <= limit:
             raise CheckpointError(
@@ -150,15 +149,27 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from error
-        try:
+        with _library_errors(lambda error: InvalidRequestError(f"the tokenizer cannot read this text: {error}")):
             # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except Exception as error:  # the library raises plain Exception, e.g. for a missing unknown token
-            raise InvalidRequestError(f"the tokenizer cannot read this text: {error}") from error
         ids: list[int] = encoding.ids
         if len(text) > INLINE_CHARACTERS:
             time.sleep(0)  # making the list and freeing the encoding hold the GIL: let the loop run in between
         return ids
+
+
+@contextmanager
+def _library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
+    """Turn what the tokenizers library raises, plain Exception or a panic of its Rust code, into an error of ours."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except BaseException as error:
+        # A panic's class is not an Exception, and cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ours(error) from error
+        raise
 
 
 def _decoder_of(backend: Backend) -> object:
@@ -171,10 +182,8 @@ def _read_backend(path: Path) -> Backend:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    try:
+    with _library_errors(lambda error: CheckpointError(f"{path} is not a tokenizer: {error}")):
         backend = Backend.from_str(text)
-    except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
-        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
     # Saved by training scripts, and wrong for serving: prompts are neither cut nor filled up.
     backend.no_truncation()
     backend.no_padding()
@@ -194,26 +203,30 @@ def _apply(backend: Backend, settings: TokenizerSettings) -> None:
     for content in named:
         if content not in special and backend.token_to_id(content) is not None:
             backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
-    if settings.add_bos is not None or settings.add_eos is not None:
-        backend.post_processor = _boundaries(backend, settings)
+    if settings.add_bos or settings.add_eos:
+        _add_boundaries(backend, settings)
+
+
+def _add_boundaries(backend: Backend, settings: TokenizerSettings) -> None:
+    """tokenizer.json decides about BOS and EOS, but an explicit wish that it does not fulfil is honoured."""
+    plain, around = backend.encode("a", add_special_tokens=False).tokens, backend.encode("a").tokens
+    start = next((at for at in range(len(around)) if around[at : at + len(plain)] == plain), 0)
+    before, after = around[:start], around[start + len(plain) :]
+    bos, eos = settings.named_tokens.get("bos_token", ""), settings.named_tokens.get("eos_token", "")
+    if settings.add_bos and bos not in before and backend.token_to_id(bos) is not None:
+        before = [bos, *before]
+    if settings.add_eos and eos not in after and backend.token_to_id(eos) is not None:
+        after = [*after, eos]
+    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
+    single = [*(f"{token}:0" for token in before), "$A:0", *(f"{token}:0" for token in after)]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, "$B:1"], special_tokens=[(t, i) for t, i in ids.items() if i is not None]
+    )
 
 
 def _with_defaults(flags: Mapping[str, bool]) -> dict[str, bool]:
     special = flags.get("special", False)
     return {"special": special, "normalized": not special, **flags}
-
-
-def _boundaries(backend: Backend, settings: TokenizerSettings) -> processors.TemplateProcessing:
-    """Put BOS before a text and EOS behind it, where the settings ask for them and name them."""
-    single = ["$A:0"]
-    tokens: list[tuple[str, int]] = []
-    for wanted, name, at in ((settings.add_bos, "bos_token", 0), (settings.add_eos, "eos_token", 2)):
-        token = settings.named_tokens.get(name)
-        token_id = None if token is None else backend.token_to_id(token)
-        if wanted and token is not None and token_id is not None:
-            single.insert(at, f"{token}:0")
-            tokens.append((token, token_id))
-    return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=tokens)
 
 
 def _quoting(backend: Backend, control: ControlTokens) -> Backend:
