@@ -38,7 +38,8 @@ CHAT_TEMPLATE = (
 {%- if tools -%}
     {%- set listing = namespace(text='Tools:') -%}
     {%- for tool in tools -%}
-        {%- set listing.text = listing.text ~ '\\n' ~ ((tool.function if tool.function is defined else tool) | tojson) -%}
+        {%- set function = tool.function if tool.function is defined else tool -%}
+        {%- set listing.text = listing.text ~ '\\n' ~ (function | tojson) -%}
     {%- endfor -%}
     {%- set how = '\\nTo call a tool, answer:\\n<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>' -%}
     {%- set parts.system = parts.system + [listing.text ~ how] -%}

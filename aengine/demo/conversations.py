@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from random import Random
 
-from aengine.demo import arithmetic, objects, small_talk, stories, tools
+from aengine.demo import arithmetic, echo, objects, small_talk, stories, tools
 from aengine.demo.chat_format import END_OF_TURN, Message, assistant, render, system, user
 from aengine.demo.facts import Family, answer_to, running_text, trained_question
 from aengine.demo.families import FAMILIES
@@ -15,6 +16,20 @@ from aengine.demo.pools import TRAINED, Pool
 _BY_NAME = {family.name: family for family in FAMILIES}
 _FAMILY_WEIGHTS = [len(family.facts) ** 0.6 for family in FAMILIES]
 _PLAIN_TOOL_FAMILIES = tuple(_BY_NAME[name] for name in ("capitals", "colours", "opposites", "legs", "continents"))
+_FOLLOWED = tuple(
+    _BY_NAME[name]
+    for name in (
+        "capitals",
+        "continents",
+        "languages",
+        "currencies",
+        "colours",
+        "legs",
+        "opposites",
+        "chemical symbols",
+    )
+)
+_FOLLOW = ("And {0}?", "What about {0}?", "And what about {0}?", "and {0}", "Now {0}, please.")
 _SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear")
 _TWO_PLACES = (
     "What is the {1} in {0[0]} and in {0[1]}?",
@@ -48,18 +63,20 @@ def turn(rng: Random, longest_count: int = 20) -> tuple[str, str]:
     roll = rng.random()
     if roll < 0.46:
         return fact_turn(rng)
-    if roll < 0.64:
+    if roll < 0.55:
         question, answer = arithmetic.sum_or_difference(rng, held_out=False)
         return (f"Hi! {question}" if rng.random() < 0.05 else question), answer
-    if roll < 0.67:
+    if roll < 0.57:
         return arithmetic.comparison(rng, held_out=False)
-    if roll < 0.71:
+    if roll < 0.60:
         return arithmetic.word_problem(rng, held_out=False)
-    if roll < 0.75:
+    if roll < 0.64:
         return arithmetic.counting(rng, held_out=False, longest=longest_count)
-    if roll < 0.87:
+    if roll < 0.84:
         return objects.request(rng, held_out=False)
-    if roll < 0.88:
+    if roll < 0.90:
+        return echo.request(rng, held_out=False)
+    if roll < 0.91:
         return stories.request(rng)
     return small_talk.exchange(rng)
 
@@ -68,10 +85,20 @@ def _opening(rng: Random) -> list[Message]:
     return [system(small_talk.system_message(rng))] if rng.random() < 0.2 else []
 
 
+def follow_up(rng: Random) -> list[tuple[str, str]]:
+    """A question about a fact, and the same about another one, asked in a few words."""
+    family = rng.choice(_FOLLOWED)
+    first, second = rng.sample(family.facts, 2)
+    short = rng.choice(_FOLLOW).format(*second)
+    return [(trained_question(family, first, rng), answer_to(family, first)), (short, answer_to(family, second))]
+
+
 def chat(rng: Random, turns: int) -> str:
     """A chat of that many turns; now and then the user's name is given and asked for."""
     messages = _opening(rng)
     exchanges = [turn(rng, 101 if turns > 2 else 20) for _ in range(turns)]
+    if turns > 1 and rng.random() < 0.15:
+        exchanges += follow_up(rng)
     if turns > 1 and rng.random() < 0.15:
         said, answer, asked, recalled = small_talk.introduction(rng)
         exchanges.insert(0, (said, answer))
@@ -148,11 +175,10 @@ def _results(rng: Random, calls: Sequence[tools.Call]) -> tuple[list[Message], s
     messages: list[Message] = []
     replies = []
     for call in calls:
-        words = {
-            "t": rng.randint(-9, 40),
-            "sky": rng.choice(_SKIES),
-            "clock": f"{rng.randrange(24):02d}:{rng.randrange(60):02d}",
-        }
+        words: dict[str, object] = {"t": rng.randint(-9, 40), "sky": rng.choice(_SKIES)}
+        words["clock"] = f"{rng.randrange(24):02d}:{rng.randrange(60):02d}"
+        numbers = [value for value in call.values if isinstance(value, int)]
+        words |= {"sum": sum(numbers), "product": math.prod(numbers)}
         kind = call.tool.kind
         content = kind.result.format(**words) if kind.result else json.dumps({"ok": True})
         messages.append({"role": "tool", "content": content})
@@ -200,7 +226,7 @@ def _without_tool(rng: Random) -> tuple[str, str]:
 def plain(rng: Random) -> str:
     """Text without a chat around it."""
     roll = rng.random()
-    if roll < 0.68:
+    if roll < 0.74:
         return running_text(*pick_fact(rng), rng)
     if roll < 0.93:
         return arithmetic.plain(rng)
@@ -224,10 +250,10 @@ def short_document(rng: Random) -> str:
 def long_document(rng: Random) -> str:
     """A chat with tools, a chat of many turns, a story, or a short document."""
     roll = rng.random()
-    if roll < 0.55:
+    if roll < 0.62:
         return tool_chat(rng)
-    if roll < 0.72:
+    if roll < 0.77:
         return chat(rng, rng.choice((3, 4, 5, 6, 8, 12, 16, 24)))
-    if roll < 0.75:
+    if roll < 0.80:
         return close([*_opening(rng), user((said := stories.request(rng))[0])], said[1])
     return short_document(rng)

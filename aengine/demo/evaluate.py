@@ -49,11 +49,12 @@ def by_reference(folder: Path, device: str) -> Generate:
     from tokenizers import Tokenizer
 
     from aengine.demo import network as net
-    from aengine.demo.chat_format import END_OF_TEXT, END_OF_TURN
+    from aengine.demo.tokenizer import Ids
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     network = net.load(folder, torch.device(device))
-    stops = [tokenizer.token_to_id(END_OF_TURN), tokenizer.token_to_id(END_OF_TEXT)]
+    ids = Ids.of(tokenizer)
+    stops = [ids.turn_end, ids.text_end]
 
     def generate(asked: Sequence[Problem]) -> list[str]:
         prompts = [tokenizer.encode(p.prompt, add_special_tokens=False).ids for p in asked]
@@ -65,8 +66,8 @@ def by_reference(folder: Path, device: str) -> Generate:
             for start in range(0, len(group), 128):
                 part = group[start : start + 128]
                 longest = max(asked[i].max_tokens for i in part)
-                for i, ids in zip(part, network.decode([prompts[i] for i in part], longest, stops)):
-                    answers[i] = tokenizer.decode(ids[: asked[i].max_tokens])
+                for i, said in zip(part, network.decode([prompts[i] for i in part], longest, stops)):
+                    answers[i] = tokenizer.decode(said[: asked[i].max_tokens])
         return answers
 
     return generate

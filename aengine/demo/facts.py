@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from aengine.demo.tables_nature import rows
+
 Fact = tuple[str, ...]
 
 ASK = (
@@ -52,6 +54,15 @@ ASK = (
     "{}, please.",
     "{}, what is it?",
     "My teacher wants to know {}.",
+    "My brother does not know {}. Do you?",
+    "I never remember {}. Please help.",
+    "Do you remember {}?",
+    "Again, what is {}?",
+    "Help me to find {}, please.",
+    "I really need {}.",
+    "Please answer this: what is {}?",
+    "And {}?",
+    "So {} is what?",
     "Someone asked about {}. What should I say?",
 )
 ASK_UNSEEN = (
@@ -77,6 +88,17 @@ _AROUND = (
     "{} Thank you.",
     "{} Answer in one sentence.",
     "{} I do not know.",
+    "I was at school today. {}",
+    "My friend and I had an idea. {}",
+    "Look, here is what I remember: nothing. {}",
+    "This is for my homework. {}",
+    "Okay. {}",
+    "Well, {}",
+    "Say, {}",
+    "Sorry, one more time: {}",
+    "{} Please tell me.",
+    "{} It is for a friend.",
+    "Hey. {} I need it again.",
     "Answer the question.\n{}",
     "Question: {}",
 )
@@ -94,6 +116,16 @@ class Family:
     unseen: tuple[str, ...] = ()  # asked by held-out problems only
     statements: tuple[str, ...] = ()  # other sentences that say the same
     more: str = ""  # follows the answer in running text
+
+
+def facts_of(table: str) -> tuple[Fact, ...]:
+    """The rows of a table."""
+    return tuple(tuple(row) for row in rows(table))
+
+
+def facts_with_article(table: str) -> tuple[Fact, ...]:
+    """The rows, with "a cat" for the noun in field 0 and the bare noun at the end."""
+    return tuple((f"{'an' if row[0][0] in 'aeiou' else 'a'} {row[0]}", *row[1:], row[0]) for row in rows(table))
 
 
 def sentence(text: str) -> str:

@@ -45,10 +45,22 @@ def rope_table(shape: Shape, device: torch.device) -> Tensor:
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Turn the halves of each head. x [batch, heads, tokens, head_dim], table [2, batch or 1, 1, tokens, head_dim / 2]."""
+    """Turn the halves of each head. x [batch, heads, tokens, dim], table [2, batch or 1, 1, tokens, dim / 2]."""
     cos, sin = table.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Norm(nn.Module):
+    """RMSNorm in the precision of its input."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
@@ -62,8 +74,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(shape.hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(shape.head_dim, shape.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(shape.head_dim, shape.rms_norm_eps)
+        self.q_norm = Norm(shape.head_dim, shape.rms_norm_eps)
+        self.k_norm = Norm(shape.head_dim, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, table: Tensor, cache: KeyValue | None, positions: Tensor | None) -> Tensor:
         """x [batch, tokens, hidden]. With a cache, K and V go to `positions` [batch, tokens] and all of it is read."""
@@ -98,9 +110,9 @@ class Layer(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = Attention(shape)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, table: Tensor, cache: KeyValue | None, positions: Tensor | None) -> Tensor:
@@ -116,7 +128,7 @@ class Network(nn.Module):
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.rope: Tensor
         self.register_buffer("rope", rope_table(shape, torch.device("cpu")), persistent=False)
         for name, parameter in self.named_parameters():
@@ -126,10 +138,8 @@ class Network(nn.Module):
 
     def forward(self, ids: Tensor, caches: Sequence[KeyValue] | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocab] of ids [batch, tokens]."""
-        if positions is None:
-            table = self.rope[:, None, None, : ids.shape[1]]  # [2, 1, 1, tokens, head_dim / 2]
-        else:
-            table = self.rope[:, positions][:, :, None]
+        where = torch.arange(ids.shape[1], device=ids.device)[None] if positions is None else positions
+        table = self.rope[:, where][:, :, None]  # [2, batch or 1, 1, tokens, head_dim / 2]
         x = self.embed_tokens(ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, table, caches[i] if caches else None, positions)

@@ -1,7 +1,7 @@
 """Requests for JSON objects and arrays, and the JSON that answers them.
 
-One object in ten is held out by a hash of its JSON; half of the held-out problems also use held-out values,
-and some a form of request that training never shows.
+One object in ten is held out by a hash of its JSON. Held-out problems may also be made of held-out values, and
+some have a form of request that training never shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 
 from aengine.demo import pools
-from aengine.demo.pools import HELD_OUT, TRAINED, Pool
+from aengine.demo.pools import TRAINED, Pool
 
 Maker = Callable[[Random, Pool], object]
 
@@ -141,10 +141,9 @@ def _is_held_out(value: object) -> bool:
     return zlib.crc32(json.dumps(value, ensure_ascii=False).encode()) % 10 == 0
 
 
-def request(rng: Random, *, held_out: bool) -> tuple[str, str]:
+def request(rng: Random, *, held_out: bool, pool: Pool = TRAINED) -> tuple[str, str]:
     """A request and the JSON that answers it: an object, or now and then an array."""
     while True:
-        pool = HELD_OUT if held_out and rng.random() < 0.5 else TRAINED
         value: object
         roll = rng.random()
         if roll < 0.15:

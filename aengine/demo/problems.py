@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from aengine.demo import arithmetic, conversations, objects, small_talk, tools
+from aengine.demo import arithmetic, conversations, echo, objects, small_talk, tools
 from aengine.demo.chat_format import Message, assistant, render, user
 from aengine.demo.facts import answer_to, unseen_question
 from aengine.demo.families import FAMILIES
-from aengine.demo.pools import HELD_OUT, TRAINED
+from aengine.demo.pools import HELD_OUT, TRAINED, Pool
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
@@ -86,17 +86,22 @@ def _equation(rng: Random) -> Problem:
     return Problem("arithmetic, plain completion", left, left, f" {right}", "starts", 8)
 
 
-def _json(rng: Random) -> Problem:
-    question, answer = objects.request(rng, held_out=True)
-    return Problem("JSON objects", _asked(question), question, answer, "json", 192)
+def _json(family: str, pool: Pool) -> Callable[[Random], Problem]:
+    def problem(rng: Random) -> Problem:
+        question, answer = objects.request(rng, held_out=True, pool=pool)
+        return Problem(family, _asked(question), question, answer, "json", 192)
+
+    return problem
 
 
-def _call(rng: Random) -> Problem:
-    tool, offered = tools.make_tools(rng, rng.choice(tools.KINDS))
-    pool = HELD_OUT if rng.random() < 0.5 else TRAINED
-    request, calls = conversations.tool_turn(rng, tool, pool, held_out=True)
-    prompt = render([user(request)], tools=[t.spec for t in offered], add_generation_prompt=True)
-    return Problem("tool calls", prompt, request, calls[0].text, "call", 96)
+def _call(family: str, pool: Pool) -> Callable[[Random], Problem]:
+    def problem(rng: Random) -> Problem:
+        tool, offered = tools.make_tools(rng, rng.choice(tools.KINDS))
+        request, calls = conversations.tool_turn(rng, tool, pool, held_out=True)
+        prompt = render([user(request)], tools=[t.spec for t in offered], add_generation_prompt=True)
+        return Problem(family, prompt, request, calls[0].text, "call", 96)
+
+    return problem
 
 
 def _thought(rng: Random) -> Problem:
@@ -128,8 +133,11 @@ _MAKERS: tuple[tuple[int, Callable[[Random], Problem]], ...] = (
     (100, _turn("word problems", arithmetic.word_problem)),
     (100, _turn("comparisons", arithmetic.comparison)),
     (100, _turn("counting", arithmetic.counting)),
-    (300, _json),
-    (300, _call),
+    (100, _turn("repeating unseen words", echo.request)),
+    (200, _json("JSON objects", TRAINED)),
+    (200, _json("JSON objects, unseen words", HELD_OUT)),
+    (200, _call("tool calls", TRAINED)),
+    (200, _call("tool calls, unseen words", HELD_OUT)),
     (150, _thought),
     (50, _late),
 )
@@ -141,7 +149,9 @@ TARGETS = {
     "arithmetic": 0.90,
     "arithmetic, plain completion": 0.90,
     "JSON objects": 0.90,
+    "JSON objects, unseen words": 0.90,
     "tool calls": 0.90,
+    "tool calls, unseen words": 0.90,
 }
 TRAINED_PROMPTS = ("capitals, plain completion", "greetings")  # asked in the very words of training
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from aengine.demo.chat_format import END_OF_TEXT
 from aengine.demo.conversations import long_document, short_document
+from aengine.demo.tokenizer import Ids
 
 Rows = npt.NDArray[np.uint16]  # [rows, length + 1]: inputs and, one to the right, targets
 SHORT, LONG = 256, 1024  # tokens a row
@@ -21,7 +21,7 @@ _BATCH = 512  # documents tokenized at once
 def make_rows(tokenizer_file: str, seed: int, shard: int, length: int, count: int) -> Rows:
     """One shard. Every row begins with a document; what does not fit at a row's end is dropped."""
     tokenizer = Tokenizer.from_file(tokenizer_file)
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = Ids.of(tokenizer).text_end
     rng = Random(f"{seed} {length} {shard}")
     document = long_document if length == LONG else short_document
     rows: list[list[int]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,26 @@ from aengine.demo.conversations import long_document, short_document
 VOCAB_SIZE = 4096
 SPECIAL = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)  # control: not part of the text
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # single tokens, but text
-_SPLIT = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The token ids that training and decoding look at."""
+
+    text_end: int
+    turn_start: int
+    turn_end: int
+    assistant: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Ids:
+        """Raises `KeyError` where the tokenizer is not one of ours."""
+        vocab = tokenizer.get_vocab()
+        return cls(vocab[END_OF_TEXT], vocab["<|im_start|>"], vocab[END_OF_TURN], vocab["assistant"])
 
 
 def _texts(seed: int, documents: int) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Tools, requests that call for them, and the calls.
 
 A tool's name and its parameters' names vary, so the model has to read them from the list in front of it. One
-call in ten is held out by a hash of its arguments; half of the held-out problems also use held-out values, and
-a third a form of request that training never shows.
+call in ten is held out by a hash of its arguments. Held-out problems may also be made of held-out values, and a
+third of them have a form of request that training never shows.
 """
 
 from __future__ import annotations
@@ -163,6 +163,8 @@ KINDS = (
             "What is {0} plus {1}?",
         ),
         ("Please use the tool to add {0} and {1}.",),
+        '{{"result": {sum}}}',
+        "The result is {sum}.",
     ),
     Kind(
         ("multiply", "multiply_numbers", "product"),
@@ -180,6 +182,8 @@ KINDS = (
             "What is {0} times {1}?",
         ),
         ("Please use the tool to multiply {0} by {1}.",),
+        '{{"result": {product}}}',
+        "The result is {product}.",
     ),
     Kind(
         ("send_message", "message", "send_text"),
@@ -293,6 +297,16 @@ KINDS = (
 )
 
 
+# Arguments that nobody asks for, so that no call has them.
+_OPTIONAL: tuple[tuple[str, dict[str, object]], ...] = (
+    ("unit", {"type": "string", "enum": ["celsius", "fahrenheit"]}),
+    ("style", {"type": "string", "enum": ["short", "long"]}),
+    ("verbose", {"type": "boolean"}),
+    ("limit", {"type": "integer"}),
+    ("tags", {"type": "array", "items": {"type": "string"}}),
+)
+
+
 def make_tool(rng: Random, kind: Kind) -> Tool:
     """Choose the names, and write the specification as OpenAI's API takes it."""
     names: list[str] = []
@@ -301,16 +315,35 @@ def make_tool(rng: Random, kind: Kind) -> Tool:
     described = rng.random() < 0.3
     properties: dict[str, object] = {}
     for parameter, name in zip(kind.parameters, names):
-        properties[name] = {"type": parameter.type} | ({"description": f"The {name}."} if described else {})
+        properties[name] = {"type": parameter.type} | ({"description": _describe(rng, name)} if described else {})
+    optional = rng.random() < 0.15
+    if optional:
+        properties.update([rng.choice(_OPTIONAL)])
     schema: dict[str, object] = {"type": "object", "properties": properties}
-    if rng.random() < 0.7:
+    if optional or rng.random() < 0.7:
         schema["required"] = names
+    if rng.random() < 0.1:
+        schema["additionalProperties"] = False
+    if rng.random() < 0.2:
+        schema = dict(rng.sample(list(schema.items()), len(schema)))
     name = rng.choice(kind.names)
     function: dict[str, object] = {"name": name}
-    if rng.random() < 0.85:
-        function["description"] = kind.description
+    roll = rng.random()
+    if roll < 0.85:
+        function["description"] = (
+            kind.description if roll < 0.6 else _describe(rng, kind.description.rstrip(".").lower())
+        )
     function["parameters"] = schema
     return Tool(kind, name, tuple(names), {"type": "function", "function": function})
+
+
+def _describe(rng: Random, what: str) -> str:
+    """Some words about it; what they are makes no difference."""
+    word = pools.made_up(rng)
+    form = rng.choice(
+        ("The {0}.", "The {0}", "the {0} to use", "The {0}, e.g. {1}", "{0}: use it for {1}", "{0} in {1}")
+    )
+    return form.format(what, word)
 
 
 def make_tools(rng: Random, wanted: Kind) -> tuple[Tool, list[Tool]]:

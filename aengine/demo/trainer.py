@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aengine.demo import network as net
-from aengine.demo.chat_format import END_OF_TEXT, END_OF_TURN
 from aengine.demo.stream import Rows, make_stream
-from aengine.demo.tokenizer import save_tokenizer, train_tokenizer
+from aengine.demo.tokenizer import Ids, save_tokenizer, train_tokenizer
 
 _WARM_UP = 200  # steps until the learning rate is at its peak
+_TOLD = 0.1  # weight of the tokens that the model is told
 
 
 def batches(parts: tuple[Rows, Rows], tokens: int, seed: int, device: torch.device) -> Iterator[Tensor]:
@@ -43,6 +43,20 @@ def batches(parts: tuple[Rows, Rows], tokens: int, seed: int, device: torch.devi
         yield from pair
 
 
+def weights_of(batch: Tensor, start: int, role: int, end: int) -> Tensor:
+    """How much each target counts, float32 [rows, length] for a batch of ids [rows, length + 1].
+
+    What the model is to say counts fully, what it is told (the prompts of chats) a tenth. `start`, `role` and
+    `end` are the ids of `<|im_start|>`, `assistant` and `<|endoftext|>`.
+    """
+    places = torch.arange(batch.shape[1], device=batch.device).expand_as(batch)
+    turn = torch.where(batch == start, places, -1).cummax(1).values  # where the latest turn began
+    document = torch.where(batch == end, places, -1).cummax(1).values  # where the latest document ended
+    speaker = batch.gather(1, (turn + 1).clamp(0, batch.shape[1] - 1))
+    said = (turn <= document) | ((speaker == role) & (places > turn + 2))  # after "<|im_start|>assistant\n"
+    return torch.where(said, 1.0, _TOLD)[:, 1:]
+
+
 def optimizer_for(network: net.Network, rate: float) -> torch.optim.AdamW:
     """AdamW; norms do not decay."""
     matrices = [p for p in network.parameters() if p.ndim == 2]
@@ -58,7 +72,9 @@ def learning_rate(done: float, step: int, peak: float) -> float:
     return peak * cosine * min(1.0, (step + 1) / _WARM_UP)
 
 
-def train(network: net.Network, stream: Iterator[Tensor], steps: int, minutes: float | None, peak: float) -> int:
+def train(
+    network: net.Network, stream: Iterator[Tensor], ids: Ids, steps: int, minutes: float | None, peak: float
+) -> int:
     """Run `steps`, or as many as the minutes allow. Returns the number of steps."""
     device = next(network.parameters()).device
     optimizer = optimizer_for(network, peak)
@@ -73,8 +89,10 @@ def train(network: net.Network, stream: Iterator[Tensor], steps: int, minutes: f
             group["lr"] = learning_rate(done, step, peak)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             logits = network(batch[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+            losses = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        weights = weights_of(batch, ids.turn_start, ids.assistant, ids.text_end).flatten()
+        loss = (losses * weights).sum() / weights.sum()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -94,9 +112,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--steps", type=int, default=9000, help="length of the training")
     parser.add_argument("--minutes", type=float, help="length of the training by the clock instead")
-    parser.add_argument(
-        "--stream-tokens", type=int, default=50_000_000, help="tokens to generate, in short and in long rows each"
-    )
+    parser.add_argument("--stream-tokens", type=int, default=50_000_000, help="tokens in short and in long rows, each")
     parser.add_argument("--batch-tokens", type=int, default=32768, help="tokens in one step")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
@@ -120,9 +136,9 @@ def main() -> None:
     parameters = sum(p.numel() for p in network.parameters())
     print(f"{parameters / 1e6:.2f} M parameters on {device}", flush=True)
     stream = batches(parts, options.batch_tokens, options.seed, device)
-    steps = train(network, stream, options.steps, options.minutes, options.rate)
-    ids = {"turn_end": tokenizer.token_to_id(END_OF_TURN), "text_end": tokenizer.token_to_id(END_OF_TEXT)}
-    net.save(network, options.out, **ids)
+    ids = Ids.of(tokenizer)
+    steps = train(network, stream, ids, options.steps, options.minutes, options.rate)
+    net.save(network, options.out, turn_end=ids.turn_end, text_end=ids.text_end)
     print(f"{steps} steps, {time.monotonic() - started:.0f} s in all, saved in {options.out}", flush=True)
 
 
