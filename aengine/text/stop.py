@@ -32,16 +32,24 @@ class StopMatcher:
             return ""
         if not self._held and self._firsts.isdisjoint(text):
             return text
-        progress = self._progress
+        progress, firsts = self._progress, self._firsts
+        longest = len(self._held)  # how much of a stop string the text ends with
         for index, character in enumerate(text):
-            done = [stop.text for stop in progress if stop.step(character)]
-            if done:
-                self.matched = max(done, key=len)
+            if not longest and character not in firsts:
+                continue
+            longest = 0
+            for stop in progress:
+                matched = stop.step(character)
+                if matched == stop.length and (self.matched is None or matched > len(self.matched)):
+                    self.matched = stop.text
+                if matched > longest:
+                    longest = matched
+            if self.matched is not None:
                 seen = self._held + text[: index + 1]
                 self._held = ""
                 return seen if self._include else seen[: len(seen) - len(self.matched)]
         seen = self._held + text
-        shown = len(seen) - max(stop.matched for stop in progress)
+        shown = len(seen) - longest
         self._held = seen[shown:]
         return seen[:shown]
 
@@ -57,19 +65,20 @@ class _Progress:
     The failure table grows only as far as the text has matched, so a long stop string costs nothing up front.
     """
 
-    __slots__ = ("_failure", "matched", "text")
+    __slots__ = ("_failure", "_matched", "length", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.matched = 0
+        self.length = len(text)
+        self._matched = 0
         self._failure = [0]  # [i]: the longest proper beginning of text[: i + 1] that is also its end
 
-    def step(self, character: str) -> bool:
-        """Take one character of the text; True when the stop string is complete. Not called again after that."""
-        self.matched = matched = self._extend(self.matched, character)
+    def step(self, character: str) -> int:
+        """Take one character; how many characters of the stop string the text ends with. The last call gives all."""
+        self._matched = matched = self._extend(self._matched, character)
         if matched > len(self._failure):
             self._failure.append(self._extend(self._failure[-1], character))
-        return matched == len(self.text)
+        return matched
 
     def _extend(self, matched: int, character: str) -> int:
         while matched and self.text[matched] != character:
