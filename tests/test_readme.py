@@ -1,0 +1,32 @@
+"""What the README shows is run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_the_python_example_runs() -> None:
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "aengine.Engine()" in block)
+    run = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    text, ending, answer, rate = run.stdout.splitlines()
+    assert text.startswith(" Paris")
+    assert ending.split()[0] in ("stop", "length")
+    assert "42" in answer
+    assert 0 <= float(rate) <= 1
+
+
+def test_every_knob_can_be_found() -> None:
+    assert "aengine/config.py" in README
+
+
+def test_every_dependency_has_its_line() -> None:
+    declared = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    block = declared.split("dependencies = [")[1].split("]")[0]
+    for name in re.findall(r'"([a-z-]+)', block):
+        assert f"| {name}" in README, f"{name} has no line in the README's table"
