@@ -14,9 +14,15 @@ DEMO = Path(__file__).parents[2] / "aengine" / "demo" / "model"
 
 
 @pytest.fixture(scope="session", params=list(BACKENDS))
-def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """One tokenizer of each family."""
-    return Tokenizer.load(write_tokenizer(tmp_path_factory.mktemp("family"), BACKENDS[request.param]()))
+def any_oracle(request: pytest.FixtureRequest) -> Backend:
+    """One tokenizer of each family, as the library has it."""
+    return BACKENDS[request.param]()
+
+
+@pytest.fixture(scope="session")
+def any_tokenizer(any_oracle: Backend, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The same, as ours."""
+    return Tokenizer.load(write_tokenizer(tmp_path_factory.mktemp("family"), any_oracle))
 
 
 @pytest.fixture(scope="session")

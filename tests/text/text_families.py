@@ -65,6 +65,22 @@ def gemma_backend() -> Backend:
     return backend
 
 
+def two_blanks_backend() -> Backend:
+    """A decoder that takes up to two blanks off the start."""
+    backend = byte_fallback_backend()
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
+    )
+    return backend
+
+
+def unusual_backend() -> Backend:
+    """The same steps in an order that is nobody's."""
+    backend = byte_fallback_backend()
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()])
+    return backend
+
+
 def metaspace_backend() -> Backend:
     """T5's shape."""
     vocab = {token: index for index, token in enumerate(["<unk>", "</s>", "▁", "▁the", "▁cat", "s", "▁▁x", "▁a▁b"])}
@@ -117,6 +133,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "byte level": byte_level_backend,
     "byte fallback": byte_fallback_backend,
     "gemma": gemma_backend,
+    "two blanks": two_blanks_backend,
     "metaspace": metaspace_backend,
     "word piece": word_piece_backend,
     "suffix": suffix_backend,
