@@ -43,7 +43,7 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         model = ModelConfig.from_folder(folder)
         dtype = resolve_dtype(config.dtype, device, model.dtype)
         max_step_tokens = step_tokens(config, CUDA_STEP_TOKENS)
-        attention = TritonAttention()
+        attention = TritonAttention(device, dtype)
         decoder = load_model(
             folder,
             model,

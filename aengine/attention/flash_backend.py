@@ -1,0 +1,180 @@
+"""Prefill attention through flash-attn, in the best form that is installed.
+
+- `flash_attn.cute` (flash-attn-4): reads pages directly; Hopper and data-centre Blackwell.
+- `flash_attn` (2): on gathered K and V, because its pages must be multiples of 256 tokens.
+- torch's own varlen flash kernel: on gathered K and V; needs no package.
+
+None of them takes float32; the torch reference stands in for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.attention.torch_backend import TorchAttention
+
+
+class PrefillAttention(Protocol):
+    """Attention of a step's prefill chunks, all of them in one call."""
+
+    name: str
+    why: str
+
+    def __call__(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        """q [tokens, heads, dim] of the chunks alone; causal, bottom-right aligned; returns [tokens, heads, dim]."""
+        ...
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Where the context of each chunk lies, one after the other."""
+
+    slots: Tensor  # [context tokens of all chunks] int64
+    key_starts: Tensor  # [chunks + 1] int32
+    max_queries: int
+    max_keys: int
+
+
+def _gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
+    plan = chunks.plans.get(-1)
+    if not isinstance(plan, _Gathered):
+        lens = chunks.seq_lens.long()
+        key_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
+        total = sum(chunks.context_lens)
+        sequence = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=total)
+        position = torch.arange(total, device=lens.device) - key_starts[sequence]
+        slots = chunks.page_table[sequence, position // page_size].long() * page_size + position % page_size
+        plan = _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(chunks.context_lens))
+        chunks.plans[-1] = plan
+    return plan
+
+
+class _OnGathered:
+    """A varlen kernel over K and V copied out of their pages."""
+
+    def __init__(self, name: str, why: str, kernel: Callable[..., Tensor]) -> None:
+        self.name = name
+        self.why = why
+        self._kernel = kernel
+
+    def __call__(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        plan = _gather_plan(chunks, k_cache.shape[1])
+        k = k_cache.flatten(0, 1).index_select(0, plan.slots)  # [keys, kv_heads, dim]
+        v = v_cache.flatten(0, 1).index_select(0, plan.slots)
+        return self._kernel(q, k, v, chunks.query_starts, plan, scale, window)
+
+
+class _Cute:
+    """flash-attn-4, straight on the pages."""
+
+    name = "flash-attn-4"
+
+    def __init__(self, why: str, kernel: Callable[..., Any]) -> None:
+        self.why = why
+        self._kernel = kernel
+
+    def __call__(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        out = self._kernel(
+            q,
+            k_cache,
+            v_cache,
+            cu_seqlens_q=chunks.query_starts,
+            max_seqlen_q=max(chunks.query_lens),
+            seqused_k=chunks.seq_lens,
+            page_table=chunks.page_table,
+            softmax_scale=scale,
+            causal=True,
+            window_size=(None, None) if window is None else (window - 1, 0),
+        )
+        result: Tensor = out[0] if isinstance(out, tuple) else out
+        return result
+
+
+class _Reference:
+    """The torch backend, for dtypes that no flash kernel takes."""
+
+    name = "torch"
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        self._backend = TorchAttention()
+
+    def __call__(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        return self._backend.forward(q, k_cache, v_cache, chunks, scale, window)
+
+
+def _flash2(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, plan: _Gathered, scale: float, window: int | None
+) -> Tensor:
+    from flash_attn import flash_attn_varlen_func
+
+    out: Tensor = flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        starts,
+        plan.key_starts,
+        plan.max_queries,
+        plan.max_keys,
+        softmax_scale=scale,
+        causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+    )
+    return out
+
+
+def _torch_flash(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, plan: _Gathered, scale: float, window: int | None
+) -> Tensor:
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        starts,
+        plan.key_starts,
+        plan.max_queries,
+        plan.max_keys,
+        0.0,
+        True,
+        False,
+        scale=scale,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+    )[0]
+    return out
+
+
+def choose_prefill(device: torch.device, dtype: torch.dtype) -> PrefillAttention:
+    """The best prefill attention for this device and dtype, with the reason for the start-up log."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
+    major = torch.cuda.get_device_capability(device)[0]
+    if major in (9, 10) and (cute := _import("flash_attn.cute", "flash_attn_varlen_func")) is not None:
+        return _Cute("installed, reads pages directly", cute)
+    missing = "flash-attn-4 is not installed" if major in (9, 10) else "flash-attn-4 does not run on this device"
+    if _import("flash_attn", "flash_attn_varlen_func") is not None:
+        return _OnGathered("flash-attn-2", missing, _flash2)
+    return _OnGathered("torch flash", f"{missing}, flash-attn neither (pip install 'aengine[cuda]')", _torch_flash)
+
+
+def _import(module: str, name: str) -> Callable[..., Any] | None:
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return None
+    return found
