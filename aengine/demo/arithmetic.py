@@ -11,6 +11,7 @@ from random import Random
 from aengine.demo.pools import TRAINED
 
 LIMIT = 100  # operands are below
+_LARGEST_STEP = 18  # 23 - 15 is thought about as 13 - 5
 
 _ADD = (
     "What is {a} + {b}?",
@@ -77,10 +78,10 @@ def is_held_out(a: int, b: int) -> bool:
 
 
 def pair(rng: Random, *, held_out: bool) -> tuple[int, int]:
-    """Two operands from the wanted part."""
+    """Two operands from the wanted part. Held-out ones are above what a thought about other numbers works with."""
     while True:
         a, b = rng.randrange(LIMIT), rng.randrange(LIMIT)
-        if is_held_out(a, b) == held_out:
+        if is_held_out(a, b) == held_out and (not held_out or max(a, b) > _LARGEST_STEP):
             return a, b
 
 

@@ -157,7 +157,9 @@ def _tool_message(calls: Sequence[tools.Call]) -> Message:
     }
 
 
-def tool_turn(rng: Random, tool: tools.Tool, pool: Pool, *, held_out: bool) -> tuple[str, list[tools.Call]]:
+def tool_turn(
+    rng: Random, tool: tools.Tool, pool: Pool, *, held_out: bool, unseen_form: bool = False
+) -> tuple[str, list[tools.Call]]:
     """A request that the tool serves, and the calls that serve it: one, or two for two places."""
     kind = tool.kind
     call = tools.make_call(rng, tool, pool, held_out=held_out)
@@ -166,8 +168,7 @@ def tool_turn(rng: Random, tool: tools.Tool, pool: Pool, *, held_out: bool) -> t
         calls = [call, tools.make_call(rng, tool, pool, held_out=False)]
         form = rng.choice(_TWO_PLACES)
         return form.format([c.values[0] for c in calls], topic), calls
-    unseen = held_out and rng.random() < 0.34
-    return call.request(rng.choice(kind.unseen if unseen else kind.requests)), [call]
+    return call.request(rng.choice(kind.unseen if unseen_form else kind.requests)), [call]
 
 
 def _results(rng: Random, calls: Sequence[tools.Call]) -> tuple[list[Message], str]:

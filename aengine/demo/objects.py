@@ -1,7 +1,7 @@
 """Requests for JSON objects and arrays, and the JSON that answers them.
 
-One object in ten is held out by a hash of its JSON. Held-out problems may also be made of held-out values, and
-some have a form of request that training never shows.
+One object in ten is held out by a hash of its JSON. Held-out problems may also be made of held-out values, or
+have a form of request that training never shows.
 """
 
 from __future__ import annotations
@@ -141,11 +141,11 @@ def _is_held_out(value: object) -> bool:
     return zlib.crc32(json.dumps(value, ensure_ascii=False).encode()) % 10 == 0
 
 
-def request(rng: Random, *, held_out: bool, pool: Pool = TRAINED) -> tuple[str, str]:
+def request(rng: Random, *, held_out: bool, pool: Pool = TRAINED, unseen_form: bool = False) -> tuple[str, str]:
     """A request and the JSON that answers it: an object, or now and then an array."""
     while True:
         value: object
-        roll = rng.random()
+        roll = 1.0 if unseen_form else rng.random()  # only the general forms have unseen ones
         if roll < 0.15:
             question, value = _person(rng, pool)
         elif roll < 0.25:
@@ -154,11 +154,10 @@ def request(rng: Random, *, held_out: bool, pool: Pool = TRAINED) -> tuple[str, 
             forms = ("Give me a JSON array of {}.", "Write these words as a JSON array: {}", "JSON list: {}")
             question, value = rng.choice(forms).format(text), items
         else:
-            value = _object(rng, pool)
+            value = fields = _object(rng, pool)
             if roll < 0.35:
-                question = "Write this as JSON.\n" + _listed(value)
+                question = "Write this as JSON.\n" + _listed(fields)
             else:
-                unseen = held_out and rng.random() < 0.3
-                question = rng.choice(_SIMPLE_UNSEEN if unseen else _SIMPLE).format(fields=_described(rng, value))
+                question = rng.choice(_SIMPLE_UNSEEN if unseen_form else _SIMPLE).format(fields=_described(rng, fields))
         if _is_held_out(value) == held_out:
             return question, json.dumps(value, ensure_ascii=False)

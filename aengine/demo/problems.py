@@ -86,18 +86,18 @@ def _equation(rng: Random) -> Problem:
     return Problem("arithmetic, plain completion", left, left, f" {right}", "starts", 8)
 
 
-def _json(family: str, pool: Pool) -> Callable[[Random], Problem]:
+def _json(family: str, pool: Pool, *, unseen_form: bool = False) -> Callable[[Random], Problem]:
     def problem(rng: Random) -> Problem:
-        question, answer = objects.request(rng, held_out=True, pool=pool)
+        question, answer = objects.request(rng, held_out=True, pool=pool, unseen_form=unseen_form)
         return Problem(family, _asked(question), question, answer, "json", 192)
 
     return problem
 
 
-def _call(family: str, pool: Pool) -> Callable[[Random], Problem]:
+def _call(family: str, pool: Pool, *, unseen_form: bool = False) -> Callable[[Random], Problem]:
     def problem(rng: Random) -> Problem:
         tool, offered = tools.make_tools(rng, rng.choice(tools.KINDS))
-        request, calls = conversations.tool_turn(rng, tool, pool, held_out=True)
+        request, calls = conversations.tool_turn(rng, tool, pool, held_out=True, unseen_form=unseen_form)
         prompt = render([user(request)], tools=[t.spec for t in offered], add_generation_prompt=True)
         return Problem(family, prompt, request, calls[0].text, "call", 96)
 
@@ -136,8 +136,10 @@ _MAKERS: tuple[tuple[int, Callable[[Random], Problem]], ...] = (
     (100, _turn("repeating unseen words", echo.request)),
     (200, _json("JSON objects", TRAINED)),
     (200, _json("JSON objects, unseen words", HELD_OUT)),
+    (100, _json("JSON objects, unseen phrasing", TRAINED, unseen_form=True)),
     (200, _call("tool calls", TRAINED)),
     (200, _call("tool calls, unseen words", HELD_OUT)),
+    (200, _call("tool calls, unseen phrasing", TRAINED, unseen_form=True)),
     (150, _thought),
     (50, _late),
 )

@@ -1,8 +1,8 @@
 """Tools, requests that call for them, and the calls.
 
 A tool's name and its parameters' names vary, so the model has to read them from the list in front of it. One
-call in ten is held out by a hash of its arguments. Held-out problems may also be made of held-out values, and a
-third of them have a form of request that training never shows.
+call in ten is held out by a hash of its arguments. Held-out problems may also be made of held-out values, or have
+a form of request that training never shows.
 """
 
 from __future__ import annotations
