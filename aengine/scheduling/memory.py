@@ -32,8 +32,6 @@ class SequenceMemory:
 
     def reserve(self, pages: int) -> bool:
         """Make at least that many pages free, evicting cached ones if need be; whether it worked."""
-        if pages > self.available:
-            return False  # the cache is not emptied in vain
         short = pages - self.allocator.free
         while short > 0 and self.tree.evict(short):
             short = pages - self.allocator.free
@@ -55,6 +53,7 @@ class SequenceMemory:
             self.tree.lock(match.node)  # before anything is evicted
             sequence.node = match.node
         missing = needed - len(cached)
+        # Asked first, so that a sequence that has to wait does not empty the cache in vain.
         if missing + headroom > self.available or not self.reserve(missing):
             self._unlock(sequence)
             return False

@@ -25,8 +25,9 @@ MAX_LOOKED_UP = 131_072  # tokens looked up in the cache for them: a burst must 
 class Scheduler:
     """Continuous batching with chunked prefill, priorities, preemption and a shared prefix cache.
 
-    Rank orders everything: who is admitted first, whose prefill goes first, who gets pages first. When
-    pages run out the cache is evicted, then the running sequence of the largest rank is preempted.
+    Rank orders everything: who is admitted first, who gets pages first, who has to give way. A prompt that
+    has begun is read to its end before the next one begins, so that at most one stands half read. When pages
+    run out the cache is evicted, then the running sequence of the largest rank is preempted.
 
     `max_step_tokens` must not be below `max_rows` (`ValueError`): decoding alone would fill every step.
     """

@@ -72,11 +72,22 @@ def test_a_request_that_ends_by_a_stop_string_overruns_by_exactly_one_token_that
     sequence = stepper.add(prompt_of(5), max_tokens=20)
     for _ in range(5):
         stepper.step()  # four draws are committed, the fifth is in flight
-    stepper.finish(sequence, 3)  # the stop string turns out to end with the third
+    stepper.finish(sequence, 4)
     stepper.run()
-    assert sequence.output == stepper.expected(sequence)[:3]
+    assert sequence.output == stepper.expected(sequence)[:4]
     assert stepper.device.tokens == 5 + 4
     assert stepper.scheduler.memory.tree.cached_pages == 5 + 3
+
+
+def test_a_stop_string_found_late_cuts_what_was_drawn_since() -> None:
+    stepper = Stepper(page_size=1)
+    sequence = stepper.add(prompt_of(5), max_tokens=20)
+    for _ in range(6):
+        stepper.step()
+    stepper.finish(sequence, 2)  # of the five tokens committed
+    stepper.run()
+    assert sequence.output == stepper.expected(sequence)[:2]
+    assert stepper.scheduler.memory.tree.cached_pages == 5 + 2
 
 
 END: dict[str, Callable[[Stepper, Sequence], None]] = {
@@ -267,6 +278,7 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_in_the_tree() -
         (bad, False, "error"),
         (good, True, None),
     ]
+    stepper.commit()  # the last step that names it: now its pages go
     assert stepper.scheduler.memory.tree.cached_pages == 2  # the good one's
     retry = stepper.add(prompt_of(8))
     stepper.run()

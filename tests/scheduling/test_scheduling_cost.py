@@ -88,3 +88,18 @@ def test_leaving_the_queue_does_not_search_it() -> None:
     most = max(calls(lambda one=one: stepper.abort(one)) for one in sequences[:2000])  # type: ignore[misc]
     assert most < 40
     assert stepper.scheduler.waiting == 3000
+
+
+def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step() -> None:
+    stepper = Stepper(num_pages=17, max_rows=64)
+    for first in range(3):
+        stepper.add(prompt_of(90, first), max_tokens=40)
+    stepper.step()
+    while stepper.scheduler.memory.available > 2:
+        stepper.step()
+    assert (stepper.scheduler.running, stepper.scheduler.waiting) == (2, 1)
+    looked_up: list[Callable[[], object]] = []
+    match = stepper.scheduler.memory.tree.match
+    stepper.scheduler.memory.tree.match = lambda *prompt: looked_up.append(match) or match(*prompt)  # type: ignore[func-returns-value, method-assign]
+    stepper.step()
+    assert not looked_up

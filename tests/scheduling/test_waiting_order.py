@@ -74,8 +74,9 @@ def test_those_who_decode_never_wait_for_a_long_prompt() -> None:
 
 def test_the_youngest_of_the_lowest_priority_gives_way() -> None:
     stepper = Stepper(num_pages=8, page_size=4, max_rows=3)
-    plain = stepper.add(prompt_of(7), max_tokens=10, arrival=1.0)
     low = stepper.add(prompt_of(7, first=1), max_tokens=10, arrival=0.0, priority=1)
+    stepper.step()  # it has been running before the others came
+    plain = stepper.add(prompt_of(7), max_tokens=10, arrival=1.0)
     young = stepper.add(prompt_of(4, first=2), max_tokens=10, arrival=2.0)
     gave_way: list[Sequence] = []
     while not gave_way:
