@@ -140,8 +140,7 @@ def _plan_decodes(
     else:
         rows = torch.tensor(members, device=device)
         table, lens = batch.page_table.index_select(0, rows), batch.seq_lens.index_select(0, rows)
-    # A padding row reads one token of page 0: a row without a visible token would be NaN.
-    lens = lens.clamp(min=1).unsqueeze(1)  # [n, 1]
+    lens = lens.unsqueeze(1)  # [n, 1]
     used_pages = (lens + page_size - 1) // page_size
     # Past its last page a row reads its own first page once more, so that nothing of others comes in.
     page_of = torch.arange(num_pages, device=device)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from aengine.errors import CheckpointError, UnsupportedModelError
+from aengine.model.architectures import ARCHITECTURES
 from aengine.model.config import ModelConfig
 
 QWEN3 = {
@@ -190,3 +194,30 @@ class TestHostileFiles:
     def test_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"no config\.json in this folder"):
             ModelConfig.from_folder(tmp_path)
+
+    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        changes=st.dictionaries(
+            st.sampled_from(
+                [*QWEN3, "rope_scaling", "rope_theta", "layer_types", "eos_token_id", "dtype", "hidden_act"]
+            ),
+            st.recursive(
+                st.none()
+                | st.booleans()
+                | st.integers()
+                | st.floats(allow_nan=False, allow_infinity=False)
+                | st.text(),
+                lambda inner: (
+                    st.lists(inner, max_size=3)
+                    | st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "rope_theta"]), inner)
+                ),
+                max_leaves=5,
+            ),
+        ),
+        architecture=st.sampled_from(list(ARCHITECTURES)),
+    )
+    def test_anything_else_is_read_or_refused(
+        self, tmp_path: Path, changes: dict[str, object], architecture: str
+    ) -> None:
+        with contextlib.suppress(CheckpointError):
+            read(tmp_path, {"architectures": [architecture], **changes})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import shutil
@@ -16,6 +17,7 @@ from torch import Tensor
 from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import CheckpointError, WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model import weights
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
@@ -291,8 +293,8 @@ class TestDummy:
 
     def test_needs_config_json_alone(self, untied: Path) -> None:
         (untied / SINGLE).unlink()
-        weights = self.weights(untied, seed=1)
-        assert all(weight.isfinite().all() and weight.std() > 0 for weight in weights.values())
+        matrices = self.weights(untied, seed=1)
+        assert all(weight.isfinite().all() and weight.std() > 0 for weight in matrices.values())
 
     def test_the_seed_decides(self, untied: Path) -> None:
         first, again, other = (self.weights(untied, seed) for seed in (1, 1, 2))
@@ -305,6 +307,28 @@ def test_parameters_are_counted_once_when_tied(tied: Path, untied: Path) -> None
         assert load(folder).num_parameters == sum(tensor.numel() for tensor in load_file(folder / SINGLE).values())
 
 
-def test_a_progress_bar_waits_for_a_terminal(untied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load(untied, progress=True)
-    assert capsys.readouterr() == ("", "")
+@pytest.mark.parametrize(("progress", "disable"), [(True, None), (False, True)])
+def test_the_progress_bar_counts_bytes_and_needs_a_terminal(
+    untied: Path, progress: bool, disable: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars = []
+
+    class Bar(weights.tqdm):  # type: ignore[misc, name-defined]
+        def __init__(self, **options: object) -> None:
+            assert options["disable"] is disable  # None: disabled unless stderr is a terminal
+            super().__init__(**{**options, "disable": False, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr(weights, "tqdm", Bar)
+    load(untied, progress=progress)
+    (bar,) = bars
+    assert bar.n == bar.total == sum(tensor.nbytes for tensor in load_file(untied / SINGLE).values())
+
+
+def test_a_file_that_changes_while_loading(untied: Path) -> None:
+    config = ModelConfig.from_folder(untied)
+    decoder = Decoder(config, PlainKernels(), TorchAttention(), torch.float32, torch.device("cpu"))
+    checkpoint = Checkpoint(untied, {name: view.shape for name, view in decoder.weights.items()}, tied=False)
+    (untied / SINGLE).write_bytes((untied / SINGLE).read_bytes()[:1000])
+    with pytest.raises(WeightsError, match=r"model\.safetensors: "):
+        checkpoint.copy_into(decoder.weights, progress=False)

@@ -1,0 +1,91 @@
+"""Properties of the decoder itself, beside the equality with transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.attention.torch_backend import TorchAttention
+from aengine.cache.kv import KVPool
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.load import load_model
+
+from .checkpoints import VOCAB, write_checkpoint
+from .harness import Harness
+
+META = torch.device("meta")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint("qwen3", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> ModelConfig:
+    return ModelConfig.from_folder(folder)
+
+
+def load(folder: Path, config: ModelConfig, dtype: torch.dtype) -> Decoder:
+    return load_model(
+        folder, config, device=torch.device("cpu"), dtype=dtype, kernels=TorchKernels(), attention=TorchAttention()
+    )
+
+
+class ShapeAttention:
+    """Has the right shapes and looks at no value."""
+
+    name = "shape"
+
+    def forward(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def test_a_step_never_looks_at_values(config: ModelConfig) -> None:
+    # Tensors without contents: reading one, or a shape that depends on one, raises.
+    decoder = Decoder(config, TorchKernels(), ShapeAttention(), torch.bfloat16, META)
+    kv = KVPool(config.num_layers, 4, 16, config.num_kv_heads, config.head_dim, torch.bfloat16, META)
+    ids = torch.empty(5, dtype=torch.int64, device=META)
+    batch = AttentionBatch(
+        slots=ids,
+        page_table=torch.empty(5, 2, dtype=torch.int32, device=META),
+        seq_lens=torch.empty(5, dtype=torch.int32, device=META),
+        query_starts=torch.empty(6, dtype=torch.int32, device=META),
+        num_decodes=5,
+        query_lens=[1] * 5,
+        context_lens=[1] * 5,
+    )
+    with torch.inference_mode():
+        hidden = decoder.forward(ids, ids, batch, kv)
+        logits = decoder.logits(hidden[:2])
+    assert hidden.shape == (5, config.hidden_size)
+    assert (logits.shape, logits.dtype) == ((2, VOCAB), torch.float32)
+
+
+def test_bfloat16_stays_near_float32(folder: Path, config: ModelConfig) -> None:
+    prompts = [list(range(1, 30)), [7, 3, 7]]
+    full, half = (
+        Harness(load(folder, config, dtype), page_size=16).generate(prompts, 1)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    for exact, rounded in zip(full, half):
+        torch.testing.assert_close(rounded.logits[0], exact.logits[0], atol=0.3, rtol=0)
+
+
+def test_the_rotary_table_can_be_shorter_than_the_model_allows(config: ModelConfig) -> None:
+    decoder = Decoder(config, TorchKernels(), TorchAttention(), device=META, max_positions=16)
+    assert decoder._cos_sin.shape == (16, config.head_dim)
+
+
+def test_packing_leaves_no_second_copy_behind(folder: Path, config: ModelConfig) -> None:
+    assert load(folder, config, torch.float32).weights == {}
