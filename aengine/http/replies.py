@@ -57,7 +57,6 @@ class _Reply(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._left = True
-        self._stream.abort()
         if not self._ending:
             scope.cancel()
 
@@ -139,7 +138,6 @@ class StreamingReply(_Reply):
             if self._stream.backlog > self._max_backlog:
                 _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
                 self._left = True
-                self._stream.abort()
                 tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0

@@ -115,8 +115,9 @@ async def test_a_body_is_bounded() -> None:
         declared = await server.client.post(GENERATE, content=b'{"prompt":"a"}'.ljust(10_001))
         undeclared = await server.client.post(GENERATE, content=chunks(20_000))
         much = await server.client.post(GENERATE, content=chunks(10_000_000))
+        much_declared = await server.client.post(GENERATE, content=b" " * 10_000_000)
     assert fits.status_code == 200
-    for response in (declared, undeclared, much):
+    for response in (declared, undeclared, much, much_declared):
         assert response.status_code == 413
         assert "10000" in response.json()["error"]["message"]
 

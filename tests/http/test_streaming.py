@@ -7,14 +7,16 @@ import asyncio
 import pytest
 from starlette.types import Message
 
+from aengine.errors import EngineFailedError
 from aengine.http.generate import GenerateDialect
-from aengine.http.replies import StreamingReply
+from aengine.http.replies import StreamingReply, WholeReply
 from aengine.types import Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import parse_events, read_until, serving
 
 pytestmark = pytest.mark.anyio
 
+SCOPE = {"type": "http"}
 LAST = Fragment("!", (9,), None, "stop", Usage(1, 3, 0))
 
 
@@ -50,7 +52,12 @@ def start(
     stream: FakeStream, wire: Wire, *, n: int = 1, heartbeat: float = 10, max_backlog: int = 100
 ) -> asyncio.Task[None]:
     reply = StreamingReply(stream, GenerateDialect(n), heartbeat=heartbeat, max_backlog=max_backlog)
-    return asyncio.ensure_future(reply({}, wire.receive, wire.send))
+    return asyncio.ensure_future(reply(SCOPE, wire.receive, wire.send))
+
+
+def start_whole(stream: FakeStream, wire: Wire) -> asyncio.Task[None]:
+    reply = WholeReply(stream, lambda completion: b"{}")
+    return asyncio.ensure_future(reply(SCOPE, wire.receive, wire.send))
 
 
 def words(*texts: str, index: int = 0) -> list[Fragment]:
@@ -142,6 +149,57 @@ async def test_a_comment_that_cannot_be_sent_does_not_stop_the_watch() -> None:
     await task
 
 
+async def test_nothing_more_is_said_to_a_client_that_left() -> None:
+    for reply_in in (start, start_whole):
+        stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+        task = reply_in(stream, wire)
+        await asyncio.sleep(0.01)
+        said = len(wire.sent)
+        wire.left.set()
+        await task
+        assert stream.aborted.is_set()
+        assert len(wire.sent) == said
+
+
+async def test_a_cancelled_reply_aborts_its_request() -> None:
+    """Nobody left: the server takes the task away."""
+    for reply_in in (start, start_whole):
+        stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+        task = reply_in(stream, wire)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert stream.aborted.is_set()
+
+
+async def test_a_cancelled_reply_does_not_wait_for_a_reader_to_hear_of_it() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    wire.gate.clear()
+    task = start(stream, wire)
+    await wire.blocked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 3)
+    assert stream.aborted.is_set()
+
+
+async def test_a_failure_that_was_told_is_not_raised_as_well() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    stream.fail(EngineFailedError("lost"))
+    await start(stream, wire)
+    assert b"lost" in wire.bodies[-1]
+
+
+async def test_a_bug_is_told_by_its_kind_and_raised_for_the_log() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    stream.fail(KeyError("secret"))
+    with pytest.raises(ExceptionGroup, match="unhandled"):
+        await start(stream, wire)
+    assert b"KeyError" in wire.bodies[-1]
+    assert b"secret" not in wire.bodies[-1]
+
+
 async def test_a_stream_cut_by_the_shutdown_ends_with_an_error_event() -> None:
     async with serving(FakeEngine(held=True)) as server:
         raw = await server.connect("/generate", prompt="a")
@@ -151,7 +209,7 @@ async def test_a_stream_cut_by_the_shutdown_ends_with_an_error_event() -> None:
         server.stop.set()
         rest = await read_until(raw, b"never")
         raw.close()
-        assert stream.aborted.is_set()
+        await asyncio.wait_for(stream.aborted.wait(), 1)
     assert b'data: {"error":{"message":"the server is shutting down"' in rest
     assert rest.endswith(b"0\r\n\r\n")
 
@@ -163,7 +221,7 @@ async def test_a_request_cut_by_the_shutdown_is_answered() -> None:
         server.stop.set()
         answer = await read_until(raw, b"never")
         raw.close()
-        assert stream.aborted.is_set()
+        await asyncio.wait_for(stream.aborted.wait(), 1)
     assert answer.startswith(b"HTTP/1.1 503")
     assert b'"code":"shutting_down"' in answer
 
