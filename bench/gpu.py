@@ -191,8 +191,8 @@ def table(lines: list[dict[str, Any]]) -> str:
             share = row.target / line["value"] if row.seconds else line["value"] / row.target
             unit = " s" if row.seconds else ""
             rows.append(
-                f"| {line['figure']} | {line['limit'] or '-'}{unit} | {line['best_peer']}{unit} | {line['target']}{unit} "
-                f"| {line['value']}{unit} | {share:.0%} |"
+                f"| {line['figure']} | {line['limit'] or '-'}{unit} | {line['best_peer']}{unit} | {line['target']}{unit}"
+                f" | {line['value']}{unit} | {share:.0%} |"
             )
     return "\n".join(rows)
 

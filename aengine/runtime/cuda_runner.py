@@ -85,7 +85,7 @@ class CudaRunner:
     def launch(self, plan: StepPlan) -> CudaStep:
         for new in plan.new_rows:
             self._asked[new.row] = new.params.logprobs
-        with torch.cuda.stream(self._stream):
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
             draws = self._executor.execute(plan)
             host = None if draws is None else self._to_host(plan, draws)
             event = torch.cuda.Event()
