@@ -46,20 +46,19 @@ class TorchKernels:
         num_heads: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kv_heads, dim = k_cache.shape[2:]
-        tokens, half = qkv.shape[0], dim // 2
-        qk, v = torch.split(qkv.view(tokens, -1, dim), [num_heads + kv_heads, kv_heads], dim=1)
+        heads = qkv.view(qkv.shape[0], -1, dim)  # [tokens, heads + 2 * kv_heads, dim]
+        qk = heads.narrow(1, 0, num_heads + kv_heads)
+        v = heads.narrow(1, num_heads + kv_heads, kv_heads)
         if q_weight is not None and k_weight is not None:
             qk = F.rms_norm(qk.float(), (dim,), None, eps).to(qkv.dtype)
-            qk[:, :num_heads].mul_(q_weight)
-            qk[:, num_heads:].mul_(k_weight)
-        # Heads as [tokens, heads, 2, half]: the rotation pairs the two halves, [first, second].
-        pairs = qk.float().reshape(tokens, -1, 2, half)
-        cos, sin = cos_sin.index_select(0, positions).view(tokens, 1, 2, half).unbind(2)
-        first, second = pairs.unbind(2)
-        rotated = pairs * cos.unsqueeze(2)
-        rotated[:, :, 0].addcmul_(second, sin, value=-1)
-        rotated[:, :, 1].addcmul_(first, sin)
-        q, k = torch.split(rotated.view(tokens, -1, dim).to(qkv.dtype), [num_heads, kv_heads], dim=1)
+            qk.narrow(1, 0, num_heads).mul_(q_weight)
+            qk.narrow(1, num_heads, kv_heads).mul_(k_weight)
+        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, dim / 2]
+        first, second = qk.float().chunk(2, dim=-1)
+        turned_first = torch.addcmul(first * cos, second, sin, value=-1)
+        turned_second = torch.addcmul(second * cos, first, sin)
+        turned = torch.cat((turned_first, turned_second), dim=-1).to(qkv.dtype)
+        q, k = turned.narrow(1, 0, num_heads), turned.narrow(1, num_heads, kv_heads)
         k_cache.view(-1, kv_heads, dim).index_copy_(0, slots, k.to(k_cache.dtype))
         v_cache.view(-1, kv_heads, dim).index_copy_(0, slots, v.to(v_cache.dtype))
         return q, k, v
