@@ -89,6 +89,12 @@ def test_held_out_values_are_never_copied_in_the_stream(documents: list[str]) ->
     assert not quoted & set(pools.HELD_OUT.words) - spelled
 
 
+def test_held_out_values_come_from_their_own_pool() -> None:
+    rng = Random(2)
+    for make, values in ((pools.name, "names"), (pools.city, "cities"), (pools.word, "words")):
+        assert {make(rng, pools.HELD_OUT) for _ in range(200)} == set(getattr(pools.HELD_OUT, values))
+
+
 def test_held_out_objects_and_calls_are_told_apart_by_their_values() -> None:
     rng = Random(3)
     trained = {objects.request(rng, held_out=False)[1] for _ in range(3000)}
@@ -130,6 +136,9 @@ def test_thoughts_are_right(operator: str) -> None:
         thought = arithmetic.thought(a, b, operator)
         for left, sign, right, result in re.findall(r"(\d+) ([+-]) (\d+) = (-?\d+)", thought):
             assert int(result) == (int(left) + int(right) if sign == "+" else int(left) - int(right))
+        if a >= b or operator == "+":  # the last number is the tens of the result
+            result = a + b if operator == "+" else a - b
+            assert int(re.findall(r"\d+", thought)[-1]) == result // 10
 
 
 def test_counting_goes_from_its_start_to_its_end_in_equal_steps() -> None:

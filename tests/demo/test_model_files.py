@@ -58,6 +58,7 @@ def test_the_trainers_network_is_transformers_qwen3(tmp_path: Path) -> None:
     net.save(network, tmp_path, turn_end=1, text_end=2)
     network = net.load(tmp_path, torch.device("cpu"))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert (theirs.generation_config.eos_token_id, theirs.generation_config.do_sample) == ([1, 2], False)
     ids = torch.randint(0, VOCAB_SIZE, (2, 40))
     with torch.no_grad():
         torch.testing.assert_close(network(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)

@@ -27,7 +27,10 @@ def _problem(rule: str, expected: str) -> Problem:
             "call",
             '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
             ['<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>'],
-            ['{"name": "f", "arguments": {"x": 1}}', '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'],
+            [
+                'Sure. <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+                '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+            ],
         ),
     ],
 )

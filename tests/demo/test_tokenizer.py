@@ -72,6 +72,7 @@ def test_common_words_are_single_tokens() -> None:
 def test_training_it_again_gives_the_same_tokenizer(tmp_path: Path) -> None:
     first, second = (train_tokenizer(seed=1, documents=8_000) for _ in range(2))
     assert first.to_str() == second.to_str()
+    assert len([token for token in first.get_vocab() if len(token) == 1]) == 256
     save_tokenizer(first, tmp_path)
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).to_str() == first.to_str()
     assert Ids.of(first).turn_end == first.token_to_id("<|im_end|>")
