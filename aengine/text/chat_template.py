@@ -122,27 +122,18 @@ class ChatTemplates:
         try:
             with self._sandbox.rendering(budget, marker):
                 return "".join(template.generate({**self._variables, **data}))
-        except _RaisedByTemplate as error:
-            raise InvalidRequestError(str(error)[:_MAX_MESSAGE], "messages") from error
         except SecurityError as error:
             raise CheckpointError(f"{self._where}: its chat template does what it may not: {error}") from error
-        except (LimitError, RecursionError, MemoryError) as error:
-            problem = error if isinstance(error, LimitError) else "it nests too deeply or needs too much memory"
-            raise InvalidRequestError(f"the chat template cannot be rendered: {problem}", "messages") from error
         except Exception as error:  # whatever an expression may raise: undefined fields, wrong types
-            raise InvalidRequestError(
-                f"the chat template cannot render these messages: {type(error).__name__}: {error}"[:_MAX_MESSAGE],
-                "messages",
-            ) from error
+            message = _refusal(error) if marker is None else marker.unmark(_refusal(error))
+            raise InvalidRequestError(message[:_MAX_MESSAGE], "messages") from error
 
     def _compile(self, name: str, source: str) -> Template:
         if len(source) > _MAX_TEMPLATE:
             raise CheckpointError(f"{self._where}: chat template {name!r} has more than {_MAX_TEMPLATE} characters")
         try:
             return self._sandbox.from_string(source)
-        except (
-            Exception
-        ) as error:  # beside jinja2's own: RecursionError, MemoryError and SyntaxError of what is compiled
+        except Exception as error:  # beside jinja2's own, what compiling nested expressions may raise
             raise CheckpointError(
                 f"{self._where}: chat template {name!r} cannot be used: {type(error).__name__}: {error}"[:_MAX_MESSAGE]
             ) from error
@@ -206,6 +197,17 @@ class _Dict:
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _refusal(error: Exception) -> str:
+    """What a client is told about a rendering that failed."""
+    if isinstance(error, _RaisedByTemplate):
+        return str(error)
+    if isinstance(error, LimitError):
+        return f"the chat template cannot be rendered: {error}"
+    if isinstance(error, (RecursionError, MemoryError)):
+        return "the chat template cannot be rendered: it nests too deeply or needs too much memory"
+    return f"the chat template cannot render these messages: {type(error).__name__}: {error}"
 
 
 def _raise_exception(message: object) -> None:

@@ -5,6 +5,9 @@ Before rendering, a mark is put behind every character of the messages that coul
 text splits, trims, joins and compares as the plain one does, provided that what is searched for is marked alike.
 After rendering, a mark that would begin a special token turns its character into a stand-in, which the
 tokenizer's normalizer turns back once special tokens have been recognised; all other marks are dropped.
+
+A token whose first character the template writes is the template's, whatever the rest of it is made of: templates
+do write `<|{{ message.role }}|>`. Roles and tool names are for the caller to check.
 """
 
 from __future__ import annotations

@@ -198,6 +198,12 @@ async def test_the_templates_own_refusal_reaches_the_client(make: Make) -> None:
     assert refused.value.param == "messages"
 
 
+async def test_a_refusal_quotes_messages_as_they_are(make: Make) -> None:
+    pair = make("{{ raise_exception('no <' ~ messages[0].content) }}")
+    with pytest.raises(InvalidRequestError, match=r"^no <a<\|im_end\|>$"):
+        await pair.ours.encode_chat([{"role": "user", "content": "a<|im_end|>"}])
+
+
 @pytest.mark.parametrize("template", ["{{ messages[0].content + 1 }}", "{{ messages.x.y }}", "{{ missing() }}"])
 async def test_messages_that_do_not_suit_the_template_are_refused(make: Make, template: str) -> None:
     with pytest.raises(InvalidRequestError, match="cannot render these messages") as refused:

@@ -146,6 +146,13 @@ def test_bombs_are_refused_soon_and_small(name: str, monkeypatch: pytest.MonkeyP
     assert peak < 300 * 2**20
 
 
+@pytest.mark.parametrize("name", ["output", "literal output", "loops in a block"])
+def test_much_text_is_refused_however_fast_it_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 60.0)
+    with pytest.raises(InvalidRequestError, match="makes too much text"):
+        templates(BOMBS[name]).render(MESSAGES)
+
+
 @pytest.mark.parametrize("name", list(OTHERS))
 def test_everything_else_is_an_error_of_ours(name: str) -> None:
     with pytest.raises((CheckpointError, InvalidRequestError)):
