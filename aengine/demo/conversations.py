@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from aengine.demo import arithmetic, echo, objects, small_talk, stories, tools
+from aengine.demo import arithmetic, echo, objects, small_talk, stories, tool_kinds, tools
 from aengine.demo.chat_format import END_OF_TURN, Message, assistant, render, system, user
 from aengine.demo.facts import Family, answer_to, running_text, trained_question
 from aengine.demo.families import FAMILIES
@@ -189,7 +189,7 @@ def _results(rng: Random, calls: Sequence[tools.Call]) -> tuple[list[Message], s
 
 def tool_chat(rng: Random) -> str:
     """A chat with tools: calls, results and replies, and now and then a question that needs no tool."""
-    wanted = rng.choice(tools.KINDS)
+    wanted = rng.choice(tool_kinds.KINDS)
     tool, offered = tools.make_tools(rng, wanted)
     messages = _opening(rng)
     thinking = rng.random() < 0.06

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from aengine.demo import arithmetic, conversations, echo, objects, small_talk, tools
+from aengine.demo import arithmetic, conversations, echo, objects, small_talk, tool_kinds, tools
 from aengine.demo.chat_format import Message, assistant, render, user
 from aengine.demo.facts import answer_to, unseen_question
 from aengine.demo.families import FAMILIES
@@ -96,7 +96,7 @@ def _json(family: str, pool: Pool, *, unseen_form: bool = False) -> Callable[[Ra
 
 def _call(family: str, pool: Pool, *, unseen_form: bool = False) -> Callable[[Random], Problem]:
     def problem(rng: Random) -> Problem:
-        tool, offered = tools.make_tools(rng, rng.choice(tools.KINDS))
+        tool, offered = tools.make_tools(rng, rng.choice(tool_kinds.KINDS))
         request, calls = conversations.tool_turn(rng, tool, pool, held_out=True, unseen_form=unseen_form)
         prompt = render([user(request)], tools=[t.spec for t in offered], add_generation_prompt=True)
         return Problem(family, prompt, request, calls[0].text, "call", 96)

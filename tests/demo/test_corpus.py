@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from aengine.demo import arithmetic, objects, pools, tools
+from aengine.demo import arithmetic, objects, pools, tool_kinds, tools
 from aengine.demo.conversations import long_document, short_document
 from aengine.demo.facts import ASK, ASK_UNSEEN, Family, answer_to, sentence
 from aengine.demo.families import FAMILIES
@@ -100,7 +100,7 @@ def test_held_out_objects_and_calls_are_told_apart_by_their_values() -> None:
     trained = {objects.request(rng, held_out=False)[1] for _ in range(3000)}
     held_out = {objects.request(rng, held_out=True)[1] for _ in range(300)}
     assert not trained & held_out
-    for kind in tools.KINDS:
+    for kind in tool_kinds.KINDS:
         tool = tools.make_tool(rng, kind)
         seen = {tools.make_call(rng, tool, pools.TRAINED, held_out=False).text for _ in range(300)}
         new = {tools.make_call(rng, tool, pools.TRAINED, held_out=True).text for _ in range(30)}
