@@ -262,6 +262,16 @@ class PrefillChunk(msgspec.Struct):
     forks: Sequence[int] = ()  # rows of siblings that draw from the same logits (n > 1)
 
 
+MOST_SHARED_RUNS = 16  # in one step
+
+
+class SharedRun(msgspec.Struct):
+    """Decode rows whose contexts begin with the same tokens, in pages of equal content."""
+
+    members: list[int]  # places in `StepPlan.decode`
+    tokens: int  # whole pages, fewer than any member's context
+
+
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
@@ -277,6 +287,7 @@ class StepPlan(msgspec.Struct):
     prefill: list[PrefillChunk]
     page_copies: list[tuple[int, int]]  # (source page, destination page), all layers, after the forward pass
     max_context: int  # the longest context in this step, in tokens, this step's included
+    shared: Sequence[SharedRun] = ()  # disjoint; a hint that spares reading, never a condition
 
     @property
     def sampled_rows(self) -> list[int]:

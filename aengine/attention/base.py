@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from aengine.kernels.prefix_attention import SharedRuns
 
 
 @dataclass(slots=True)
@@ -23,6 +26,8 @@ class AttentionBatch:
     num_decodes: int
     query_lens: list[int]  # host copy
     context_lens: list[int]  # host copy of seq_lens; of a decode it may be an upper bound
+    # Runs of pages that several decodes share, for a backend that can read them once; it may ignore them.
+    shared: SharedRuns | None = None
     # What a backend works out once per step, for all layers of one window. Belongs to the backend: a step
     # that reuses this object with other tensors or lengths clears it.
     plans: dict[int | None, object] = field(default_factory=dict)

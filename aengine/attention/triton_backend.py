@@ -8,6 +8,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.flash_backend import choose_prefill
 from aengine.kernels.decode_attention import PagedDecode
+from aengine.kernels.prefix_attention import attend_shared
 
 _CHUNKS = -2  # where a batch keeps its own view of its chunks
 
@@ -26,7 +27,10 @@ class TritonAttention:
     ) -> Tensor:
         decodes = batch.num_decodes
         if decodes == len(batch.query_lens):
-            return self._decode(q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window)
+            shared = None
+            if batch.shared is not None and window is None:
+                shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, scale)
+            return self._decode(q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, shared)
         chunks = _chunks(batch)
         if not decodes:
             return self._prefill(q, k_cache, v_cache, chunks, scale, window)

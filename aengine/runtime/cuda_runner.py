@@ -30,7 +30,7 @@ class GraphedExecutor(StepExecutor):
             return super().execute(plan)
         rows = self._rows
         rows.grow(plan.new_pages)
-        logits, row_index = graphs.forward(plan.decode)
+        logits, row_index = graphs.forward(plan.decode, plan.shared)
         if self._sampler.simple(plan.decode):
             draws = graphs.draw(plan.decode)
         else:

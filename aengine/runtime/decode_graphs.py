@@ -7,7 +7,7 @@ and pages. Between two replays the host sends only what changed.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +15,14 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
+from aengine.kernels.prefix_attention import SharedRuns
 from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Draws, Sampler
+from aengine.types import MOST_SHARED_RUNS, SharedRun
 
 WARM_UPS = 2
+LEAST_SHARERS = 4  # smaller batches have too little to gain
 
 
 def graph_sizes(max_rows: int) -> list[int]:
@@ -35,9 +38,45 @@ def graph_sizes(max_rows: int) -> list[int]:
 @dataclass(slots=True)
 class _Captured:
     forward: torch.cuda.CUDAGraph
+    forward_shared: torch.cuda.CUDAGraph | None  # reads runs that rows share once
     draw: torch.cuda.CUDAGraph
     logits: Tensor  # [size, vocab] float32
     draws: Draws
+
+
+class SharedBuffers:
+    """The device's copy of which rows share which runs, at a fixed place for the graphs to read."""
+
+    def __init__(self, max_rows: int, rows: Rows) -> None:
+        self._rows = rows
+        self._max_rows = max_rows
+        # members [max_rows], starts [max_rows], group_starts [MOST_SHARED_RUNS + 1], lens [MOST_SHARED_RUNS]
+        self._cells = torch.zeros(2 * max_rows + 2 * MOST_SHARED_RUNS + 1, dtype=torch.int32, device=rows.device)
+        self._current: Sequence[SharedRun] = ()
+
+    def runs(self, size: int) -> SharedRuns:
+        """As the kernels read them, for a batch of this size."""
+        members, starts, group_starts, lens = self._cells.split(
+            [self._max_rows, self._max_rows, MOST_SHARED_RUNS + 1, MOST_SHARED_RUNS]
+        )
+        return SharedRuns(members=members[:size], group_starts=group_starts, lens=lens, starts=starts[:size])
+
+    def send(self, shared: Sequence[SharedRun]) -> None:
+        """Tell the device, unless these are the runs that it knows already."""
+        if shared is self._current:
+            return
+        members = [place for run in shared for place in run.members]
+        starts = [0] * self._max_rows
+        group_starts = [0]
+        for run in shared:
+            for place in run.members:
+                starts[place] = run.tokens
+            group_starts.append(group_starts[-1] + len(run.members))
+        group_starts += group_starts[-1:] * (MOST_SHARED_RUNS - len(shared))
+        lens = [run.tokens for run in shared] + [0] * (MOST_SHARED_RUNS - len(shared))
+        members += [0] * (self._max_rows - len(members))
+        self._cells.copy_(self._rows.upload(members + starts + group_starts + lens))
+        self._current = shared
 
 
 class DecodeGraphs:
@@ -52,6 +91,7 @@ class DecodeGraphs:
         self._row_index = torch.full((sizes[-1],), rows.padding, dtype=torch.int64, device=rows.device)
         self._current: list[int] = []  # what `_row_index` holds
         self._graphs: dict[int, _Captured] = {}
+        self._shared = SharedBuffers(sizes[-1], rows)
         self._pool = torch.cuda.graph_pool_handle()  # shared: only one graph runs at a time
 
     def capture(self, watch: Callable[[Iterable[int]], Iterable[int]] = iter) -> None:
@@ -59,14 +99,18 @@ class DecodeGraphs:
         for size in watch(self.sizes[::-1]):
             self._graphs[size] = self._capture(size)
 
-    def forward(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
         """Replay the forward pass for these rows: logits [n, vocab] float32 and the rows as a tensor [n] int64.
 
         The logits stay valid until the next replay.
         """
         captured = self._graphs[self._size(len(rows))]
         self._send(rows)
-        captured.forward.replay()
+        if shared and captured.forward_shared is not None:
+            self._shared.send(shared)
+            captured.forward_shared.replay()
+        else:
+            captured.forward.replay()
         return captured.logits[: len(rows)], self._row_index[: len(rows)]
 
     def draw(self, rows: list[int]) -> Draws:
@@ -87,17 +131,24 @@ class DecodeGraphs:
 
     def _capture(self, size: int) -> _Captured:
         stream = torch.cuda.current_stream(self._rows.device)
+        shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
         for _ in range(WARM_UPS):
             self._draw(self._forward(size), size)
+            if shareable:
+                self._forward(size, self._shared.runs(size))
         stream.synchronize()
         forward, draw = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        forward_shared = torch.cuda.CUDAGraph() if shareable else None
         with torch.cuda.graph(forward, pool=self._pool, stream=stream):
             logits = self._forward(size)
+        if forward_shared is not None:
+            with torch.cuda.graph(forward_shared, pool=self._pool, stream=stream):
+                logits.copy_(self._forward(size, self._shared.runs(size)))
         with torch.cuda.graph(draw, pool=self._pool, stream=stream):
             draws = self._draw(logits, size)
-        return _Captured(forward, draw, logits, draws)
+        return _Captured(forward, forward_shared, draw, logits, draws)
 
-    def _forward(self, size: int) -> Tensor:
+    def _forward(self, size: int, shared: SharedRuns | None = None) -> Tensor:
         rows = self._rows
         index = self._row_index[:size]
         positions = rows.length[index]
@@ -109,6 +160,7 @@ class DecodeGraphs:
             num_decodes=size,
             query_lens=[1] * size,
             context_lens=[rows.page_table.shape[1] * self._kv.page_size] * size,
+            shared=shared,
         )
         hidden = self._decoder.forward(rows.last_token[index], positions, attention, self._kv)
         return self._decoder.logits(hidden)

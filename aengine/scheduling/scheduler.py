@@ -16,7 +16,8 @@ from aengine.scheduling.integrity import check_flights, check_idle, check_pages,
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update
-from aengine.types import NewRow, PrefillChunk, StepPlan, StepResult
+from aengine.scheduling.sharing import shared_runs
+from aengine.types import NewRow, PrefillChunk, SharedRun, StepPlan, StepResult
 
 MAX_ADMISSIONS = 64  # sequences that enter in one step, and
 MAX_LOOKED_UP = 131_072  # tokens looked up in the cache for them: a burst must not delay the steps of those who run
@@ -57,6 +58,8 @@ class Scheduler:
         self._promised = 0  # pages that the leaving will give back
         self._flights: deque[Flight] = deque()
         self._next_step = 0
+        self._shared_rows: list[int] = []  # the decode rows that `_shared` was worked out for
+        self._shared: list[SharedRun] = []
 
     # ---- what the engine sees -----------------------------------------------------------------------------
 
@@ -201,6 +204,10 @@ class Scheduler:
             flight.decode.append(sequence)
             if total > plan.max_context:
                 plan.max_context = total
+        if plan.decode != self._shared_rows:
+            self._shared_rows = plan.decode
+            self._shared = shared_runs(flight.decode, page_size)
+        plan.shared = self._shared
 
     def _find_page(self, sequence: Sequence, stalled: int) -> bool:
         """One free page for a decoding sequence; the youngest pay for it. False: not in this step."""

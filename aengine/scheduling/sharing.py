@@ -1,0 +1,44 @@
+"""Which decoding sequences begin with the same cached run, so that a step can read its pages once for all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+
+from aengine.cache.radix import Node
+from aengine.scheduling.sequence import Sequence
+from aengine.types import MOST_SHARED_RUNS, SharedRun
+
+LEAST_SAVED = 16384  # tokens that a step must be spared before a run is worth its own pass (bench/KERNELS.md)
+
+
+def shared_runs(sequences: Seq[Sequence], page_size: int) -> list[SharedRun]:
+    """Choose disjoint groups of the sequences (by their place) and the run that each shares, most savings first.
+
+    A group of m that shares t tokens saves (m - 1) * t. Where groups nest in the tree, either the whole or its
+    parts are chosen, whichever saves more. Costs a walk over the shared part of the tree only.
+    """
+    members: dict[Node, list[int]] = defaultdict(list)
+    for place, sequence in enumerate(sequences):
+        node = sequence.node
+        while node is not None and node.parent is not None:
+            if node.locks > 1:  # whoever holds a node holds its ancestors too
+                members[node].append(place)
+            node = node.parent
+    below: dict[Node, int] = defaultdict(int)  # what the best choice below a node saves
+    chosen: list[Node] = []
+    whole: set[Node] = set()
+    for node in sorted(members, key=lambda node: -node.depth):
+        saved = (len(members[node]) - 1) * node.depth * page_size
+        if saved >= below[node]:
+            whole.add(node)
+        if node.parent is not None:
+            below[node.parent] += max(saved, below[node])
+    taken: set[int] = set()
+    for node in sorted(whole, key=lambda node: node.depth):
+        group = members[node]
+        if (len(group) - 1) * node.depth * page_size >= LEAST_SAVED and taken.isdisjoint(group):
+            taken.update(group)
+            chosen.append(node)
+    chosen.sort(key=lambda node: -(len(members[node]) - 1) * node.depth)
+    return [SharedRun(members=members[node], tokens=node.depth * page_size) for node in chosen[:MOST_SHARED_RUNS]]
