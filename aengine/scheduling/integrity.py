@@ -30,6 +30,7 @@ def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights
         _require(sequence.in_flight == named[sequence], f"{named[sequence]} steps name it, not {sequence.in_flight}")
         _require(sequence.pending == drawing[sequence], f"{drawing[sequence]} draws are out, not {sequence.pending}")
     for sequence in running:
+        _require(sequence.launched < sequence.max_total, "a token beyond the last one was launched")
         ahead = len(sequence.tokens) + sequence.pending - sequence.launched
         _require(ahead == 1 if sequence.decoding else ahead > 0, f"{ahead} tokens are yet to go through the model")
 

@@ -58,7 +58,7 @@ class Scheduler:
         self._promised = 0  # pages that the leaving will give back
         self._flights: deque[Flight] = deque()
         self._next_step = 0
-        self._shared_rows: list[int] = []  # the decode rows that `_shared` was worked out for
+        self._shared_rows: list[int] | None = None  # the decode rows that `_shared` was worked out for
         self._shared: list[SharedRun] = []
 
     # ---- what the engine sees -----------------------------------------------------------------------------
@@ -131,6 +131,8 @@ class Scheduler:
             for holder in (sequence, *forks):
                 if holder.phase is Phase.RUNNING:
                     self.memory.publish(holder, holder.computed)
+        if flight.prefill:
+            self._shared_rows = None  # those who are decoding already may share more now
         for sequence in flight.carried():
             self._land(sequence)
         return updates

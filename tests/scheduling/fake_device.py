@@ -183,6 +183,7 @@ class FakeDevice:
             self._forward(row, 1, row in broken)
             drawn.append((row, self._draw(row)))
             longest = max(longest, state.length)
+        self._check_shared(plan)
         for chunk in plan.prefill:
             self._prefill(chunk, chunk.row in broken)
             longest = max(longest, self.rows[chunk.row].length)
@@ -222,6 +223,17 @@ class FakeDevice:
         path = self.prefixes.path(new.seed >> 32, new.tokens)
         check(new.length <= len(path) and new.prompt_len <= len(path), "a new row is longer than its tokens")
         return Row(new.seed, list(new.pages), new.length, path)
+
+    def _check_shared(self, plan: StepPlan) -> None:
+        """Rows that read a run's pages once for all of them begin with the same tokens, and have more of their own."""
+        places = [place for run in plan.shared for place in run.members]
+        check(len(places) == len(set(places)), "a row is in two runs")
+        for run in plan.shared:
+            states = [self.rows[plan.decode[place]] for place in run.members]
+            check(len(states) > 1 and run.tokens > 0 and run.tokens % self.page_size == 0, "a run that shares nothing")
+            for state in states:
+                check(state.length > run.tokens, "a run is as long as a row that shares it")
+                check(state.path[run.tokens - 1] == states[0].path[run.tokens - 1], "a run is not what its rows share")
 
     def _prefill(self, chunk: PrefillChunk, broken: bool) -> None:
         state = self.rows[chunk.row]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from stepping import Stepper
 
+from aengine.scheduling import sharing
 from aengine.scheduling.sequence import Sequence
 
 VOCAB = 6  # so few that outputs run into cached pages of other requests by chance
@@ -51,6 +53,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             lookahead=lookahead,
             vocab=VOCAB,
         )
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(sharing, "LEAST_SAVED", 1)
         self.bases = bases
         self.now = 0.0
 
@@ -148,9 +152,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.stepper.fail(place % len(self.stepper.in_flight))
         self.check()
 
+    @rule(length=st.integers(1, LONGEST_PROMPT), n=st.integers(1, 4))
+    def step_fails_while_its_successor_begins_a_request(self, length: int, n: int) -> None:
+        while len(self.stepper.in_flight) > 1:
+            self.stepper.commit()
+        if self.stepper.in_flight or self.stepper.schedule() is not None:
+            prompt = self.bases[0][: min(length, self.stepper.scheduler.capacity_tokens - 2)]
+            self.now += 1.0
+            self.stepper.request(prompt, 2, n=n, arrival=self.now, priority=-9)
+            self.stepper.schedule()
+            self.check()
+            self.stepper.fail()
+        self.check()
+
     def teardown(self) -> None:
         if not hasattr(self, "stepper"):
             return
+        self.patch.undo()
         self.stepper.run()
         self.stepper.check_outputs()
         memory = self.stepper.scheduler.memory
