@@ -68,7 +68,7 @@ class RowParameters:
             self.needs[new.row] = self._needs(params, top_k)
             cells[i, :4] = (top_k, *split_seed(new.seed), min(new.prompt_len + params.min_tokens, _INT32_MAX))
             floats[i, 4:10] = (
-                params.temperature,
+                params.temperature if self.needs[new.row] & NOISE else 0.0,  # top_k=1 is an argmax too
                 params.top_p if params.top_p < 1 else _TOP_P_OFF,
                 math.log(params.min_p) if params.min_p > 0 else -math.inf,
                 max(params.repetition_penalty, _LEAST_REPETITION),

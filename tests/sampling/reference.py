@@ -95,7 +95,7 @@ def sample(
     if params.top_p < 1:
         weights = np.exp(ranked - ranked[0])
         shares = np.cumsum(weights) / weights.sum()
-        last = int(np.argmax(shares >= params.top_p))
+        last = min(int((shares < params.top_p).sum()), len(shares) - 1)
         kept &= scaled >= ranked[last]
         margins.extend(abs(shares[max(last - 1, 0) : last + 2] - params.top_p))
         if last + 1 < len(ranked) and ranked[last] != ranked[last + 1]:

@@ -47,6 +47,7 @@ def test_extreme_repetition_penalties_stay_finite(repetition_penalty: float) -> 
     expected = 1 if repetition_penalty > 1 else 0
     drawn = draw_one([2.0, 1.0, -1.0], temperature=0, repetition_penalty=repetition_penalty, prompt=[0, 2])
     assert drawn == expected
+    assert draw_one([0.0, 1.0], temperature=0, repetition_penalty=repetition_penalty, prompt=[0]) == 1
 
 
 def test_drawn_tokens_count_from_the_next_draw_on() -> None:

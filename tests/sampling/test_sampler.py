@@ -98,7 +98,7 @@ def run(batch: list[tuple[int, Case]], steps: int) -> list[list[tuple[int, DrawL
     return results
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(cases, min_size=1, max_size=MAX_ROWS), st.permutations(range(MAX_ROWS)))
 def test_a_batch_draws_what_the_definition_says_and_what_each_row_draws_alone(
     batch: list[Case], slots: list[int]
@@ -218,8 +218,8 @@ def test_a_row_forgets_its_former_owner() -> None:
     assert draw(sampler, logits, [1], [1]).token_ids.tolist() == [3], "the former owner's tokens still count"
 
 
-def test_one_row_may_draw_for_its_siblings_from_the_same_logits() -> None:
-    """n > 1: the same logits, a seed each."""
+def test_siblings_draw_different_tokens_from_the_same_logits() -> None:
+    """The same logits, a seed each."""
     sampler = Sampler(64, 100, CPU)
     sampler.set_rows([new_row(row, SamplingParams(), seed=row) for row in range(64)])
     ids = draw(sampler, torch.zeros(1, 100).repeat(64, 1), list(range(64)), [1] * 64).token_ids
@@ -255,6 +255,47 @@ def test_a_batch_too_large_for_one_block_is_cut_without_a_trace(monkeypatch: pyt
         with monkeypatch.context() as patch:
             patch.setattr("aengine.sampling.groups._BLOCK_CELLS", 3 * VOCAB)
             assert results(options) == whole
+
+
+# ---- the fixed-shape way ----------------------------------------------------------------------------------
+
+
+def test_rows_with_a_temperature_or_none_are_simple_and_all_others_are_not() -> None:
+    simple = [
+        SamplingParams(temperature=0, top_p=0.5, min_p=0.5),
+        SamplingParams(temperature=0.7),
+        SamplingParams(top_k=1),
+    ]
+    others = [
+        SamplingParams(top_k=2),
+        SamplingParams(top_p=0.9),
+        SamplingParams(min_p=0.1),
+        SamplingParams(temperature=0, logit_bias={1: 1.0}),
+        SamplingParams(temperature=0, min_tokens=1),
+        SamplingParams(temperature=0, presence_penalty=0.1),
+        SamplingParams(temperature=0, logprobs=0),
+    ]
+    sampler = Sampler(10, VOCAB, CPU)
+    sampler.set_rows([new_row(row, params) for row, params in enumerate(simple + others)])
+    assert sampler.simple([0, 1, 2])
+    assert not any(sampler.simple([0, row]) for row in range(3, 10))
+
+
+def test_simple_rows_draw_the_same_in_both_ways() -> None:
+    """What a graph replays must not differ from what the next step does without one."""
+    kinds = [SamplingParams(temperature=0), SamplingParams(temperature=0.7), SamplingParams(top_k=1), SamplingParams()]
+    sampler = Sampler(32, VOCAB, CPU)
+    sampler.set_rows([new_row(row, kinds[row % 4], seed=row) for row in range(32)])
+    torch.manual_seed(4)
+    rows = list(range(31, -1, -1))
+    for step in range(10):
+        logits = (torch.randn(32, VOCAB) * 2).round()
+        logits[5, 3] = torch.nan
+        simple = sampler.draw_simple(logits, torch.tensor(rows), torch.full((32,), 1 + step))
+        usual = draw(sampler, logits, rows, [1 + step] * 32)
+        healthy = usual.finite
+        assert torch.equal(simple.token_ids[healthy], usual.token_ids[healthy])
+        assert torch.equal(simple.finite, usual.finite)
 
 
 # ---- broken rows ------------------------------------------------------------------------------------------

@@ -171,6 +171,13 @@ def test_bias_is_added_for_its_row_alone() -> None:
     assert draw(sampler, batch[:2], [2, 0], [2] * 2).token_ids.tolist() == [3, 1]
 
 
+def test_a_longer_bias_elsewhere_does_not_disturb_a_row() -> None:
+    sampler = Sampler(2, 4, CPU)
+    sampler.set_rows([new_row(0, SamplingParams(temperature=0, logit_bias={3: 9.0}))])
+    sampler.set_rows([new_row(1, SamplingParams(temperature=0, logit_bias={0: 1.0, 1: 1.0, 2: 8.0}))])
+    assert draw(sampler, torch.tensor([LOGITS] * 2), [0, 1], [1, 1]).token_ids.tolist() == [3, 2]
+
+
 def test_a_thousand_biases_fit() -> None:
     bias = dict.fromkeys(range(1024), -100.0)
     assert draw_one([1.0] * 1024 + [0.0], temperature=0, logit_bias=bias) == 1024
