@@ -91,13 +91,14 @@ class Application:
                     await closing.wait()
                 finally:
                     state.stopping()
-        except AengineError as error:
-            state.failed(error)
-            _say(f"the engine could not be started: {error}")
         except Exception as error:  # noqa: BLE001 - whatever it was, the server tells it instead of dying silently
+            happened = "could not be started" if state.phase == "loading" else "failed"
             state.failed(error)
-            _say(f"the engine failed: {error!r}")
-            traceback.print_exception(error)
+            if isinstance(error, AengineError):
+                _say(f"the engine {happened}: {error}")
+            else:
+                _say(f"the engine {happened}:")
+                traceback.print_exception(error)
 
 
 def _default_factory() -> EngineFactory:

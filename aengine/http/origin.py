@@ -27,7 +27,10 @@ class OriginMiddleware:
         self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] in ("http", "websocket") else Headers()
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
         origin = headers.get("origin")
         if origin is None or _same_host(origin, headers.get("host", "")):
             await self._app(scope, receive, send)

@@ -26,8 +26,9 @@ class ServerState:
 
     def failed(self, error: BaseException) -> None:
         """Every request from now on is answered with the reason, as far as clients may know it."""
+        happened = "could not be started" if self.phase == "loading" else "failed"
         self.engine, self.phase = None, "failed"
-        self.reason = f"the engine could not be started: {public_message(error)}"
+        self.reason = f"the engine {happened}: {public_message(error)}"
 
     def stopping(self) -> None:
         self.engine, self.phase, self.reason = None, "stopping", "the server is shutting down"
