@@ -203,10 +203,11 @@ def _refusal(error: Exception) -> str:
     """What a client is told about a rendering that failed."""
     if isinstance(error, _RaisedByTemplate):
         return str(error)
-    if isinstance(error, LimitError):
-        return f"the chat template cannot be rendered: {error}"
-    if isinstance(error, (RecursionError, MemoryError)):
-        return "the chat template cannot be rendered: it nests too deeply or needs too much memory"
+    if isinstance(error, (LimitError, RecursionError, MemoryError)):
+        problem = {RecursionError: "it nests too deeply", MemoryError: "it needs too much memory"}.get(
+            type(error), error
+        )
+        return f"the chat template cannot be rendered: {problem}"
     return f"the chat template cannot render these messages: {type(error).__name__}: {error}"
 
 

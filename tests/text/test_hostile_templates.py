@@ -74,7 +74,7 @@ BOMBS = {
     "namespaces of namespaces": "{% set n = namespace(s=namespace()) %}"
     + DOUBLINGS
     + "{% set n.s = namespace(a=n.s, b=n.s) %}{% endfor %}{{ n.s }}{{ 'x' * 9999999999 }}",
-    "power": "{{ 9 ** 9 ** 99999 }}",
+    "power": "{{ 9 ** 99999 ** 99999 }}",
     "power step by step": "{% set n = namespace(s=9) %}" + DOUBLINGS + "{% set n.s = n.s * n.s %}{% endfor %}",
     "width": "{{ 'x' | center(9999999999) }}",
     "width of a method": "{{ 'x'.ljust(9999999999) }}",
@@ -137,7 +137,8 @@ def test_bombs_are_refused_soon_and_small(name: str, monkeypatch: pytest.MonkeyP
     tracemalloc.start()
     start = time.monotonic()
     try:
-        with pytest.raises(InvalidRequestError, match="chat template cannot be rendered"):
+        # Refused by a bound, not by an allocation that failed.
+        with pytest.raises(InvalidRequestError, match=r"it (takes|makes|passes|computes|nests)"):
             bomb.render(MESSAGES)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
