@@ -22,9 +22,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
-from aengine.kernels.prefetch import prefetch
 
 LOG2_E = math.log2(math.e)
+REGISTERS = 65536  # of a processor
 
 
 @triton.jit
@@ -79,8 +79,6 @@ def _decode_kernel(
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
     SHARED: tl.constexpr,  # parts of what the shared positions gave, a power of two; 0: nothing is shared
-    PREFETCH: tl.constexpr,  # blocks
-    MERGE_STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -115,18 +113,6 @@ def _decode_kernel(
     k_head = k_ptr + head * DIM
     v_head = v_ptr + head * DIM
     if OVERLAP:
-        if PREFETCH > 0:
-            # All but the newest token has been in the cache since earlier steps: let it come nearer while we wait.
-            if place < end:
-                old_first, old_count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
-                old_block = old_first + tl.minimum(end, begin + old_count) - begin - 1  # the last of the share in this row
-                for ahead in tl.static_range(PREFETCH):
-                    block = tl.minimum(old_first + place + ahead - begin, old_block)
-                    old = tl.maximum(tl.minimum(block * BLOCK + tokens, seq_len - 1), 0)
-                    page = tl.load(page_table_ptr + row.to(tl.int64) * table_stride + old // PAGE).to(tl.int64)
-                    offset = (page * PAGE + old % PAGE) * (KV_HEADS * DIM)
-                    prefetch(k_head + offset, DIM)
-                    prefetch(v_head + offset, DIM)
         gdc_wait()
 
     while place < end:
@@ -194,7 +180,7 @@ def _decode_kernel(
                 tl.store(arrived, 0)
                 merged_best, merged_total, merged = _merge_parts(
                     part_ptr, weight_ptr, first_worker, parts, head,
-                    KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE, MERGE_STAGES,
+                    KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
                 )  # fmt: skip
                 _finish(
                     out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
@@ -235,14 +221,13 @@ def _merge(best, total, acc, part_best, part_total, values):
 def _merge_parts(
     part_ptr, weight_ptr, first_worker, parts, head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, MERGE: tl.constexpr,
-    STAGES: tl.constexpr,
 ):  # fmt: skip
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, DIM)
     best = tl.full([MERGE_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([MERGE_GROUP], tl.float32)
     acc = tl.zeros([MERGE_GROUP, DIM], tl.float32)
-    for base in tl.range(0, parts, MERGE, num_stages=STAGES):
+    for base in range(0, parts, MERGE):
         index = base + tl.arange(0, MERGE)
         slot = (2 * (first_worker + index) + (index == 0).to(tl.int32)) * KV_HEADS + head
         inside = (index < parts)[:, None] & (group < GROUP)[None, :]
@@ -284,26 +269,26 @@ def _finish(
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """block: keys at a time; stages: depth of the copy pipeline; crowd: programs on each processor at once;
-    prefetch: blocks that are asked for before the wait; merged: elements of the parts that are added up at a time,
-    merge_stages deep."""
+    """block: keys at a time; stages: depth of the copy pipeline; merged: elements of parts that are added up at a time.
+
+    crowd: programs on each processor at once. It must be exactly as many as fit: with room for one more, programs of
+    the next launch move in early, and then more of them share some processors than others.
+    """
 
     block: int
     stages: int
     warps: int
     crowd: int
-    prefetch: int = 1
-    merge_stages: int = 3
-    merged: int = 8192
+    merged: int = 4096
 
 
-def decode_config(dim: int, element_size: int) -> DecodeConfig:
+def decode_config(rows: int, dim: int, element_size: int) -> DecodeConfig:
     """Measured for 2-byte elements (bench/KERNELS.md); 4-byte ones only have to fit into shared memory."""
     if element_size > 2:
         return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
     if dim > 128:
         return DecodeConfig(block=32, stages=3, warps=4, crowd=2)
-    return DecodeConfig(block=64, stages=3, warps=4, crowd=2)
+    return DecodeConfig(block=64, stages=3, warps=4, crowd=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +339,7 @@ class PagedDecode:
         if rows == 0:
             return out
         group = heads // kv_heads
-        config = config or decode_config(dim, q.element_size())
+        config = config or decode_config(rows, dim, q.element_size())
         launch = launch_for(q.device)
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
@@ -369,9 +354,8 @@ class PagedDecode:
             GROUP_PAD=max(16, power_of_two(group)), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),
             BLOCK=config.block, STAGES=config.stages, WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
-            PREFETCH=config.prefetch, MERGE_STAGES=config.merge_stages,
             PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
-            num_warps=config.warps, launch_pdl=launch.overlap,
+            num_warps=config.warps, maxnreg=REGISTERS // (config.crowd * config.warps * 32) // 8 * 8, launch_pdl=launch.overlap,
         )  # fmt: skip
         return out
 

@@ -58,21 +58,27 @@ def hash32(token_ids, key0, key1):
 
 
 @triton.jit
-def gumbel(bits):
-    """Standard Gumbel noise, float32, of 23 random bits in an int32."""
-    return -tl.log(-tl.log((bits.to(tl.float32) + 0.5) * (2.0**-23)))
+def gumbel(hashes):
+    """Standard Gumbel noise, float32, of uint32 hashes."""
+    return -tl.log(-tl.log(((hashes >> 9).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-23)))
 
 
 @triton.jit
-def gumbel_bound(bits):
-    """Never less than `gumbel`, and at most about 0.06 more in the tail that wins draws.
+def gumbel_rank(hashes):
+    """A float32 r with gumbel <= RANK_TOP - r * RANK_STEP; in the tail that wins draws the two differ by less than 0.07.
 
     With w = 1 - u, -log(u) >= w, so gumbel <= -log(w). A float's bits, read as an integer and scaled, are its exponent plus its
-    mantissa: never more than its log2. The allowance is far above all rounding.
+    mantissa, never more than its log2. The integer below is w * 2**32 exactly: half steps of 2**9, the hash's low bits aside.
     """
-    rest = ((0x7FFFFF - bits).to(tl.float32) + 0.5) * (2.0**-23)
-    low_log2 = rest.to(tl.int32, bitcast=True).to(tl.float32) * (2.0**-23) - 127.0
-    return low_log2 * -0.6931472 + 1e-4
+    rest = ((hashes ^ 0xFFFFFFFF) & 0xFFFFFE00) | 0x100
+    return rest.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def can_beat(value, temperature):
+    """The least `x - temperature * RANK_STEP * r` that a score above `value` can have; the allowance covers all rounding."""
+    top: tl.constexpr = 159.0 * 0.6931472 + 1e-3
+    return value - tl.abs(value) * 1e-6 - temperature * top
 
 
 @triton.jit
@@ -116,21 +122,26 @@ def _draw_kernel(
     lanes = tl.arange(0, BLOCK)
     value = float("-inf")
     value_id = 0x7FFFFFFF
-    bad = tl.zeros([BLOCK], tl.int32)
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    step = temperature * (-0.6931472 * 2.0**-23)
     for start in tl.range(0, LENGTH, BLOCK, num_stages=STAGES):
         ids = piece * LENGTH + start + lanes
         x = tl.load(logits + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
-        broken = (x != x) | (x == float("inf"))
-        bad |= broken.to(tl.int32)
-        x = tl.where(broken, float("-inf"), x)
-        bits = (hash32(ids.to(tl.uint32), key0, key1) >> 9).to(tl.int32)
-        if tl.max(gumbel_bound(bits) * temperature + x, axis=0) > value:
-            block_value, block_id = _best(gumbel(bits) * temperature + x, ids)
+        highest = tl.maximum(highest, x, propagate_nan=tl.PropagateNan.ALL)
+        if temperature > 0:
+            hopes = tl.math.fma(gumbel_rank(hash32(ids.to(tl.uint32), key0, key1)), step, x)
+        else:
+            hopes = x
+        if tl.max(hopes, axis=0) > can_beat(value, temperature):
+            sound = tl.where(x < float("inf"), x, float("-inf"))
+            if temperature > 0:
+                sound = gumbel(hash32(ids.to(tl.uint32), key0, key1)) * temperature + sound
+            block_value, block_id = _best(sound, ids)
             # Later ids lose to earlier equals.
             value_id = tl.where(block_value > value, block_id, value_id)
             value = tl.maximum(block_value, value)
 
-    bad_any = tl.max(bad, axis=0)
+    bad_any = tl.max(tl.where(highest < float("inf"), 0, 1), axis=0)
     if PIECES > 1:
         slot = row * PIECES + piece
         tl.store(best_ptr + slot, value)
