@@ -168,7 +168,7 @@ def tool_turn(
         calls = [call, tools.make_call(rng, tool, pool, held_out=False)]
         form = rng.choice(_TWO_PLACES)
         return form.format([c.values[0] for c in calls], topic), calls
-    return call.request(rng.choice(kind.unseen if unseen_form else kind.requests)), [call]
+    return call.request(rng.choice(kind.unseen)) if unseen_form else tools.trained_request(rng, call), [call]
 
 
 def _results(rng: Random, calls: Sequence[tools.Call]) -> tuple[list[Message], str]:

@@ -82,6 +82,8 @@ FAMILIES = (
             "Where is the home of {0}?",
             "In what does {0} live?",
             "{0}: where is its home?",
+            "{0} lives in what?",
+            "Where do we find {0}?",
             "{0} has its home where?",
             "Where can I find the home of {0}?",
             "Where can {0} be found?",

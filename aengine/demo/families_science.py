@@ -124,6 +124,8 @@ FAMILIES = (
             "What is {0}'s atomic number?",
             "atomic number of {0}",
             "{0}: which atomic number?",
+            "Which number has {0}?",
+            "What number does {0} have?",
             "{0} has which number?",
             "Which number does {0} have among the elements?",
             "The element {0} has which number?",

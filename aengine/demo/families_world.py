@@ -19,6 +19,8 @@ FAMILIES = (
             "capital of {0}",
             "{0} has which capital?",
             "{0}: what is its capital?",
+            "For {0}: which capital?",
+            "For the country {0}, which city is the capital?",
             "In {0}, which city is the capital?",
             "What do people in {0} call their capital?",
             "What's the capital of {0}",

@@ -152,8 +152,10 @@ TARGETS = {
     "arithmetic, plain completion": 0.90,
     "JSON objects": 0.90,
     "JSON objects, unseen words": 0.90,
+    "JSON objects, unseen phrasing": 0.90,
     "tool calls": 0.90,
     "tool calls, unseen words": 0.90,
+    "tool calls, unseen phrasing": 0.90,
 }
 TRAINED_PROMPTS = ("capitals, plain completion", "greetings")  # asked in the very words of training
 

@@ -28,6 +28,24 @@ class Tool:
     spec: dict[str, object]
 
 
+# Words around a request that belong to no argument.
+_TAILS = (
+    "now",
+    "right now",
+    "today",
+    "at the moment",
+    "please",
+    "for me",
+    "for me, please",
+    "again",
+    "at once",
+    "on the web",
+)
+
+
+_LEADS = ("Hi! ", "Please: ", "Hello. ", "I have a wish. ", "One more thing. ", "Okay. ", "Thanks! And now: ")
+
+
 # Arguments that nobody asks for, so that no call has them.
 _OPTIONAL: tuple[tuple[str, dict[str, object]], ...] = (
     ("unit", {"type": "string", "enum": ["celsius", "fahrenheit"]}),
@@ -106,6 +124,19 @@ class Call:
     def request(self, form: str) -> str:
         """Fill a form of request with the arguments."""
         return form.format(*(("on" if v else "off") if isinstance(v, bool) else v for v in self.values))
+
+
+def trained_request(rng: Random, call: Call) -> str:
+    """Ask for the call in one of the trained forms, now and then with some words more than it needs."""
+    kind = call.tool.kind
+    form = rng.choice(kind.requests)
+    if form[-1] in ".?" and rng.random() < 0.4:
+        longer = f"{form[:-1]} {rng.choice(_TAILS)}{form[-1]}"
+        form = form if longer in kind.unseen else longer
+    text = call.request(form)
+    if rng.random() < 0.15:
+        text = rng.choice(_LEADS) + text
+    return text
 
 
 def make_call(rng: Random, tool: Tool, pool: Pool, *, held_out: bool) -> Call:
