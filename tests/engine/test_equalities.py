@@ -24,7 +24,7 @@ PARAMS = [
 
 VARIANTS: dict[str, dict[str, object]] = {
     "no lookahead": {"lookahead": False},
-    "small pool, preempting": {"num_pages": 24, "max_model_len": 128},
+    "small pool, preempting": {"num_pages": 60, "page_size": 3, "max_model_len": 128},
     "no prefix cache": {"prefix_cache": False},
     "chunks of 8": {"max_step_tokens": 8, "max_num_seqs": 8},
     "one row": {"max_num_seqs": 1},
