@@ -64,12 +64,12 @@ def test_a_sequence_that_is_gone_shares_no_longer() -> None:
     stepper = Stepper(page_size=4, max_rows=3)
     leader, sibling, other = stepper.request(prompt_of(8), max_tokens=12, n=3)
     assert runs(decoding(stepper)) == [([leader.row, sibling.row, other.row], 8)]
-    gone = sibling.row
+    gone, left = sibling.row, (leader.row, other.row)
     stepper.abort(sibling)
     stepper.add(prompt_of(8, first=1), max_tokens=12)  # takes over the row, and has nothing in common with them
     plans = stepper.run()
     assert any(gone in plan.decode for plan in plans)
-    assert {tuple(rows) for plan in plans for rows, _ in runs(plan)} == {(leader.row, other.row)}
+    assert {tuple(rows) for plan in plans for rows, _ in runs(plan)} == {left}
 
 
 def test_a_run_that_saves_too_little_is_not_worth_its_own_pass(monkeypatch: pytest.MonkeyPatch) -> None:
