@@ -1,0 +1,41 @@
+"""Lesson 9: CUDA graphs. A decode step is the same few hundred kernels every time, so they are recorded once and replayed.
+
+The graph reads which rows decode, their last tokens, lengths and pages from the device; a batch is padded to the next
+recorded size with rows that write into page 0. It may not change a single token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aengine
+from tests.lessons.conftest import NEW_TOKENS, PROMPT, Reference
+
+pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+async def test_replayed_steps_give_the_reference(reference: Reference, cuda_graphs: bool) -> None:
+    async with aengine.Engine(
+        device="cuda", dtype="float32", cuda_graphs=cuda_graphs, kv_cache_gib=1.0, max_num_seqs=16
+    ) as engine:
+        others = [[300 + number] * (1 + 5 * number) for number in range(10)]  # a batch that needs padding
+        results = await asyncio.gather(
+            engine.complete(PROMPT, max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True),
+            *(engine.complete(prompt, max_tokens=15, temperature=0.8, seed=3) for prompt in others),
+        )
+        engine.check_integrity()
+    assert list(results[0].token_ids) == reference.output_ids
+    assert results[0].text == reference.text
+
+
+def test_padding_wastes_at_most_an_eighth() -> None:
+    from aengine.runtime.decode_graphs import graph_sizes
+
+    sizes = graph_sizes(512)
+    assert sizes[0] == 1
+    assert sizes[-1] == 512
+    for smaller, larger in zip(sizes, sizes[1:], strict=False):
+        assert (larger - (smaller + 1)) / larger <= 0.12

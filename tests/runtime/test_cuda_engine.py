@@ -1,0 +1,201 @@
+"""The engine on a CUDA device: the same ids as transformers, whatever it does to be fast, and no hidden waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import aengine
+from aengine.runtime.start import Runtime, start_runtime
+from aengine.types import StepPlan
+
+pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+RNG = random.Random(11)
+SHARED = [RNG.randrange(1000) for _ in range(70)]
+PROMPTS = [
+    SHARED[: 35 * (number % 3)] + [RNG.randrange(1000) for _ in range(RNG.randint(3, 200))] for number in range(16)
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights of the 0.6B shape, four layers deep: its head counts, widths and vocabulary."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("qwen3")
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+    )
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    demo = Path(aengine.__file__).parent / "demo" / "model"
+    (folder / "tokenizer.json").write_bytes((demo / "tokenizer.json").read_bytes())
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[int]]:
+    """64 greedy tokens for each prompt, by transformers in float32 without TF32."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).cuda().eval()
+    model.generation_config.eos_token_id = None
+    outputs = []
+    with torch.inference_mode():
+        for prompt in PROMPTS:
+            ids = torch.tensor([prompt], device="cuda")
+            full = model.generate(ids, max_new_tokens=64, do_sample=False, pad_token_id=0)
+            outputs.append(full[0, len(prompt) :].tolist())
+    return outputs
+
+
+@pytest.fixture(autouse=True)
+def free_memory() -> Iterator[None]:
+    yield
+    torch.cuda.empty_cache()
+
+
+async def run_all(folder: Path, together: bool = True, **knobs: object) -> list[list[int]]:
+    knobs = {"device": "cuda", "dtype": "float32", "kv_cache_gib": 2.0, "max_num_seqs": 32, "progress": False, **knobs}
+    async with aengine.Engine(str(folder), **knobs) as engine:
+        requests = [engine.complete(prompt, max_tokens=64, **GREEDY) for prompt in PROMPTS]
+        completions = await asyncio.gather(*requests) if together else [await request for request in requests]
+        engine.check_integrity()
+    return [list(completion.token_ids) for completion in completions]
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"cuda_graphs": False},
+        {"lookahead": False},
+        {"prefix_cache": False},
+        {"max_step_tokens": 48},
+        {"max_num_seqs": 3},
+        {"together": False},
+        {"num_pages": 100, "max_model_len": 512},
+    ],
+    ids=str,
+)
+async def test_float32_ids_equal_those_of_transformers(
+    checkpoint: Path, expected: list[list[int]], knobs: dict[str, object]
+) -> None:
+    assert await run_all(checkpoint, **knobs) == expected
+
+
+async def test_a_shared_run_that_is_read_once_changes_nothing(checkpoint: Path) -> None:
+    """300 rows' worth of a 1,024-token prefix is enough for the pass over shared runs."""
+    rng = random.Random(5)
+    shared = [rng.randrange(1000) for _ in range(1024)]
+    prompts = [shared + [rng.randrange(1000) for _ in range(1 + number)] for number in range(24)]
+    outputs = {}
+    for graphs in (True, False):  # without graphs every row reads its own pages
+        async with aengine.Engine(
+            str(checkpoint), device="cuda", dtype="float32", kv_cache_gib=4.0, max_num_seqs=32, cuda_graphs=graphs
+        ) as engine:
+            await engine.complete(shared, max_tokens=1, **GREEDY)
+            outputs[graphs] = [
+                completion.token_ids
+                for completion in await asyncio.gather(
+                    *(engine.complete(prompt, max_tokens=24, **GREEDY) for prompt in prompts)
+                )
+            ]
+    assert outputs[True] == outputs[False]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}])
+async def test_launching_a_decode_step_never_waits(checkpoint: Path, sampling: dict[str, float]) -> None:
+    launches = []
+
+    class Strict:
+        """Makes every wait inside a launch an error."""
+
+        def __init__(self, runtime: Runtime) -> None:
+            self.runner = runtime.runner
+
+        def launch(self, plan: StepPlan) -> object:
+            strict = plan.step > 2
+            torch.cuda.set_sync_debug_mode("error" if strict else "default")
+            try:
+                return self.runner.launch(plan)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+                launches.append(plan)
+
+        def close(self) -> None:
+            self.runner.close()
+
+    def start(config: aengine.EngineConfig, folder: Path) -> Runtime:
+        runtime = start_runtime(config, folder)
+        return Runtime(Strict(runtime), runtime.model, runtime.pool, runtime.max_step_tokens)
+
+    async with aengine.Engine(
+        str(checkpoint), device="cuda", dtype="bfloat16", kv_cache_gib=1.0, max_num_seqs=8, start=start
+    ) as engine:
+        prompts = [[number + 1] * 20 for number in range(6)]
+        await asyncio.gather(
+            *(engine.complete(prompt, max_tokens=40, ignore_eos=True, seed=1, **sampling) for prompt in prompts)
+        )
+    assert sum(1 for plan in launches if plan.step > 2 and plan.decode and not plan.prefill) > 30
+
+
+async def test_bfloat16_demo_model_answers_its_own_prompts() -> None:
+    prompts = ["The capital of France is", "The capital of Japan is", "17 + 25 =", "The opposite of hot is"]
+    texts = {}
+    for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
+        async with aengine.Engine(device=device, dtype=dtype, kv_cache_gib=0.5, max_num_seqs=8) as engine:
+            texts[device] = [(await engine.complete(prompt, max_tokens=16, temperature=0)).text for prompt in prompts]
+    assert texts["cuda"] == texts["cpu"]
+
+
+async def test_bfloat16_logprobs_are_close_to_float32(checkpoint: Path) -> None:
+    """At the first token that differs, each side's choice is among the other's five likeliest."""
+    runs = {}
+    for dtype in ("float32", "bfloat16"):
+        async with aengine.Engine(
+            str(checkpoint), device="cuda", dtype=dtype, kv_cache_gib=2.0, max_num_seqs=16
+        ) as engine:
+            runs[dtype] = await asyncio.gather(
+                *(engine.complete(prompt, max_tokens=24, logprobs=5, **GREEDY) for prompt in PROMPTS)
+            )
+    for exact, rounded in zip(runs["float32"], runs["bfloat16"], strict=True):
+        for ours, theirs in zip(exact.logprobs or (), rounded.logprobs or (), strict=True):
+            assert theirs.token_id in {candidate.token_id for candidate in ours.top}
+            assert ours.token_id in {candidate.token_id for candidate in theirs.top}
+            if ours.token_id != theirs.token_id:
+                break
+
+
+async def test_a_model_that_does_not_fit_says_so_with_the_arithmetic(checkpoint: Path) -> None:
+    with pytest.raises(aengine.ConfigError, match=r"does not fit.*weights.*largest step.*KV pool"):
+        async with aengine.Engine(str(checkpoint), device="cuda", gpu_memory_utilization=0.005):
+            pass
+
+
+async def test_memory_stays_within_the_budget(checkpoint: Path) -> None:
+    share = 0.5
+    async with aengine.Engine(str(checkpoint), device="cuda", gpu_memory_utilization=share, max_num_seqs=64) as engine:
+        rng = random.Random(1)
+        work = [[rng.randrange(1000) for _ in range(rng.randint(100, 1024))] for _ in range(128)]
+        await asyncio.gather(*(engine.complete(prompt, max_tokens=64, ignore_eos=True) for prompt in work))
+        free, total = torch.cuda.mem_get_info()
+    assert total - free <= share * total
