@@ -60,6 +60,20 @@ def test_where_groups_nest_what_saves_more_is_shared() -> None:
     stepper.run()
 
 
+def test_a_row_stands_in_one_run_only() -> None:
+    stepper = Stepper(page_size=4)
+    long = prompt_of(20)
+    for prompt in (long, [*long, *prompt_of(4, first=1)]):
+        stepper.add(prompt, max_tokens=1)
+        stepper.run()
+    for first in range(2):
+        stepper.add([*long, *prompt_of(4, first=1), *prompt_of(3, 2 + first)])
+    stepper.add([*long, *prompt_of(3, first=4)])
+    # All three share 20 tokens: two readings of 20 are spared, against one of the 24 that two of them share.
+    assert runs(decoding(stepper)) == [([0, 1, 2], 20)]
+    stepper.run()
+
+
 def test_a_sequence_that_is_gone_shares_no_longer() -> None:
     stepper = Stepper(page_size=4, max_rows=3)
     leader, sibling, other = stepper.request(prompt_of(8), max_tokens=12, n=3)
