@@ -1,4 +1,4 @@
-"""Lesson 9: CUDA graphs. A decode step is the same few hundred kernels every time, so they are recorded once and replayed.
+"""Lesson 9: CUDA graphs. A decode step is the same few hundred kernels every time: they are recorded once and replayed.
 
 The graph reads which rows decode, their last tokens, lengths and pages from the device; a batch is padded to the next
 recorded size with rows that write into page 0. It may not change a single token.
@@ -7,6 +7,7 @@ recorded size with rows that write into page 0. It may not change a single token
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -37,5 +38,5 @@ def test_padding_wastes_at_most_an_eighth() -> None:
     sizes = graph_sizes(512)
     assert sizes[0] == 1
     assert sizes[-1] == 512
-    for smaller, larger in zip(sizes, sizes[1:], strict=False):
+    for smaller, larger in itertools.pairwise(sizes):
         assert (larger - (smaller + 1)) / larger <= 0.12

@@ -1,0 +1,103 @@
+"""Where a decode step's time goes on the GPU: how busy it is, and which kernels take how much of a step.
+
+python bench/gpu_profile.py [--shape 8b] [--batch 1 64 256] [--context 512]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import aengine
+from bench.gpu import SHAPES, ids, write_config
+
+STEPS = 40
+
+
+async def steady(engine: aengine.Engine, batch: int, context: int) -> dict[str, object]:
+    """Profile a stretch of steps in which `batch` rows decode and nothing else happens."""
+    rng = random.Random(batch)
+    streams = [
+        await engine.submit(ids(rng, context), max_tokens=2000, temperature=0.6, ignore_eos=True) for _ in range(batch)
+    ]
+
+    async def consume(stream: aengine.engine.Stream) -> None:
+        while await stream.take():
+            pass
+
+    async def until(step: int) -> None:
+        while engine.stats().steps < step:
+            await asyncio.sleep(0.002)
+
+    async with asyncio.TaskGroup() as group:
+        for stream in streams:
+            group.create_task(consume(stream))
+        while engine.stats().generated_tokens == 0 or engine.stats().waiting:
+            await asyncio.sleep(0.01)
+        settled = engine.stats().steps + 60
+        await until(settled)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            begun = engine.stats().steps
+            await until(begun + STEPS)
+            torch.cuda.synchronize()
+            steps = engine.stats().steps - begun
+        for stream in streams:
+            stream.abort()
+    spans = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    # The edges of the stretch belong to the profiler; look at its middle.
+    low = spans[len(spans) // 10][0]
+    high = spans[-len(spans) // 10][0]
+    busy, reach = 0.0, low
+    by_name: Counter[str] = Counter()
+    for start, end, name in spans:
+        if low <= start and end <= high:
+            busy += max(0.0, end - max(start, reach))
+            reach = max(reach, end)
+            by_name[name[:70]] += int((end - start) * 1000)
+    step_us = (high - low) / (steps * 0.8)
+    return {
+        "bench": "gpu_profile",
+        "batch": batch,
+        "context": context,
+        "step_us": round(step_us, 1),
+        "busy": round(busy / (high - low), 4),
+        "kernels": {
+            name: f"{total / 1000 / (steps * 0.8):.1f} us ({total / 1000 / (high - low):.1%})"
+            for name, total in by_name.most_common(14)
+        },
+    }
+
+
+async def measure(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        write_config(Path(scratch), options.shape)
+        async with aengine.Engine(scratch, load_format="dummy", device="cuda", progress=False) as engine:
+            for batch in options.batch:
+                print(json.dumps(await steady(engine, batch, options.context), indent=1), flush=True)
+                while engine.stats().running:
+                    await asyncio.sleep(0.01)
+                engine.flush_cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="8b")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
+    parser.add_argument("--context", type=int, default=512)
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
