@@ -8,11 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from fake_device import FakeDevice, check, naive_output
-
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence, Update
 from aengine.types import FinishReason, SamplingParams, StepPlan
+from tests.scheduling.fake_device import FakeDevice, check, naive_output
 
 AGING = 30.0  # seconds of waiting that make up for one level of priority
 VOCAB = 2**24  # so many that no token is drawn twice in an example

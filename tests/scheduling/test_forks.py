@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from stepping import Stepper, prompt_of
 
 from aengine.scheduling.sequence import Phase
+from tests.scheduling.stepping import Stepper, prompt_of
 
 
 def test_n_choices_draw_from_one_row_of_logits_and_share_full_pages() -> None:

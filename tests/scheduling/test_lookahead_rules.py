@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fake_device import naive_output
-from stepping import VOCAB, Stepper, prompt_of
 
 from aengine.scheduling.sequence import Phase, Sequence
 from aengine.types import StepPlan
+from tests.scheduling.fake_device import naive_output
+from tests.scheduling.stepping import VOCAB, Stepper, prompt_of
 
 
 def stop_after(prompt: list[int], tokens: int) -> tuple[int, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from stepping import Stepper, prompt_of
 
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
 from aengine.types import SamplingParams
+from tests.scheduling.stepping import Stepper, prompt_of
 
 
 def sequence_of(tokens: list[int], ticket: int = 0) -> Sequence:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from stepping import Stepper, prompt_of
+
+from tests.scheduling.stepping import Stepper, prompt_of
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

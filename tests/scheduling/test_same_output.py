@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from stepping import Stepper
 
 from aengine.scheduling.sequence import Sequence
+from tests.scheduling.stepping import Stepper
 
 VARIANTS: dict[str, dict[str, int | bool]] = {
     "one row": {"max_rows": 1},

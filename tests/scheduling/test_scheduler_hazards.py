@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from stepping import Stepper, prompt_of
 
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase
+from tests.scheduling.stepping import Stepper, prompt_of
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 2])

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from stepping import Stepper
 
 from aengine.scheduling import sharing
 from aengine.scheduling.sequence import Sequence
+from tests.scheduling.stepping import Stepper
 
 VOCAB = 6  # so few that outputs run into cached pages of other requests by chance
 STOP_IDS = ((), (), (3,), (1, 4))

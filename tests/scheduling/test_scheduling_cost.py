@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import FrameType
 
 import pytest
-from stepping import Stepper, prompt_of
 
 from aengine.scheduling.scheduler import MAX_ADMISSIONS, MAX_LOOKED_UP
+from tests.scheduling.stepping import Stepper, prompt_of
 
 
 def calls(function: Callable[[], object]) -> int:

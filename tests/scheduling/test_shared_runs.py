@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from stepping import Stepper, prompt_of
 
 from aengine.scheduling import sharing
 from aengine.types import StepPlan
+from tests.scheduling.stepping import Stepper, prompt_of
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stepping import AGING, Stepper, prompt_of
-
 from aengine.scheduling.sequence import Phase, Sequence
+from tests.scheduling.stepping import AGING, Stepper, prompt_of
 
 
 def admission_order(stepper: Stepper, sequences: list[Sequence]) -> list[int]:
