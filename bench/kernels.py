@@ -390,7 +390,7 @@ def bench_tune(report: Report, sweep: bool) -> None:
         precompile(compile_step_cut, [(n, k, rows, cut) for n, k in shapes.values() for rows in (1, 16) for cut in step_cuts(n, k, rows) if rows == 1 or not cut.one_row], report)  # fmt: skip
         precompile(compile_decode, [(model.heads, 1, c) for c in STEP_DECODE], report)
         step = Step(model)
-        for rows, context in ((1, 384), (1, 32768), (16, 1024), (64, 1024), (256, 768)):
+        for rows, context in ((1, 384), (1, 32768), (16, 1024), (256, 768)) if name == "8B" else ((1, 384), (64, 1024)):
             best: dict[str, Any] = {}
             best_us = start_us = step.time(rows, context, best)
             cut_parts = ["gate_up", "down", "qkv", "o", "lm_head"] if rows <= 16 else []
@@ -519,6 +519,12 @@ def bench_prefix(report: Report, sweep: bool) -> None:
         alone = graph_time([lambda: decode(q, pool.k, pool.v, table, lens, 0.09)] * 8)
         report.add("prefix", f"{rows}x({shared}+{own})", alone, rows * (shared + own) * 4096, variant="unshared")
         results = []
+        part = prefix(q, pool.k, pool.v, table, runs, 0.09)
+        own_only = []
+        for cut in STEP_DECODE if sweep and rows > 2 else []:
+            own_only += attempt(lambda cut=cut: graph_time([lambda: decode(q, pool.k, pool.v, table, lens, 0.09, shared=part, config=cut)] * 8), cut)
+            report.add("own", f"{rows}x({shared}+{own})", own_only[-1][0], rows * own * 4096, variant=brief(cut))
+        report.say("own pages alone: " + "; ".join(f"{us:.1f} {brief(cut)}" for us, cut in sorted(own_only, key=lambda r: r[0])[:4]))
         for config in configs if sweep else configs[:1]:
 
             def both(config: PrefixConfig | None = config) -> None:

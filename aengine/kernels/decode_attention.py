@@ -1,12 +1,13 @@
 """Attention of one query token per sequence over its pages: bandwidth is all that counts.
 
 The grid is one worker per place on the device, whatever the batch. Every worker reads the sequence lengths, lays all
-sequences' blocks of keys end to end, and takes an equal share of that line: the end of one sequence, some whole ones, the start
-of another. So the work is even for any mix of lengths, a captured graph replays at any context, and a sequence is split only
-where the share's borders fall. The KV heads are a second axis of the grid: neighbours read the same pages at the same time.
+sequences' blocks of keys end to end, and takes an equal share of that line: the end of one sequence, some whole ones,
+the start of another. So the work is even for any mix of lengths, a captured graph replays at any context, and a
+sequence is split only where the borders of shares fall. The KV heads are a second axis of the grid: neighbours read the
+same pages at the same time.
 
-A sequence that lies in one share is written at once. Of a split one, each worker stores its part, and the last to arrive adds the parts up in
-order (the sum does not depend on who was last).
+A sequence that lies in one share is written at once. Of a split one, each worker stores its part, and the last to
+arrive adds the parts up in order (the sum does not depend on who was last).
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -29,7 +30,7 @@ REGISTERS = 65536  # of a processor
 
 @triton.jit
 def span_blocks(seq_len, start, window, BLOCK: tl.constexpr, WINDOWED: tl.constexpr):
-    """The blocks that hold the positions a query at seq_len - 1 sees: (first, count). An empty sequence counts one block."""
+    """The blocks of what a query at seq_len - 1 sees: (first, count). An empty sequence counts one block."""
     low = start
     if WINDOWED:
         low = tl.maximum(seq_len - window, low)
@@ -94,7 +95,7 @@ def _decode_kernel(
     starts = tl.zeros_like(lens)
     if SHARED:
         starts = tl.load(starts_ptr + all_rows, mask=exists, other=0)
-    firsts, counts = span_blocks(lens, starts, window, BLOCK, WINDOWED)
+    _firsts, counts = span_blocks(lens, starts, window, BLOCK, WINDOWED)
     counts = tl.where(exists, counts, 0)
     line = tl.sum(counts, axis=0)
     share = tl.cdiv(line, workers)
@@ -135,7 +136,7 @@ def _decode_kernel(
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
         acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
-        for step in tl.range(from_block, to_block, num_stages=STAGES):
+        for _step in tl.range(from_block, to_block, num_stages=STAGES):
             visible = (positions >= low) & (positions < seq_len)
             offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
@@ -164,8 +165,8 @@ def _decode_kernel(
                 out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
                 tl.store(out, (acc / safe_total[:, None]).to(q.dtype), mask=(group < GROUP)[:, None])
         else:
-            # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did not
-            # start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
+            # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
+            # not start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
             slot = (2 * worker + (from_block == 0).to(tl.int32)) * KV_HEADS + head
             part = part_ptr + (slot * GROUP + group)[:, None] * DIM + columns[None, :]
             tl.store(part, acc, mask=(group < GROUP)[:, None])
@@ -282,21 +283,29 @@ class DecodeConfig:
     merged: int = 4096
 
 
-def decode_config(rows: int, dim: int, element_size: int) -> DecodeConfig:
-    """Measured for 2-byte elements (bench/KERNELS.md); 4-byte ones only have to fit into shared memory."""
+def decode_config(rows: int, dim: int, element_size: int, shared: bool = False) -> DecodeConfig:
+    """Measured for 2-byte elements and dim 128 (bench/KERNELS.md); the others only have to fit into shared memory.
+
+    shared: what is left of each row is short.
+    """
     if element_size > 2:
         return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
     if dim > 128:
         return DecodeConfig(block=32, stages=3, warps=4, crowd=2)
-    return DecodeConfig(block=64, stages=3, warps=4, crowd=3)
+    if shared and rows > 16:
+        return DecodeConfig(block=32, stages=4, warps=2, crowd=4)
+    if 2 < rows <= 32:
+        return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
+    # The parts that are added up take the registers that keep a third program away.
+    return DecodeConfig(block=64, stages=3, warps=4, crowd=2, merged=8192)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
     """What runs of pages that several rows share gave to each row: see `prefix_attention`.
 
-    starts [rows] int32: how many positions of the row were attended to (0: none). Their softmax comes in parts: values out
-    [parts, rows, heads, dim] float32, each divided by its weight, whose log2 is lse [parts, rows, heads] float32.
+    starts [rows] int32: how many positions of the row were attended to (0: none). Their softmax comes in parts: values
+    out [parts, rows, heads, dim] float32, each divided by its weight, whose log2 is lse [parts, rows, heads] float32.
     """
 
     starts: Tensor
@@ -323,8 +332,8 @@ class PagedDecode:
         config: DecodeConfig | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table [rows, ...]
-        int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros.
+        """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
+        [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros.
 
         Lengths are read on the device only. Raises ValueError where the layout is not this one.
         """
@@ -339,7 +348,7 @@ class PagedDecode:
         if rows == 0:
             return out
         group = heads // kv_heads
-        config = config or decode_config(rows, dim, q.element_size())
+        config = config or decode_config(rows, dim, q.element_size(), shared is not None)
         launch = launch_for(q.device)
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
@@ -353,9 +362,10 @@ class PagedDecode:
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=max(16, power_of_two(group)), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),
-            BLOCK=config.block, STAGES=config.stages, WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
-            PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
-            num_warps=config.warps, maxnreg=REGISTERS // (config.crowd * config.warps * 32) // 8 * 8, launch_pdl=launch.overlap,
+            BLOCK=config.block, STAGES=config.stages,
+            WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
+            PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
+            maxnreg=REGISTERS // (config.crowd * config.warps * 32) // 8 * 8, launch_pdl=launch.overlap,
         )  # fmt: skip
         return out
 

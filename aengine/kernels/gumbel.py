@@ -1,12 +1,12 @@
 """A draw from each row of logits in one pass over the vocabulary, without a sort and without a second launch.
 
-A draw is the argmax of logits + temperature * noise, the lowest id among equals; temperature 0 makes it the argmax of the logits. The
-noise is a hash of (seed, position, token id), the same bits as `aengine.sampling.noise` computes. Each row is cut into pieces; the
-last program to finish a row picks the best of the pieces' candidates.
+A draw is the argmax of logits + temperature * noise, the lowest id among equals; temperature 0 makes it the argmax of
+the logits. The noise is a hash of (seed, position, token id), the same bits as `aengine.sampling.noise` computes. Each
+row is cut into pieces; the last program to finish a row picks the best of the pieces' candidates.
 
-Two exact logarithms per token would take four times as long as reading the logits. So each block of tokens is first held against a
-bound of a few instructions, and only a block whose bound beats the best score so far is worth exact noise; of n blocks in
-random order that is about log(n).
+Two exact logarithms per token would take four times as long as reading the logits. So each block of tokens is first
+held against a bound of a few instructions, and only a block whose bound beats the best score so far is worth exact
+noise; of n blocks in random order that is about log(n).
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -65,10 +65,10 @@ def gumbel(hashes):
 
 @triton.jit
 def gumbel_rank(hashes):
-    """A float32 r with gumbel <= RANK_TOP - r * RANK_STEP; in the tail that wins draws the two differ by less than 0.07.
+    """A float32 r with gumbel <= log(2) * (159 - r * 2**-23); in the tail that wins draws they are within 0.08.
 
-    With w = 1 - u, -log(u) >= w, so gumbel <= -log(w). A float's bits, read as an integer and scaled, are its exponent plus its
-    mantissa, never more than its log2. The integer below is w * 2**32 exactly: half steps of 2**9, the hash's low bits aside.
+    With w = 1 - u, -log(u) >= w, so gumbel <= -log(w). A float's bits, read as an integer and scaled, are its exponent
+    plus its mantissa, never more than its log2. The integer below is w * 2**32, exactly.
     """
     rest = ((hashes ^ 0xFFFFFFFF) & 0xFFFFFE00) | 0x100
     return rest.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32)
@@ -76,7 +76,7 @@ def gumbel_rank(hashes):
 
 @triton.jit
 def can_beat(value, temperature):
-    """The least `x - temperature * RANK_STEP * r` that a score above `value` can have; the allowance covers all rounding."""
+    """What `x - temperature * log(2) * r * 2**-23` exceeds for a score above `value`, with room for rounding."""
     top: tl.constexpr = 159.0 * 0.6931472 + 1e-3
     return value - tl.abs(value) * 1e-6 - temperature * top
 
@@ -128,10 +128,9 @@ def _draw_kernel(
         ids = piece * LENGTH + start + lanes
         x = tl.load(logits + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
         highest = tl.maximum(highest, x, propagate_nan=tl.PropagateNan.ALL)
+        hopes = x
         if temperature > 0:
             hopes = tl.math.fma(gumbel_rank(hash32(ids.to(tl.uint32), key0, key1)), step, x)
-        else:
-            hopes = x
         if tl.max(hopes, axis=0) > can_beat(value, temperature):
             sound = tl.where(x < float("inf"), x, float("-inf"))
             if temperature > 0:
@@ -186,8 +185,8 @@ class Draw:
     ) -> tuple[Tensor, Tensor]:
         """Ids [rows] int64 and whether each row was finite [rows] bool.
 
-        logits [rows, vocab], contiguous, only read; temperature [rows] float32, seed_low and seed_high [rows] int32, all of
-        one stride; positions [rows] int64, contiguous. A row with NaN or +inf, or with nothing finite, is not finite.
+        logits [rows, vocab], contiguous, only read; temperature [rows] float32, seed_low and seed_high [rows] int32,
+        all of one stride; positions [rows] int64, contiguous. Not finite: NaN, +inf, or nothing above -inf.
         """
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)

@@ -1,8 +1,9 @@
 """Attention to runs of pages that several rows share: each run is read once for all its rows.
 
-The queries of a group's rows form one matrix, BLOCK_M of them to a tile; a tile against a block of the run's keys is a matrix product.
-Each run is cut into the same number of parts, so that few tiles still fill the device. A part's result is its share of a
-softmax: values, and the log of their weight. `PagedDecode` folds the parts into what each row's own pages give.
+The queries of a group's rows form one matrix, BLOCK_M of them to a tile; a tile against a block of the run's keys is a
+matrix product. Each run is cut into the same number of parts, so that few tiles still fill the device. A part's result
+is its share of a softmax: values, and the log of their weight. `PagedDecode` folds the parts into what each row's own
+pages give.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -80,7 +81,9 @@ def _prefix_kernel(
         used = query < members * GROUP
         row = tl.load(members_ptr + first + query // GROUP, mask=used, other=0).to(tl.int64)
         row_head = head * GROUP + query % GROUP
-        q = tl.load(q_ptr + (row * q_stride + row_head * DIM)[:, None] + columns[None, :], mask=used[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + (row * q_stride + row_head * DIM)[:, None] + columns[None, :], mask=used[:, None], other=0.0
+        )
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, DIM], tl.float32)
@@ -88,9 +91,11 @@ def _prefix_kernel(
         table = page_table_ptr + tl.load(members_ptr + first).to(tl.int64) * table_stride
         positions = from_block * BLOCK + tokens
         pages = tl.load(table + positions // PAGE, mask=positions < length, other=0)
-        for step in tl.range(from_block, to_block, num_stages=STAGES):
+        for _step in tl.range(from_block, to_block, num_stages=STAGES):
             visible = positions < length
-            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * KV_HEADS + head)[:, None] * DIM + columns[None, :]
+            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * KV_HEADS + head)[:, None] * DIM + columns[
+                None, :
+            ]
             next_positions = positions + BLOCK
             pages = tl.load(table + next_positions // PAGE, mask=next_positions < length, other=0)
             k = tl.load(k_ptr + offsets, mask=visible[:, None], other=0.0)
@@ -114,8 +119,8 @@ def _prefix_kernel(
 class SharedRuns:
     """Which rows of a batch share which leading positions. All int32 on the device; unused groups have no members.
 
-    A row is in at most one group. All rows of a group name the same pages for the first `lens` positions in their page tables;
-    `lens` counts whole pages and leaves each row at least its newest token.
+    A row is in at most one group. All rows of a group name the same pages for the first `lens` positions in their page
+    tables; `lens` counts whole pages and leaves each row at least its newest token.
     """
 
     members: Tensor  # [rows]: row numbers, group after group
@@ -157,8 +162,8 @@ def attend_shared(
 ) -> SharedPart:
     """What the shared runs give to each row, for `PagedDecode(shared=...)` of the same q, caches and page table.
 
-    q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table [rows, ...]
-    int32. Not for layers with a sliding window.
+    q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
+    [rows, ...] int32. Not for layers with a sliding window.
     """
     rows, heads, dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]

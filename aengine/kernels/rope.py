@@ -75,10 +75,14 @@ def _qk_norm_rope_store_kernel(
         scale = tl.math.rsqrt(tl.sum(squares, axis=1) / DIM + eps)[:, None]
         if Q_NORM:
             normed_low = tl.where(is_q, _weighted(low, scale, tl.load(q_weight_ptr + columns)), normed_low)
-            normed_high = tl.where(is_q, _weighted(high, scale, tl.load(q_weight_ptr + DIM // 2 + columns)), normed_high)
+            normed_high = tl.where(
+                is_q, _weighted(high, scale, tl.load(q_weight_ptr + DIM // 2 + columns)), normed_high
+            )
         if K_NORM:
             normed_low = tl.where(is_k, _weighted(low, scale, tl.load(k_weight_ptr + columns)), normed_low)
-            normed_high = tl.where(is_k, _weighted(high, scale, tl.load(k_weight_ptr + DIM // 2 + columns)), normed_high)
+            normed_high = tl.where(
+                is_k, _weighted(high, scale, tl.load(k_weight_ptr + DIM // 2 + columns)), normed_high
+            )
     wide_low = normed_low.to(tl.float32)
     wide_high = normed_high.to(tl.float32)
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
@@ -102,8 +106,9 @@ def qk_norm_rope_store(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm (where a weight is given), rotate, and write K and V at `slots`; returns q, k, v.
 
-    qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, dim] float32, the cosines
-    then the sines; k_cache, v_cache [pages, page_size, kv_heads, dim], contiguous; slots [tokens] = page * page_size + offset.
+    qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, dim] float32, the
+    cosines, then the sines; k_cache, v_cache [pages, page_size, kv_heads, dim], contiguous; slots [tokens] =
+    page * page_size + offset.
     The returned v is a view of qkv. Raises ValueError where the caches are not contiguous or dim is no power of two.
     """
     tokens = qkv.shape[0]
@@ -121,8 +126,8 @@ def qk_norm_rope_store(
     overlap = launch_for(qkv.device).overlap
     if tokens:
         _qk_norm_rope_store_kernel[(tokens, triton.cdiv(heads, tile))](
-            qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, cos_sin, positions, slots,
-            k_cache, v_cache, q, k, eps, qkv.stride(0),
+            qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight,
+            cos_sin, positions, slots, k_cache, v_cache, q, k, eps, qkv.stride(0),
             HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim,
             Q_NORM=q_weight is not None, K_NORM=k_weight is not None, TILE=tile, OVERLAP=overlap,
             num_warps=max(1, tile * dim // 512), launch_pdl=overlap,

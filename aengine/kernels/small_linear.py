@@ -1,13 +1,15 @@
 """x @ weight.T for a handful of rows: the weights are read once, at the speed of memory, and nothing else matters.
 
-A program owns BLOCK_N rows of the weight and one of SPLITS equal pieces of K. Where K is split, the last program to arrive at a
-tile adds the parts up in order: deterministic, and no second launch.
+A program owns BLOCK_N rows of the weight and one of SPLITS equal pieces of K. It has the first columns of its piece on
+the way before it waits for the kernel that makes x, so that memory does not idle between two kernels. Where K is split,
+the last program to arrive at a tile adds the parts up in order: deterministic, and no second launch.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -17,14 +19,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
 
+FEW_ROWS = 16  # the least height of a matrix product
+MAX_ROWS = 32
+
 
 @triton.jit
 def _not_before(x, OVERLAP: tl.constexpr):
-    """x itself, 2 bytes an element; what is computed from the result stays behind the loops that precede this line."""
+    """x itself; where it has 2 bytes an element, what is computed from it stays behind the loop that precedes."""
     if OVERLAP and x.dtype.primitive_bitwidth == 16:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
-    else:
-        return x
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    return x
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -127,7 +131,10 @@ def _write(result, bias_ptr, out_ptr, m, n, rows_m, N: tl.constexpr, BIAS: tl.co
 
 @dataclass(frozen=True, slots=True)
 class LinearConfig:
-    """How one shape is cut up. early: columns that are loaded before the wait; one_row: plain multiply-adds, for m == 1."""
+    """How one shape is cut up.
+
+    early: columns loaded before the wait, at most k / splits; one_row: plain multiply-adds, for m == 1 only.
+    """
 
     block_n: int
     block_k: int
@@ -139,43 +146,50 @@ class LinearConfig:
     one_row: bool = False
 
 
-# Measured on an H200 (bench/KERNELS.md), by (n, k): for one row, and for 2 to 16.
-_MEASURED = {
-    (6144, 4096): (LinearConfig(4, 1024, 1, 2, 2, 1024, one_row=True), LinearConfig(16, 512, 1, 3, 1, 512)),
-    (4096, 4096): (LinearConfig(8, 1024, 1, 3, 4, 1024, one_row=True), LinearConfig(64, 128, 4, 4, 4, 128)),
-    (24576, 4096): (LinearConfig(64, 128, 1, 3, 4, 128), LinearConfig(64, 128, 1, 3, 4, 128)),
-    (4096, 12288): (LinearConfig(4, 1024, 1, 2, 2, 1024, one_row=True), LinearConfig(64, 128, 4, 4, 4, 128)),
-    (151936, 4096): (LinearConfig(64, 128, 1, 3, 4, 128), LinearConfig(64, 128, 1, 3, 4, 128)),
-}
-
-
-def linear_config(m: int, n: int, k: int, element_size: int, processors: int) -> LinearConfig:
-    """How to cut a weight [n, k]. All programs should be resident at once: three with 3 stages on a processor, two with 4."""
+@lru_cache
+def linear_config(m: int, n: int, k: int, element_size: int, processors: int) -> LinearConfig | None:
+    """How to cut a weight [n, k] for m rows, measured on an H200 (bench/KERNELS.md); None: a library does better."""
+    if not 0 < m <= MAX_ROWS or k % 16:
+        return None
     if element_size > 2:
-        return LinearConfig(block_n=32, block_k=32, splits=1, stages=3, warps=4, early=16)
-    if (n, k) in _MEASURED:
-        return _MEASURED[n, k][0 if m == 1 else 1]
+        return LinearConfig(block_n=32, block_k=32, splits=1, stages=3, warps=4, early=16) if m <= FEW_ROWS else None
+    if m == 1 and k >= 1024:
+        if n >= 6144:
+            return LinearConfig(4, 1024, 1, 1, 4, 1024, one_row=True)
+        return LinearConfig(4 if n >= 2048 else 2, 512, 1, 3, 2, 1024, one_row=True)
     tiles = -(-n // 64)
-    best = LinearConfig(64, 128, 1, 3, 4, 16 if k < 128 else 128)
-    fill = 0.0
-    for stages, resident in ((3, 3 * processors), (4, 2 * processors)):
-        for splits in (1, 2, 4, 8, 16):
-            if k % (splits * 128) == 0 and tiles * splits <= resident and tiles * splits / resident > fill:
-                best, fill = LinearConfig(64, 128, splits, stages, 4, 128), tiles * splits / resident
-    return best
+    if tiles > 2 * processors:
+        return LinearConfig(64, 64, 1, 6, 4, _early(k, 64))
+    # All programs should be resident at once: two on each processor.
+    splits = 1
+    while tiles * splits <= processors and k % (splits * 256) == 0 and k // (splits * 2) >= 256:
+        splits *= 2
+    if tiles * splits >= 1.6 * processors:
+        return LinearConfig(64, 128, splits, 3, 4, _early(k // splits, 256))
+    if m > FEW_ROWS:
+        return None
+    if n >= 4096:
+        return LinearConfig(16, 512, 1, 3, 1, _early(k, 128))
+    return LinearConfig(64, 128, splits, 3, 4, _early(k // splits, 128))
+
+
+def _early(piece: int, most: int) -> int:
+    """The largest power of two within both."""
+    return min(most, 1 << (piece.bit_length() - 1))
 
 
 class SmallLinear:
     """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
 
-    max_rows = 16
-
     def __init__(self) -> None:
         self._scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def supports(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether x [m, k] and weight [n, k] are few enough rows in a layout that the kernel reads."""
-        return 0 < x.shape[0] <= self.max_rows and weight.is_contiguous() and weight.shape[1] % 16 == 0
+        """Whether x [m, k] is few rows, and weight [n, k] of a shape and a layout for which this kernel is the best."""
+        (m, k), n = x.shape, weight.shape[0]
+        if m > MAX_ROWS or not weight.is_contiguous():
+            return False
+        return linear_config(m, n, k, x.element_size(), launch_for(x.device).processors) is not None
 
     def __call__(
         self,
@@ -186,31 +200,36 @@ class SmallLinear:
         config: LinearConfig | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """x [m, k], weight [n, k] (contiguous), bias [n] -> [m, n]."""
+        """x [m, k], weight [n, k] (contiguous), bias [n] -> [m, n]. Raises ValueError where it is not supported."""
         x = x.contiguous()
-        m, k = x.shape
-        n = weight.shape[0]
+        (m, k), n = x.shape, weight.shape[0]
         launch = launch_for(x.device)
         config = config or linear_config(m, n, k, x.element_size(), launch.processors)
+        if config is None:
+            raise ValueError(f"a product of {m} rows with a weight [{n}, {k}] is not for this kernel")
         if out is None:
             out = x.new_empty(m, n)
         padded = 1 if config.one_row else max(16, power_of_two(m))
         tiles = -(-n // config.block_n)
-        size = config.splits * padded * config.block_n if config.splits > 1 else 1
-        parts, arrived = self._scratch_for(x.device, tiles, size)
+        # Only split tiles have parts.
+        parts, arrived = (
+            self._scratch_for(x.device, tiles, config.splits * padded * config.block_n) if config.splits > 1 else (x, x)
+        )
         _small_linear_kernel[(tiles * config.splits,)](
             x, weight, x if bias is None else bias, out, parts, arrived, m,
-            N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits, STAGES=config.stages,
-            EARLY=config.early,             WEIGHT_FIRST=config.weight_first,
-            BIAS=bias is not None, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
+            N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
+            STAGES=config.stages, EARLY=config.early, WEIGHT_FIRST=config.weight_first, BIAS=bias is not None,
+            PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
             num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         return out
 
-    def _scratch_for(self, device: torch.device, tiles: int, size: int) -> tuple[Tensor, Tensor]:
-        if (tiles, size) not in self._scratch:
-            self._scratch[tiles, size] = (
-                torch.empty(tiles * size, dtype=torch.float32, device=device),
+    def _scratch_for(self, device: torch.device, tiles: int, tile_size: int) -> tuple[Tensor, Tensor]:
+        """Parts and counters."""
+        key = (tiles, tile_size)
+        if key not in self._scratch:
+            self._scratch[key] = (
+                torch.empty(tiles * tile_size, dtype=torch.float32, device=device),
                 torch.zeros(tiles, dtype=torch.int32, device=device),
             )
-        return self._scratch[tiles, size]
+        return self._scratch[key]

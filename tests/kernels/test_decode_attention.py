@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.kernels.conftest import relative_error, tolerance
 
 decode_attention = pytest.importorskip("aengine.kernels.decode_attention")
@@ -79,7 +80,9 @@ def test_attention_over_pages_is_the_references(
     decode(*inputs, dim**-0.5, out=out)
     again = decode(*inputs, dim**-0.5)
     assert relative_error(out, reference(*inputs, dim**-0.5)) < tolerance(dtype)
-    assert torch.equal(out, again)  # whoever arrives last: the parts are added up in order, and the counters are back at 0
+    assert torch.equal(
+        out, again
+    )  # whoever arrives last: the parts are added up in order, and the counters are back at 0
     assert not out[inputs[4] == 0].any()
 
 

@@ -22,7 +22,13 @@ def reference(logits: torch.Tensor, temperature: torch.Tensor, **of_rows: torch.
     return noises * temperature[:, None] + logits.float()
 
 
-SHAPES = [pytest.param(3, 500, id="tiny"), pytest.param(2, 9001, id="tiny-pieces"), (1, 151_936), (200, 151_936), (65, 32_001)]
+SHAPES = [
+    pytest.param(3, 500, id="tiny"),
+    pytest.param(2, 9001, id="tiny-pieces"),
+    (1, 151_936),
+    (200, 151_936),
+    (65, 32_001),
+]
 
 
 @pytest.mark.parametrize(("rows", "vocab"), SHAPES)

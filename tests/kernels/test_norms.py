@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.conftest import relative_error, tolerance
 
 from aengine.kernels.torch_kernels import TorchKernels
+from tests.kernels.conftest import relative_error, tolerance
 
 norms = pytest.importorskip("aengine.kernels.norms")
 pytestmark = pytest.mark.gpu

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.kernels.conftest import relative_error, tolerance
 from tests.kernels.test_decode_attention import paged, reference
 
@@ -10,7 +11,7 @@ prefix_attention = pytest.importorskip("aengine.kernels.prefix_attention")
 pytestmark = pytest.mark.gpu
 
 
-def runs_of(groups: list[tuple[list[int], int]], rows: int, capacity: int, device: torch.device):  # noqa: ANN201
+def runs_of(groups: list[tuple[list[int], int]], rows: int, capacity: int, device: torch.device) -> object:
     """SharedRuns of (rows, shared length) pairs, padded to `capacity` groups."""
     members = [row for group, _ in groups for row in group]
     starts, lens, own = [0], [], [0] * rows
@@ -30,8 +31,10 @@ CASES = [
     pytest.param([100, 70, 90, 5], [([2, 0], 48)], 4, 2, 16, id="tiny"),
     pytest.param([40, 70, 90, 5, 0, 200, 33], [([6], 32), ([1, 5, 2], 64), ([0], 16)], 3, 1, 32, id="tiny-groups"),
     pytest.param([4000 + i for i in range(64)], [(list(range(64)), 3984)], 32, 8, 128, id="one-group"),
-    pytest.param([1000] * 100 + [0, 3], [(list(range(0, 50)), 512), (list(range(51, 100)), 992)], 32, 8, 128, id="two"),
-    pytest.param([900 + i for i in range(9)], [([i, i + 1], 16 * (i + 1)) for i in range(0, 8, 2)], 14, 2, 64, id="many"),
+    pytest.param([1000] * 100 + [0, 3], [(list(range(50)), 512), (list(range(51, 100)), 992)], 32, 8, 128, id="two"),
+    pytest.param(
+        [900 + i for i in range(9)], [([i, i + 1], 16 * (i + 1)) for i in range(0, 8, 2)], 14, 2, 64, id="many"
+    ),
 ]
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from tests.kernels.conftest import relative_error, tolerance
 
 small_linear = pytest.importorskip("aengine.kernels.small_linear")
@@ -25,7 +26,9 @@ SHAPES = [
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_every_cut_gives_the_product(m: int, n: int, k: int, cut: str, dtype: torch.dtype, device: torch.device) -> None:
+def test_every_cut_gives_the_product(
+    m: int, n: int, k: int, cut: str, dtype: torch.dtype, device: torch.device
+) -> None:
     m = 1 if CUTS[cut].one_row else m
     x, weight, bias = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n, k), (n,)))
     linear = small_linear.SmallLinear()
@@ -38,7 +41,15 @@ def test_every_cut_gives_the_product(m: int, n: int, k: int, cut: str, dtype: to
 @pytest.mark.parametrize("m", [1, 2, 16])
 @pytest.mark.parametrize(
     ("n", "k"),
-    [pytest.param(96, 160, id="tiny"), (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151936, 1024), (1000, 896)],
+    [
+        pytest.param(96, 160, id="tiny"),
+        (6144, 4096),
+        (4096, 4096),
+        (24576, 4096),
+        (4096, 12288),
+        (151936, 1024),
+        (1000, 896),
+    ],
 )
 def test_the_chosen_cut_gives_the_product(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
     x, weight = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n, k)))
