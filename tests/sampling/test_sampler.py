@@ -226,6 +226,17 @@ def test_siblings_draw_different_tokens_from_the_same_logits() -> None:
     assert len(ids.unique()) > 30
 
 
+def test_the_caller_may_reuse_its_list_of_rows() -> None:
+    sampler = Sampler(2, 3, CPU)
+    sampler.set_rows(
+        [new_row(0, SamplingParams(temperature=0)), new_row(1, SamplingParams(top_k=1, logit_bias={2: 9.0}))]
+    )
+    rows, logits = [0], torch.tensor([[1.0, 0.0, 0.0]])
+    assert draw(sampler, logits, rows, [1]).token_ids.tolist() == [0]
+    rows[0] = 1
+    assert draw(sampler, logits, rows, [1]).token_ids.tolist() == [2]
+
+
 def test_a_step_without_draws_is_fine() -> None:
     sampler = Sampler(2, 5, CPU)
     draws = draw(sampler, torch.zeros(0, 5), [], [])
