@@ -152,13 +152,28 @@ WORKLOADS: dict[str, Callable[[aengine.Engine, int], Awaitable[dict[str, float]]
 async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shape": options.shape}
+
+    def tell(figure: str, values: list[float]) -> None:
+        line = {
+            "bench": "gpu",
+            "figure": figure,
+            "value": round(statistics.median(values), 3),
+            "runs": [round(value, 3) for value in values],
+            **machine,
+        }
+        if (row := FIGURES[options.shape].get(figure)) is not None:
+            line |= {"target": row.target, "best_peer": row.best_peer, "limit": row.limit}
+        print(json.dumps(line), flush=True)
+        lines.append(line)
+
     with tempfile.TemporaryDirectory() as scratch:
         write_config(Path(scratch), options.shape)
         began = time.perf_counter()
         knobs = dict(pair.split("=", 1) for pair in options.knob)
         async with aengine.Engine(scratch, load_format="dummy", device="cuda", **knobs) as engine:
-            found = {"startup_dummy": [time.perf_counter() - began]}
+            tell("startup_dummy", [time.perf_counter() - began])
             for name in options.only or WORKLOADS:
+                found: dict[str, list[float]] = {}
                 for run in range(options.runs + 1):
                     figures = await WORKLOADS[name](engine, run)
                     for figure, value in figures.items():
@@ -166,20 +181,10 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                             found.setdefault(figure, []).append(value)
                     engine.flush_cache()
                 engine.check_integrity()
-            for figure, values in found.items():
-                row = FIGURES[options.shape].get(figure)
-                line = {
-                    "bench": "gpu",
-                    "figure": figure,
-                    "value": round(statistics.median(values), 3),
-                    "runs": [round(value, 3) for value in values],
-                    **machine,
-                }
-                if row is not None:
-                    line |= {"target": row.target, "best_peer": row.best_peer, "limit": row.limit}
-                print(json.dumps(line), flush=True)
-                lines.append(line)
-            print(json.dumps({"peak_gib": torch.cuda.max_memory_reserved() / 2**30, "stats": str(engine.stats())}))
+                for figure, values in found.items():
+                    tell(figure, values)
+            peak = torch.cuda.max_memory_reserved() / 2**30
+            print(json.dumps({"peak_gib": round(peak, 1), "stats": str(engine.stats())}), flush=True)
     return lines
 
 
@@ -190,10 +195,8 @@ def table(lines: list[dict[str, Any]]) -> str:
             row = FIGURES[line["shape"]][line["figure"]]
             share = row.target / line["value"] if row.seconds else line["value"] / row.target
             unit = " s" if row.seconds else ""
-            rows.append(
-                f"| {line['figure']} | {line['limit'] or '-'}{unit} | {line['best_peer']}{unit} | {line['target']}{unit}"
-                f" | {line['value']}{unit} | {share:.0%} |"
-            )
+            cells = [line["limit"] or "-", line["best_peer"], line["target"], line["value"]]
+            rows.append(f"| {line['figure']} | {' | '.join(f'{cell}{unit}' for cell in cells)} | {share:.0%} |")
     return "\n".join(rows)
 
 
