@@ -98,7 +98,7 @@ def run(batch: list[tuple[int, Case]], steps: int) -> list[list[tuple[int, DrawL
     return results
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(cases, min_size=1, max_size=MAX_ROWS), st.permutations(range(MAX_ROWS)))
 def test_a_batch_draws_what_the_definition_says_and_what_each_row_draws_alone(
     batch: list[Case], slots: list[int]
