@@ -1,0 +1,140 @@
+"""The CUDA backend against attention in float64: decodes, chunks and both, on every prefill path that is installed."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from aengine.attention import flash_backend
+from aengine.attention.base import AttentionBatch
+
+pytest.importorskip("triton")
+triton_backend = pytest.importorskip("aengine.attention.triton_backend")
+pytestmark = pytest.mark.gpu
+
+PAGE = 16
+SCALE = 0.09
+Work = list[tuple[int, int]]  # (context, query tokens)
+
+
+@pytest.fixture(scope="module")
+def device() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch.device("cuda", 0)
+
+
+def prefill_path(name: str, device: torch.device) -> flash_backend.PrefillAttention:
+    """The named path; skips where its package is not installed or the device cannot run it."""
+    if name == "flash-attn-4":
+        kernel = flash_backend._import("flash_attn.cute", "flash_attn_varlen_func")
+        if kernel is None or torch.cuda.get_device_capability(device)[0] not in (9, 10):
+            pytest.skip("flash-attn-4 is not installed, or not for this device")
+        return flash_backend._Cute("test", kernel)
+    if name == "flash-attn-2":
+        if flash_backend._import("flash_attn", "flash_attn_varlen_func") is None:
+            pytest.skip("flash-attn 2 is not installed")
+        return flash_backend._OnGathered(name, "test", flash_backend._flash2)
+    return flash_backend._OnGathered(name, "test", flash_backend._torch_flash)
+
+
+def step(
+    decodes: list[int], chunks: Work, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:
+    """q, the caches, and the batch of these decodes (context lengths) and chunks; what nobody owns is NaN."""
+    work = [(context, 1) for context in decodes] + chunks
+    pages = list(range(1, 1 + sum(-(-context // PAGE) for context, _ in work)))
+    random.Random(0).shuffle(pages)
+    caches = torch.randn(2, len(pages) + 1, PAGE, kv_heads, dim, device=device).to(dtype)
+    caches[:, 0] = 0.0
+    table = torch.zeros(len(work), max(-(-context // PAGE) for context, _ in work) + 1, dtype=torch.int32)
+    for row, (context, _) in enumerate(work):
+        own = [pages.pop() for _ in range(-(-context // PAGE))]
+        table[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
+        if context % PAGE:
+            caches[:, own[-1], context % PAGE :] = math.nan
+    counts = [count for _, count in work]
+    batch = AttentionBatch(
+        slots=torch.zeros(0, dtype=torch.int64, device=device),  # already written
+        page_table=table.to(device),
+        seq_lens=torch.tensor([context for context, _ in work], dtype=torch.int32, device=device),
+        query_starts=torch.tensor([0, *counts], device=device).cumsum(0).to(torch.int32),
+        num_decodes=len(decodes),
+        query_lens=counts,
+        context_lens=[context for context, _ in work],
+    )
+    return torch.randn(sum(counts), heads, dim, device=device).to(dtype), caches[0], caches[1], batch
+
+
+def reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, window: int | None) -> Tensor:
+    """Sequence by sequence in float64, bottom-right causal."""
+    group = q.shape[1] // k_cache.shape[2]
+    out, start = [], 0
+    for row, (queries, context) in enumerate(zip(batch.query_lens, batch.context_lens)):
+        pages = batch.page_table[row, : -(-context // PAGE)].long()
+        k, v = (
+            cache[pages].flatten(0, 1)[:context].double().repeat_interleave(group, 1) for cache in (k_cache, v_cache)
+        )
+        position = torch.arange(context - queries, context, device=q.device)[:, None]
+        key = torch.arange(context, device=q.device)
+        hidden = (key > position) | (key <= position - (window or context + 1))
+        scores = torch.einsum("qhd,khd->hqk", q[start : start + queries].double(), k) * SCALE
+        out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v))
+        start += queries
+    return torch.cat(out)
+
+
+def error(out: Tensor, expected: Tensor) -> float:
+    difference = (out.double() - expected).norm() / expected.norm()
+    return math.inf if bool(difference.isnan()) else float(difference)
+
+
+STEPS = {
+    "decodes": ([1, 17, 400, 16], []),
+    "one chunk": ([], [(100, 100)]),
+    "chunks of longer contexts": ([], [(500, 100), (64, 64), (33, 1), (700, 17)]),
+    "both": ([5, 300], [(200, 77), (90, 90)]),
+}
+
+
+@pytest.mark.parametrize("path", ["flash-attn-4", "flash-attn-2", "torch flash"])
+@pytest.mark.parametrize("case", STEPS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (14, 2, 64)])
+def test_a_step_is_the_references(
+    case: str, path: str, heads: int, kv_heads: int, dim: int, device: torch.device
+) -> None:
+    q, k_cache, v_cache, batch = step(*STEPS[case], heads, kv_heads, dim, torch.bfloat16, device)
+    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend._prefill = prefill_path(path, device)
+    layers = [backend.forward(q, k_cache, v_cache, batch, SCALE, None) for _ in range(2)]
+    for out in layers:
+        assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
+
+
+@pytest.mark.parametrize("path", ["flash-attn-4", "torch flash"])
+@pytest.mark.parametrize("window", [1, 40, 1000])
+def test_a_window_hides_what_is_older(window: int, path: str, device: torch.device) -> None:
+    q, k_cache, v_cache, batch = step([5, 300], [(200, 77), (90, 90)], 4, 2, 128, torch.bfloat16, device)
+    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend._prefill = prefill_path(path, device)
+    out = backend.forward(q, k_cache, v_cache, batch, SCALE, window)
+    assert error(out, reference(q, k_cache, v_cache, batch, window)) < 6e-3
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_float32_is_exact(case: str, device: torch.device) -> None:
+    q, k_cache, v_cache, batch = step(*STEPS[case], 16, 8, 128, torch.float32, device)
+    backend = triton_backend.TritonAttention(device, torch.float32)
+    assert (
+        error(backend.forward(q, k_cache, v_cache, batch, SCALE, None), reference(q, k_cache, v_cache, batch, None))
+        < 3e-6
+    )
+
+
+def test_the_choice_says_what_runs_and_why(device: torch.device) -> None:
+    assert triton_backend.TritonAttention(device, torch.bfloat16).why
+    assert "float32" in triton_backend.TritonAttention(device, torch.float32).why
