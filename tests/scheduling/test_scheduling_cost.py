@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from types import FrameType
 
 import pytest
 
+from aengine.cache.radix import Match
 from aengine.scheduling.scheduler import MAX_ADMISSIONS, MAX_LOOKED_UP
 from tests.scheduling.stepping import Stepper, prompt_of
 
@@ -90,7 +92,7 @@ def test_leaving_the_queue_does_not_search_it() -> None:
     assert stepper.scheduler.waiting == 3000
 
 
-def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step() -> None:
+def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     stepper = Stepper(num_pages=17, max_rows=64)
     for first in range(3):
         stepper.add(prompt_of(90, first), max_tokens=40)
@@ -98,8 +100,14 @@ def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step() -> None:
     while stepper.scheduler.memory.available > 2:
         stepper.step()
     assert (stepper.scheduler.running, stepper.scheduler.waiting) == (2, 1)
-    looked_up: list[Callable[[], object]] = []
-    match = stepper.scheduler.memory.tree.match
-    stepper.scheduler.memory.tree.match = lambda *prompt: looked_up.append(match) or match(*prompt)  # type: ignore[func-returns-value, method-assign]
+    looked_up: list[Seq[int]] = []
+    tree = stepper.scheduler.memory.tree
+    match = tree.match
+
+    def counted(token_ids: Seq[int], salt: str | None = None) -> Match:
+        looked_up.append(token_ids)
+        return match(token_ids, salt)
+
+    monkeypatch.setattr(tree, "match", counted)
     stepper.step()
     assert not looked_up
