@@ -62,7 +62,9 @@ def expected(checkpoint: Path) -> list[list[int]]:
     with torch.inference_mode():
         for prompt in PROMPTS:
             ids = torch.tensor([prompt], device="cuda")
-            full = model.generate(ids, max_new_tokens=64, do_sample=False, pad_token_id=0)
+            full = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, pad_token_id=0
+            )
             outputs.append(full[0, len(prompt) :].tolist())
     return outputs
 
