@@ -3,8 +3,9 @@
 On Hopper and later every kernel here is launched as a dependent of the kernel before it: its programs may start while
 that one drains. Three rules keep this safe:
 
-- A program waits (`gdc_wait`) before it reads anything that an earlier kernel of the chain wrote, before it writes
-  anything, and before it returns. So "the kernel before me is complete" implies that all kernels before it are.
+- A program waits (`gdc_wait`) before it reads anything that an earlier kernel of the chain wrote and before it writes
+  anything, and some program of every launch waits. So "the kernel before me is complete" implies that all kernels
+  before that one are.
 - Before the wait only two things are read: weights, and the tensors of the batch (`seq_lens`, `page_table`, ...), which
   must have been written before the last ordinary launch that precedes the layers (the embedding lookup is one).
 - A program releases its dependents at once. They may take room on a processor before the last programs of this launch
