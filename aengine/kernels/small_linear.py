@@ -159,7 +159,7 @@ def linear_config(m: int, n: int, k: int, element_size: int, processors: int) ->
         return LinearConfig(4 if n >= 2048 else 2, 512, 1, 3, 2, 1024, one_row=True)
     tiles = -(-n // 64)
     if tiles > 2 * processors:
-        return LinearConfig(64, 64, 1, 6, 4, _early(k, 64))
+        return LinearConfig(64, 64, 1, 6, 4, _early(k, 64)) if m <= FEW_ROWS else None
     # All programs should be resident at once: two on each processor.
     splits = 1
     while tiles * splits <= processors and k % (splits * 256) == 0 and k // (splits * 2) >= 256:

@@ -25,6 +25,7 @@ def reference(logits: torch.Tensor, temperature: torch.Tensor, **of_rows: torch.
 SHAPES = [
     pytest.param(3, 500, id="tiny"),
     pytest.param(2, 9001, id="tiny-pieces"),
+    pytest.param(12, 20_000, id="tiny-blocks"),
     (1, 151_936),
     (200, 151_936),
     (65, 32_001),

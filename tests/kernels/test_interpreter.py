@@ -1,0 +1,34 @@
+"""Without a GPU, the Triton kernels still run: tiny shapes, in the interpreter, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = " or ".join(
+    (
+        "test_norms.py",
+        "test_rope.py",
+        "(test_gumbel.py and (blocks or finite))",
+        "(test_small_linear.py and every_cut and one)",
+        "(test_decode_attention.py and (page-of-4 or (hides and 16)))",
+        "(test_prefix_attention.py and (float32-tiny or without))",
+    )
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the same tests run on the GPU")
+def test_the_kernels_are_right_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", f"tiny and ({TINY})", "tests/kernels"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert " passed" in run.stdout
