@@ -62,7 +62,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 30.0
     max_queue: Annotated[int, Meta(ge=0, description="most requests waiting; more are refused at once")] = 1024
     torch_threads: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="threads of the forward pass on a CPU; default: cores - 1")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="threads of a step on a CPU; default: cores - 1, long steps all"),
     ] = None
     seed: Annotated[int, Meta(description="seed of dummy weights")] = 0
     progress: Annotated[bool, Meta(description="show progress bars")] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import torch
 
@@ -38,6 +39,29 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
     return dtype
 
 
-def forward_threads(asked: int | None) -> int:
-    """Threads of the forward pass on a CPU: one core is left to the event loop."""
-    return asked or max(1, len(os.sched_getaffinity(0)) - 1 if hasattr(os, "sched_getaffinity") else 1)
+@dataclass(frozen=True, slots=True)
+class ForwardThreads:
+    """Threads of a step on a CPU: `short` ones leave the event loop a core, `long` ones get all there are.
+
+    A short step ends before the loop would miss the core; a long one, a prefill or a large batch, is worth
+    sharing it, and the operating system still gives the mostly idle loop its turns.
+    """
+
+    short: int
+    long: int
+    long_tokens: int  # from this many tokens on
+
+    def of(self, tokens: int) -> int:
+        """Threads for a step of that many tokens."""
+        return self.long if tokens >= self.long_tokens else self.short
+
+
+LONG_STEP_FLOP = 1e9  # 10 to 20 ms on one core
+
+
+def forward_threads(asked: int | None, parameters: int) -> ForwardThreads:
+    """`asked` threads for every step, or what fits a model of that many parameters."""
+    if asked is not None:
+        return ForwardThreads(asked, asked, 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ForwardThreads(max(1, cores - 1), cores, max(2, round(LONG_STEP_FLOP / (2 * parameters))))

@@ -13,6 +13,7 @@ from torch import Tensor
 from aengine.cache.kv import KVPool
 from aengine.model.decoder import Decoder
 from aengine.runtime.batch import StepInputs, build_inputs
+from aengine.runtime.device import ForwardThreads
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.types import RowLogprobs, StepPlan, StepResult
@@ -123,13 +124,11 @@ class CpuStep:
 class CpuRunner:
     """Runs steps in one worker thread, in order, so that the loop keeps serving while a step computes."""
 
-    def __init__(self, executor: StepExecutor, threads: int) -> None:
+    def __init__(self, executor: StepExecutor, threads: ForwardThreads) -> None:
         self._executor = executor
+        self._threads = threads
         self._logprobs: dict[int, int | None] = {}  # row -> what its owner asked for; worker thread only
-        # OpenMP keeps its thread count per thread: it must be set in the one that computes.
-        self._worker = ThreadPoolExecutor(
-            1, thread_name_prefix="aengine-forward", initializer=torch.set_num_threads, initargs=(threads,)
-        )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="aengine-forward")
 
     def launch(self, plan: StepPlan) -> CpuStep:
         loop = asyncio.get_running_loop()
@@ -138,6 +137,8 @@ class CpuRunner:
     def _run(self, plan: StepPlan) -> StepResult:
         for new in plan.new_rows:
             self._logprobs[new.row] = new.params.logprobs
+        # OpenMP keeps its thread count per thread: it must be set in the one that computes.
+        torch.set_num_threads(self._threads.of(plan.num_tokens))
         return read_draws(self._executor.execute(plan), self._logprobs.get, plan)
 
     def close(self) -> None:

@@ -77,8 +77,12 @@ def start_cpu(config: EngineConfig, folder: Path) -> Runtime:
     kv = KVPool(model.num_layers, pool.num_pages, config.page_size, model.num_kv_heads, model.head_dim, dtype, device)
     rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
     executor = StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
-    threads = forward_threads(config.torch_threads)
-    log_model(decoder, f"cpu ({torch.backends.cpu.get_cpu_capability()}, {threads} threads)", attention.name)
+    threads = forward_threads(config.torch_threads, decoder.num_parameters)
+    log_model(
+        decoder,
+        f"cpu ({torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)",
+        attention.name,
+    )
     log_pool(config, pool, max_step_tokens, f"ready in {time.perf_counter() - began:.1f} s")
     return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens)
 
