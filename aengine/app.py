@@ -7,6 +7,7 @@ until it is done `/ready` says 503, because a server that did not answer for a m
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 import traceback
@@ -60,6 +61,7 @@ class Application:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
+        _show_log()
         try:
             config = self._config or configure(EngineConfig)
             state = ServerState(self._server or configure(ServerConfig))
@@ -114,6 +116,16 @@ async def _refuse(reason: str, send: Send) -> None:
     if (task := asyncio.current_task()) is not None:
         task.add_done_callback(asyncio.Task.exception)  # looked at: asyncio need not report it as lost
     raise SystemExit(f"aengine: {reason}")
+
+
+def _show_log() -> None:
+    """Let the engine's few lines reach the terminal, unless the process has set up logging of its own."""
+    log = logging.getLogger("aengine")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("aengine: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
 
 
 def _say(text: str) -> None:
