@@ -15,8 +15,9 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 
-# Decodes are padded to the longest context of their group; contexts are grouped by powers of two from here on.
-_SMALLEST_GROUP = 128  # tokens
+# Decodes are padded to the longest context of their group. Gathering and reading what is padded costs more than
+# one more call on a CPU, so groups are narrow.
+_GROUP_STEP = 64  # tokens
 # Chunks that need a mask run in blocks of this many queries, which bounds the mask.
 _QUERY_BLOCK = 512
 
@@ -119,7 +120,9 @@ def _plan(q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None)
     """What all layers with this window share in this step."""
     groups: dict[int, list[int]] = {}
     for row, length in enumerate(batch.context_lens[: batch.num_decodes]):
-        groups.setdefault(max(length, _SMALLEST_GROUP).bit_length(), []).append(row)
+        # Steps of 64 tokens, then eight for each doubling.
+        width = max(_GROUP_STEP, 1 << max(0, length.bit_length() - 4))
+        groups.setdefault(-(-length // width) * width, []).append(row)
     decodes = [_plan_decodes(rows, len(groups) == 1, q, k_cache, batch, window) for rows in groups.values()]
     chunks = []
     start = batch.num_decodes
