@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +24,10 @@ class KVPool:
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self.data = torch.zeros((num_layers, 2, num_pages, page_size, kv_heads, head_dim), dtype=dtype, device=device)
+        shape = (num_layers, 2, num_pages, page_size, kv_heads, head_dim)
+        self.data = (
+            _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+        )
         self._layers = [(layer[0], layer[1]) for layer in self.data]  # views, made once
 
     @classmethod
@@ -41,3 +47,8 @@ class KVPool:
         for keys, values in self._layers:
             keys[destination] = keys[source]
             values[destination] = values[source]
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in host memory that the system hands out only as it is touched: torch touches all of it at once."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

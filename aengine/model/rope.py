@@ -97,6 +97,8 @@ def _yarn_attention_factor(fields: Fields, factor: float) -> float:
 
 def rope_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> Tensor:
     """[max_positions, head_dim] float32: cosines of the head_dim / 2 angles of each position, then their sines."""
+    if device.type == "meta":  # shapes alone; torch's own arange there imports its compiler, which takes seconds
+        return torch.empty(max_positions, head_dim, dtype=torch.float32, device=device)
     frequencies = inverse_frequencies(rope, head_dim).to(device)
     angles = torch.arange(max_positions, dtype=torch.float32, device=device).unsqueeze(1) * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(rope.attention_factor)
