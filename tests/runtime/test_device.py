@@ -1,0 +1,38 @@
+"""Which device, dtype and threads a knob means, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.errors import ConfigError
+from aengine.runtime.device import forward_threads, resolve_device, resolve_dtype
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu:x", "mps", "cuda:99"])
+def test_an_unusable_device_is_named_with_the_remedy(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"device: '{name}'"):
+        resolve_device(name)
+
+
+def test_auto_takes_a_device_that_is_there() -> None:
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_auto_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu() -> None:
+    assert resolve_dtype("auto", CUDA, "bfloat16") is torch.bfloat16
+    assert resolve_dtype("auto", CPU, "bfloat16") is torch.float32
+    assert resolve_dtype("bfloat16", CPU, "float32") is torch.bfloat16
+    with pytest.raises(ConfigError, match="int8"):
+        resolve_dtype("auto", CUDA, "int8")
+
+
+def test_short_steps_leave_the_loop_a_core_and_long_ones_take_all() -> None:
+    threads = forward_threads(None, parameters=10_000_000)
+    assert threads.of(1) <= threads.of(512)
+    assert threads.of(49) == threads.short
+    assert threads.of(50) == threads.long  # 50 tokens x 20 MFLOP
+    asked = forward_threads(3, parameters=10_000_000)
+    assert asked.of(1) == asked.of(10_000) == 3

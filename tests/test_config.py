@@ -1,0 +1,54 @@
+"""Knobs: one definition for arguments and environment, and errors that name the knob and both ways to set it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from aengine.config import EngineConfig, ServerConfig, configure
+from aengine.errors import ConfigError
+
+
+def test_the_environment_fills_in_and_arguments_win() -> None:
+    environ = {"AENGINE_MAX_MODEL_LEN": "4096", "AENGINE_LOOKAHEAD": "false", "AENGINE_MODEL": "", "OTHER": "1"}
+    config = configure(EngineConfig, environ)
+    assert config.max_model_len == 4096
+    assert config.lookahead is False
+    assert config.model is None  # empty is unset
+    assert configure(EngineConfig, environ, max_model_len=128).max_model_len == 128
+
+
+def test_lists_are_separated_by_commas() -> None:
+    config = configure(ServerConfig, {"AENGINE_ALLOWED_ORIGINS": "https://a.example, https://b.example"})
+    assert config.allowed_origins == ("https://a.example", "https://b.example")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_model_len", -1),
+        ("max_model_len", "many"),
+        ("dtype", "int8"),
+        ("gpu_memory_utilization", 1.5),
+        ("max_num_seqs", 0),
+        ("lookahead", "perhaps"),
+    ],
+)
+def test_a_bad_value_names_the_knob_and_both_ways_to_set_it(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure(EngineConfig, {}, **{name: value})
+    for part in (name, f"AENGINE_{name.upper()}", repr(value)):
+        assert part in str(caught.value)
+
+
+def test_an_unknown_knob_is_refused_with_the_list_of_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"max_modellen.*max_model_len"):
+        configure(EngineConfig, {}, max_modellen=3)
+
+
+def test_every_knob_has_a_line_of_help() -> None:
+    for kind in (EngineConfig, ServerConfig):
+        for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[union-attr]
+            kinds = getattr(field.type, "types", ()) or (field.type,)
+            shown = [field.type, *kinds]
+            assert any((getattr(one, "extra_json_schema", None) or {}).get("description") for one in shown), field.name
