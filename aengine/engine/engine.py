@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -18,6 +19,7 @@ import anyio.to_thread
 import msgspec
 
 from aengine.config import EngineConfig, configure
+from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
 from aengine.engine.consume import collect, drain
 from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.engine.loop import StepLoop
@@ -93,6 +95,7 @@ class Engine:
         self._ready_state: _Ready | None = None
         self._closed = False
         self._loop: StepLoop | None = None
+        self._home: asyncio.AbstractEventLoop | None = None  # whose tasks may use the engine
         self._requests: dict[str, LiveRequest] = {}
         self._tickets = itertools.count()
         self._ended_requests = 0
@@ -104,6 +107,7 @@ class Engine:
     async def __aenter__(self) -> Self:
         if self._ready_state is not None or self._closed:
             raise EngineClosedError("an Engine can be entered once; make a new one")
+        self._home = asyncio.get_running_loop()
         ready = await anyio.to_thread.run_sync(self._load)
         self._loop = StepLoop(
             ready.scheduler, ready.runtime.runner, lookahead=self.config.lookahead, fail_request=self._fail_request
@@ -151,8 +155,12 @@ class Engine:
                 for request in list(self._requests.values()):
                     request.fail(failure)  # the scheduler is not asked: it may be what failed
             finally:
-                await anyio.to_thread.run_sync(runner.close)
-                self._stopped.set()
+                try:
+                    await anyio.to_thread.run_sync(runner.close)
+                except Exception as error:  # a dead device: whoever leaves must not wait for it
+                    log.error("the device did not let go cleanly", exc_info=error)
+                finally:
+                    self._stopped.set()
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -202,8 +210,9 @@ class Engine:
         engine is not ready, closed or failed.
         """
         ready = self._serving()
-        params = self._params(ready, params, sampling)
-        token_ids = await ready.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        params = asked_params(ready.default_params, params, sampling, self.vocab_size)
+        check_routing(priority, cache_salt)
+        token_ids = await ready.tokenizer.encode(prompt) if isinstance(prompt, str) else asked_ids(prompt)
         return self._enqueue(token_ids, params, request_id, priority, cache_salt)
 
     async def submit_chat(
@@ -220,10 +229,11 @@ class Engine:
     ) -> Stream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
         ready = self._serving()
-        params = self._params(ready, params, sampling)
+        params = asked_params(ready.default_params, params, sampling, self.vocab_size)
+        check_routing(priority, cache_salt)
         token_ids = await ready.tokenizer.encode_chat(
-            [dict(message) for message in messages],
-            tools=None if tools is None else [dict(tool) for tool in tools],
+            asked_dicts(messages, "messages"),
+            tools=None if tools is None else asked_dicts(tools, "tools"),
             template_kwargs=None if template_kwargs is None else dict(template_kwargs),
         )
         return self._enqueue(token_ids, params, request_id, priority, cache_salt)
@@ -293,19 +303,6 @@ class Engine:
         del self._requests[request.id]
         self._ended_requests += 1
 
-    def _params(self, ready: _Ready, params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
-        if params is not None and sampling:
-            raise InvalidRequestError(f"give either params= or single fields, not both: {', '.join(sampling)}")
-        if params is None:
-            known = SamplingParams.__struct_fields__
-            for name in sampling:
-                if name not in known:
-                    raise InvalidRequestError(f"unknown parameter {name!r}; known are {', '.join(known)}", name)
-            normal = {name: _normalized(name, value) for name, value in sampling.items()}
-            params = msgspec.structs.replace(ready.default_params, **normal)
-        params.validate(self.vocab_size)
-        return params
-
     def _max_total(self, ready: _Ready, prompt_len: int, params: SamplingParams) -> int:
         context = ready.runtime.pool.max_model_len
         if prompt_len >= context:
@@ -335,7 +332,10 @@ class Engine:
             raise EngineClosedError("the engine is closed")
         if self.failure is not None:
             raise EngineFailedError(f"the engine failed: {type(self.failure).__name__}")
-        return self._ready()
+        ready = self._ready()
+        if asyncio.get_running_loop() is not self._home:  # nothing would ever wake the consumer
+            raise InvalidRequestError("the engine serves the event loop that it was entered on, and no other")
+        return ready
 
     @property
     def model_name(self) -> str:
@@ -395,14 +395,3 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""
         self._ready().scheduler.check_integrity()
-
-
-def _normalized(name: str, value: Any) -> Any:
-    """What callers may write more loosely than the struct holds it."""
-    if name == "stop":
-        return (value,) if isinstance(value, str) else tuple(value or ())
-    if name == "stop_token_ids":
-        return tuple(value or ())
-    if name == "logit_bias":
-        return dict(value or {})
-    return value

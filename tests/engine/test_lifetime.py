@@ -228,3 +228,19 @@ async def test_a_bug_in_the_loop_reaches_every_waiter() -> None:
         assert isinstance(engine.failure, TypeError)
         with pytest.raises(EngineFailedError):
             await engine.complete([300, 301])
+
+
+async def test_a_device_that_does_not_let_go_does_not_hold_whoever_leaves() -> None:
+    engine, made = sabotaged()
+    with anyio.fail_after(20):
+        async with engine:
+            await engine.complete([300, 301], max_tokens=2)
+            inner = made[0].inner
+
+            def close() -> None:
+                inner.close()
+                raise RuntimeError("the device is gone")
+
+            made[0].close = close  # type: ignore[method-assign]
+    with pytest.raises(EngineClosedError):
+        await engine.complete([300, 301])

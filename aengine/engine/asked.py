@@ -1,0 +1,76 @@
+"""What a caller hands over, brought into the form that the engine works with, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from aengine.errors import InvalidRequestError
+from aengine.types import SamplingParams
+
+
+def asked_params(
+    defaults: SamplingParams, params: SamplingParams | None, sampling: Mapping[str, Any], vocab_size: int
+) -> SamplingParams:
+    """`params`, or the defaults with single fields replaced. Raises `InvalidRequestError`, naming the field."""
+    if params is not None and sampling:
+        raise InvalidRequestError(f"give either params= or single fields, not both: {', '.join(sampling)}")
+    if params is None:
+        known = SamplingParams.__struct_fields__
+        for name in sampling:
+            if name not in known:
+                raise InvalidRequestError(f"unknown parameter {name!r}; known are {', '.join(known)}", name)
+        params = msgspec.structs.replace(defaults, **sampling)
+    elif not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"params must be SamplingParams, got {type(params).__name__}", "params")
+    params = _normalized(params)
+    params.validate(vocab_size)
+    return params
+
+
+def asked_ids(prompt: object) -> list[int]:
+    """A prompt that is not text, as a list; the ids themselves are not looked at."""
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(f"prompt must be text or token ids, got {type(prompt).__name__}", "prompt")
+    return list(prompt)
+
+
+def asked_dicts(value: object, name: str) -> list[dict[str, Any]]:
+    """Messages or tools as new dicts."""
+    if isinstance(value, Iterable):
+        items = list(value)
+        if all(isinstance(item, Mapping) for item in items):
+            return [dict(item) for item in items]
+    raise InvalidRequestError(f"{name} must be a list of mappings", name)
+
+
+def check_routing(priority: object, cache_salt: object) -> None:
+    """Raise `InvalidRequestError` for what the queue cannot order or the prefix cache cannot look up."""
+    if not isinstance(priority, (int, float)) or not -(2**63) <= priority <= 2**63:  # so neither is NaN
+        raise InvalidRequestError(f"priority must be a number within 64 bits, got {priority!r}", "priority")
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise InvalidRequestError(f"cache_salt must be text, got {type(cache_salt).__name__}", "cache_salt")
+
+
+def _normalized(params: SamplingParams) -> SamplingParams:
+    """Callers may write some fields more loosely than they are held: one stop string, lists, None."""
+    stop: object = params.stop  # annotations hold no caller to anything
+    ids: object = params.stop_token_ids
+    bias: object = params.logit_bias
+    normal: dict[str, Any] = {}
+    if not isinstance(stop, tuple):
+        normal["stop"] = (stop,) if isinstance(stop, str) else _made(tuple, stop, "stop")
+    if not isinstance(ids, tuple):
+        normal["stop_token_ids"] = _made(tuple, ids, "stop_token_ids")
+    if not isinstance(bias, dict):
+        normal["logit_bias"] = _made(dict, bias, "logit_bias")
+    return msgspec.structs.replace(params, **normal) if normal else params
+
+
+def _made(kind: type, value: Any, name: str) -> Any:
+    try:
+        return kind(() if value is None else value)
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"{name} cannot be {value!r}", name) from None

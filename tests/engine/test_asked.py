@@ -1,0 +1,69 @@
+"""Loose and wrong arguments: what is plainly meant works, the rest is refused by name, and nobody else suffers."""
+
+from __future__ import annotations
+
+import anyio.to_thread
+import pytest
+
+import aengine
+from aengine import InvalidRequestError, SamplingParams
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "The capital of France is"
+
+
+async def test_one_stop_string_in_params_is_one_stop_string(engine: aengine.Engine) -> None:
+    single = await engine.complete(PROMPT, max_tokens=12, temperature=0, stop="country")
+    loose = SamplingParams(max_tokens=12, temperature=0, stop="country")  # type: ignore[arg-type]
+    assert "France" in single.text
+    assert (await engine.complete(PROMPT, loose)).text == single.text
+
+
+async def test_lists_and_none_in_params_mean_what_they_mean_as_single_fields(engine: aengine.Engine) -> None:
+    first = (await engine.complete(PROMPT, max_tokens=1, temperature=0)).token_ids[0]
+    loose = SamplingParams(stop=None, stop_token_ids=[first], logit_bias=None, temperature=0)  # type: ignore[arg-type]
+    assert (await engine.complete(PROMPT, loose)).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": b"bytes are no ids"}, "prompt"),
+        ({"params": {"max_tokens": 3}}, "params"),
+        ({"stop": 5}, "stop"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"logit_bias": [1, 2]}, "logit_bias"),
+        ({"priority": 10**400}, "priority"),
+        ({"priority": float("nan")}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"cache_salt": ["unhashable"]}, "cache_salt"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused_by_name(
+    engine: aengine.Engine, given: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await engine.complete(**{"prompt": PROMPT, **given})
+    assert caught.value.param == named
+    assert engine.failure is None
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [({"messages": "hi"}, "messages"), ({"messages": [{"role": "user"}], "tools": ["x"]}, "tools")]
+)
+async def test_chats_are_lists_of_mappings(engine: aengine.Engine, given: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await engine.chat(**given)
+    assert caught.value.param == named
+
+
+async def test_another_event_loop_is_told_so_instead_of_waiting_for_ever(engine: aengine.Engine) -> None:
+    async def elsewhere() -> None:
+        with anyio.fail_after(5), pytest.raises(InvalidRequestError, match="event loop"):
+            await engine.complete(PROMPT, max_tokens=2)
+
+    await anyio.to_thread.run_sync(anyio.run, elsewhere)
+    assert (await engine.complete(PROMPT, max_tokens=2)).finish_reason == "length"
