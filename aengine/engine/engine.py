@@ -105,7 +105,7 @@ class Engine:
     # ---- life ---------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._ready_state is not None or self._closed:
+        if self._home is not None:
             raise EngineClosedError("an Engine can be entered once; make a new one")
         self._home = asyncio.get_running_loop()
         ready = await anyio.to_thread.run_sync(self._load)

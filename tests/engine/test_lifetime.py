@@ -244,3 +244,11 @@ async def test_a_device_that_does_not_let_go_does_not_hold_whoever_leaves() -> N
             made[0].close = close  # type: ignore[method-assign]
     with pytest.raises(EngineClosedError):
         await engine.complete([300, 301])
+
+
+async def test_an_engine_is_entered_once() -> None:
+    engine = aengine.Engine(device="cpu", kv_cache_gib=0.1, model="/no/such/folder")
+    with pytest.raises(aengine.CheckpointError):
+        await engine.__aenter__()
+    with pytest.raises(EngineClosedError, match="once"):
+        await engine.__aenter__()
