@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="folder of the model; default: the embedded one")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--share", type=float, default=1.0, help="share of the examination to ask")
+    parser.add_argument("--seed", type=int, default=2024, help="which questions; another one asks fresh ones")
     parser.add_argument("--mistakes", type=int, default=0, help="mistakes to show for each family")
     parser.add_argument("--reference", action="store_true", help="let the trainer's network answer, not the engine")
     options = parser.parse_args()
@@ -104,7 +105,7 @@ def main() -> None:
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    asked = problems(share=options.share)
+    asked = problems(options.seed, options.share)
     generate = (by_reference if options.reference else by_engine)(options.model, device)
     if not report(asked, generate(asked), options.mistakes):
         sys.exit(1)

@@ -37,6 +37,8 @@ MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a tria
 def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runtime:
     """Load the model on `device` and make it ready to serve. Raises `ConfigError` and `CheckpointError`."""
     began = time.perf_counter()
+    if config.attention == "torch":
+        raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     torch.cuda.set_device(device)
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):

@@ -6,6 +6,7 @@ import pytest
 
 import aengine
 from aengine import ContextLengthError, InvalidRequestError, SamplingParams
+from aengine.engine.seeds import sibling_seed
 
 pytestmark = pytest.mark.anyio
 
@@ -103,6 +104,16 @@ async def test_n_choices_share_the_prefill_and_differ(engine: aengine.Engine) ->
     assert engine.stats().computed_tokens - before <= 40 + drawn
     alone = await engine.complete([300 + i for i in range(40)], max_tokens=10, n=1, temperature=1.5, seed=7)
     assert alone.token_ids == completion.choices[0].token_ids
+
+
+async def test_each_choice_is_what_its_seed_draws_alone(engine: aengine.Engine) -> None:
+    """40 tokens leave a page of 16 partly filled: every choice needs a copy of it."""
+    prompt = [300 + i for i in range(40)]
+    hot = {"max_tokens": 10, "temperature": 0.8, "ignore_eos": True}
+    together = await engine.complete(prompt, n=4, seed=7, **hot)
+    for choice in together.choices:
+        alone = await engine.complete(prompt, seed=sibling_seed(7, choice.index), **hot)
+        assert choice.token_ids == alone.token_ids
 
 
 async def test_logprobs_name_the_sampled_token_and_the_likeliest(engine: aengine.Engine) -> None:
