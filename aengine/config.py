@@ -43,6 +43,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="most tokens in one step; longer prompts are prefilled in chunks"),
     ] = None
+    max_mixed_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="most prompt tokens in a step that also decodes (fewer far into a long prompt); "
+            "default on a GPU: about 50 ms of work, on a CPU: max_step_tokens"
+        ),
+    ] = None
     page_size: Annotated[int, Meta(ge=1, le=1024, description="tokens per KV page")] = 16
     num_pages: Annotated[
         Annotated[int, Meta(ge=2)] | None,

@@ -272,6 +272,14 @@ class SharedRun(msgspec.Struct):
     tokens: int  # whole pages, fewer than any member's context
 
 
+class MixedLimit(msgspec.Struct, frozen=True):
+    """Bounds the prompt tokens of a step that also decodes: running streams wait for as long as it takes."""
+
+    tokens: int  # prompt tokens, weighted: one at position p counts as 1 + p / context
+    context: float  # so many keys cost a token as much as everything else does
+    multiple: int  # a prompt that is cut is cut where the step has a multiple of so many tokens
+
+
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
@@ -286,7 +294,6 @@ class StepPlan(msgspec.Struct):
     decode: list[int]  # rows
     prefill: list[PrefillChunk]
     page_copies: list[tuple[int, int]]  # (source page, destination page), all layers, after the forward pass
-    max_context: int  # the longest context in this step, in tokens, this step's included
     shared: Sequence[SharedRun] = ()  # disjoint; a hint that spares reading, never a condition
 
     @property

@@ -10,6 +10,7 @@ None of them takes float32; the torch reference stands in for it.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ class PrefillAttention(Protocol):
 
     name: str
     why: str
+    capturable: bool  # reads nothing of the step on the host but max(query_lens), which may be a bound
 
     def __call__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
@@ -61,6 +63,8 @@ def _gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
 class _OnGathered:
     """A varlen kernel over K and V copied out of their pages."""
 
+    capturable = False
+
     def __init__(self, name: str, why: str, kernel: Callable[..., Tensor]) -> None:
         self.name = name
         self.why = why
@@ -79,6 +83,7 @@ class _Cute:
     """flash-attn-4, straight on the pages."""
 
     name = "flash-attn-4"
+    capturable = True
 
     def __init__(self, why: str, kernel: Callable[..., Any]) -> None:
         self.why = why
@@ -107,6 +112,7 @@ class _Reference:
     """The torch backend, for dtypes that no flash kernel takes."""
 
     name = "torch"
+    capturable = False
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -174,7 +180,9 @@ def choose_prefill(device: torch.device, dtype: torch.dtype) -> PrefillAttention
 
 def _import(module: str, name: str) -> Callable[..., Any] | None:
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of these packages about each other
+            found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return None
     return found

@@ -14,18 +14,28 @@ _CHUNKS = -2  # where a batch keeps its own view of its chunks
 
 
 class TritonAttention:
-    """`AttentionBackend`; a step of decodes alone reads nothing on the host, so a CUDA graph can hold it."""
+    """`AttentionBackend`; a step of decodes alone reads nothing on the host, so a CUDA graph can hold it.
+
+    capturable: whether one with prefill chunks can be held as well.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._decode = PagedDecode()
         self._prefill = choose_prefill(device, dtype)
         self.name = f"Triton (decode), {self._prefill.name} (prefill)"
         self.why = self._prefill.why
+        self.capturable = self._prefill.capturable
 
     def forward(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
     ) -> Tensor:
         decodes = batch.num_decodes
+        if batch.chunks is not None:
+            out = self._prefill(q, k_cache, v_cache, batch.chunks, scale, window)
+            self._decode(
+                q[:decodes], k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, out=out[:decodes]
+            )
+            return out
         if decodes == len(batch.query_lens):
             shared = None
             if batch.shared is not None and window is None:

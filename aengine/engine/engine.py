@@ -63,6 +63,7 @@ class _Ready:
             page_size=config.page_size,
             max_rows=config.max_num_seqs,
             max_step_tokens=runtime.max_step_tokens,
+            mixed_limit=runtime.mixed_limit,
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
         )

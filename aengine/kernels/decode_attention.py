@@ -96,7 +96,7 @@ def _decode_kernel(
     if SHARED:
         starts = tl.load(starts_ptr + all_rows, mask=exists, other=0)
     _firsts, counts = span_blocks(lens, starts, window, BLOCK, WINDOWED)
-    counts = tl.where(exists, counts, 0)
+    counts = tl.where(exists & (lens >= 0), counts, 0)
     line = tl.sum(counts, axis=0)
     share = tl.cdiv(line, workers)
     place = worker * share
@@ -114,8 +114,8 @@ def _decode_kernel(
     k_head = k_ptr + head * DIM
     v_head = v_ptr + head * DIM
     if OVERLAP:  # noqa: SIM102 (one is known to the compiler, the other is not)
-        # A worker without a share ends here: it leaves its place to the next kernel, and the others wait for it.
-        if place < end:
+        # A worker without a share ends here: it leaves its place to the next kernel. The first one waits in any case.
+        if (place < end) | (worker == 0):
             gdc_wait()
 
     while place < end:
@@ -338,7 +338,8 @@ class PagedDecode:
         out: Tensor | None = None,
     ) -> Tensor:
         """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
-        [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros.
+        [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
+        which must come last, are left alone.
 
         Lengths are read on the device only. Raises ValueError where the layout is not this one.
         """

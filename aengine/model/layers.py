@@ -78,7 +78,7 @@ class SelfAttention:
             eps=config.rms_norm_eps,
         )
 
-    def forward(
+    def mix(
         self,
         x: Tensor,
         positions: Tensor,
@@ -88,14 +88,16 @@ class SelfAttention:
         kernels: Kernels,
         attention: AttentionBackend,
     ) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]; writes this step's K and V into the layer's cache."""
+        """x [tokens, hidden] -> [tokens, heads * head_dim], which `out` projects back to the hidden size.
+
+        Writes this step's K and V into the layer's cache.
+        """
         k_cache, v_cache = cache
         qkv = kernels.linear(x, self.qkv.weight, self.qkv.bias)
         q, _, _ = kernels.qk_norm_rope_store(
             qkv, self.q_norm, self.k_norm, self.eps, cos_sin, positions, k_cache, v_cache, batch.slots, self.num_heads
         )
-        mixed = attention.forward(q, k_cache, v_cache, batch, self.scale, self.window)  # [tokens, heads, dim]
-        return kernels.linear(mixed.flatten(1), self.out.weight, self.out.bias)
+        return attention.forward(q, k_cache, v_cache, batch, self.scale, self.window).flatten(1)
 
 
 @dataclass(slots=True)

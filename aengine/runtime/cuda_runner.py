@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aengine.runtime.clock import DeviceClock
 from aengine.runtime.decode_graphs import DecodeGraphs
+from aengine.runtime.prefill_graphs import PrefillGraphs, PrefillShape
 from aengine.runtime.runner import StepExecutor, read_draws
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws
@@ -19,15 +20,24 @@ RING = 4  # results in flight, one more than steps can be
 
 
 class GraphedExecutor(StepExecutor):
-    """Replays a graph where a step is all decode; everything else is enqueued kernel by kernel."""
+    """Replays a graph where one was captured for the step; everything else is enqueued kernel by kernel."""
 
-    graphs: DecodeGraphs | None = None
+    decode_graphs: DecodeGraphs | None = None
+    prefill_graphs: PrefillGraphs | None = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Draws | None:
-        graphs = self.graphs
-        if graphs is None or plan.prefill or len(plan.decode) > graphs.sizes[-1]:
+        if plan.prefill:
+            graphs = self.prefill_graphs
+            shape = None if graphs is None else graphs.shape_for(plan)
+            if graphs is None or shape is None:
+                return super().execute(plan)
+            return self._replay_prefill(plan, graphs, shape)
+        if self.decode_graphs is None or len(plan.decode) > self.decode_graphs.sizes[-1]:
             return super().execute(plan)
+        return self._replay_decode(plan, self.decode_graphs)
+
+    def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> Draws:
         rows = self._rows
         rows.grow(plan.new_pages)
         logits, row_index = graphs.forward(plan.decode, plan.shared)
@@ -35,12 +45,31 @@ class GraphedExecutor(StepExecutor):
             draws = graphs.draw(plan.decode)
         else:
             lengths = rows.length[row_index] + 1
-            draws = self._sampler.sample(logits, plan.decode, row_index, lengths)
+            draws = self._sampler.sample(logits.float(), plan.decode, row_index, lengths)
             rows.last_token[row_index] = draws.token_ids
             rows.length[row_index] = lengths
         for row in plan.decode:
             rows.lengths[row] += 1
         return draws
+
+    def _replay_prefill(self, plan: StepPlan, graphs: PrefillGraphs, shape: PrefillShape) -> Draws | None:
+        rows = self._rows
+        rows.admit(plan.new_rows)
+        self._sampler.set_rows(plan.new_rows)
+        rows.grow(plan.new_pages)
+        hidden, draw_rows, draw_positions = graphs.replay(plan, shape)
+        draws = self._draw(hidden, plan.sampled_rows, draw_rows, draw_positions)
+        for row in plan.decode:
+            rows.lengths[row] += 1
+        for chunk in plan.prefill:
+            rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
+        self._copy_pages(plan)
+        return draws
+
+    def _sample(self, logits: Tensor, row_list: list[int], rows: Tensor, positions: Tensor) -> Draws:
+        if self._sampler.simple(row_list):
+            return self._sampler.draw_simple(logits, rows, positions)
+        return super()._sample(logits, row_list, rows, positions)
 
 
 @dataclass(slots=True)

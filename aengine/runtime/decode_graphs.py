@@ -7,8 +7,9 @@ and pages. Between two replays the host sends only what changed.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.types import MOST_SHARED_RUNS, SharedRun
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 WARM_UPS = 2
 LEAST_SHARERS = 4  # smaller batches have too little to gain
@@ -40,7 +44,7 @@ class _Captured:
     forward: torch.cuda.CUDAGraph
     forward_shared: torch.cuda.CUDAGraph | None  # reads runs that rows share once
     draw: torch.cuda.CUDAGraph
-    logits: Tensor  # [size, vocab] float32
+    logits: Tensor  # [size, vocab] in the model's dtype
     draws: Draws
 
 
@@ -82,7 +86,16 @@ class SharedBuffers:
 class DecodeGraphs:
     """Captures once, replays for any batch of at most `sizes[-1]` rows. All on the current stream."""
 
-    def __init__(self, decoder: Decoder, kv: KVPool, sampler: Sampler, rows: Rows, sizes: list[int]) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        sampler: Sampler,
+        rows: Rows,
+        sizes: list[int],
+        pool: _POOL_HANDLE | None = None,
+    ) -> None:
+        """pool: memory that graphs share which never run at the same time."""
         self._decoder = decoder
         self._kv = kv
         self._sampler = sampler
@@ -92,15 +105,30 @@ class DecodeGraphs:
         self._current: list[int] = []  # what `_row_index` holds
         self._graphs: dict[int, _Captured] = {}
         self._shared = SharedBuffers(sizes[-1], rows)
-        self._pool = torch.cuda.graph_pool_handle()  # shared: only one graph runs at a time
+        self._pool = pool
 
-    def capture(self, watch: Callable[[Iterable[int]], Iterable[int]] = iter) -> None:
-        """Capture every size, the largest first so that the others fit into its memory. Waits for the device."""
-        for size in watch(self.sizes[::-1]):
-            self._graphs[size] = self._capture(size)
+    def capture(self, size: int) -> None:
+        """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
+        stream = torch.cuda.current_stream(self._rows.device)
+        shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
+        for _ in range(WARM_UPS):
+            self._draw(self._forward(size), size)
+            if shareable:
+                self._forward(size, self._shared.runs(size))
+        stream.synchronize()
+        forward, draw = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        forward_shared = torch.cuda.CUDAGraph() if shareable else None
+        with torch.cuda.graph(forward, pool=self._pool, stream=stream):
+            logits = self._forward(size)
+        if forward_shared is not None:
+            with torch.cuda.graph(forward_shared, pool=self._pool, stream=stream):
+                logits.copy_(self._forward(size, self._shared.runs(size)))
+        with torch.cuda.graph(draw, pool=self._pool, stream=stream):
+            draws = self._draw(logits, size)
+        self._graphs[size] = _Captured(forward, forward_shared, draw, logits, draws)
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
-        """Replay the forward pass for these rows: logits [n, vocab] float32 and the rows as a tensor [n] int64.
+        """Replay the forward pass for these rows: logits [n, vocab] and the rows as a tensor [n] int64.
 
         The logits stay valid until the next replay.
         """
@@ -128,25 +156,6 @@ class DecodeGraphs:
         size = self._size(len(rows))
         self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * (size - len(rows))))
         self._current = list(rows)
-
-    def _capture(self, size: int) -> _Captured:
-        stream = torch.cuda.current_stream(self._rows.device)
-        shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
-        for _ in range(WARM_UPS):
-            self._draw(self._forward(size), size)
-            if shareable:
-                self._forward(size, self._shared.runs(size))
-        stream.synchronize()
-        forward, draw = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        forward_shared = torch.cuda.CUDAGraph() if shareable else None
-        with torch.cuda.graph(forward, pool=self._pool, stream=stream):
-            logits = self._forward(size)
-        if forward_shared is not None:
-            with torch.cuda.graph(forward_shared, pool=self._pool, stream=stream):
-                logits.copy_(self._forward(size, self._shared.runs(size)))
-        with torch.cuda.graph(draw, pool=self._pool, stream=stream):
-            draws = self._draw(logits, size)
-        return _Captured(forward, forward_shared, draw, logits, draws)
 
     def _forward(self, size: int, shared: SharedRuns | None = None) -> Tensor:
         rows = self._rows

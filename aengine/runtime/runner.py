@@ -58,24 +58,30 @@ class StepExecutor:
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
         inputs = build_inputs(plan, rows, self._kv.page_size)
-        hidden = self._decoder.forward(inputs.input_ids, inputs.positions, inputs.attention, self._kv)
-        draws = self._draw(hidden, inputs)
+        hidden = self._decoder.forward(
+            inputs.input_ids, inputs.positions, inputs.attention, self._kv, inputs.draw_tokens
+        )
+        draws = self._draw(hidden, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions)
         self._advance(plan, inputs)
-        if plan.page_copies:
-            pairs = rows.upload([page for copy in plan.page_copies for page in copy])
-            source, destination = pairs.view(-1, 2).unbind(1)
-            self._kv.copy_pages(source, destination)
+        self._copy_pages(plan)
         return draws
 
-    def _draw(self, hidden: Tensor, inputs: StepInputs) -> Draws | None:
-        if not inputs.draw_row_list:
+    def _draw(self, hidden: Tensor, row_list: list[int], rows: Tensor, positions: Tensor) -> Draws | None:
+        """hidden [draws, hidden]; row_list and rows [draws] name the same rows, positions [draws] their new tokens'."""
+        if not row_list:
             return None
-        if inputs.draw_tokens is not None:
-            hidden = hidden[inputs.draw_tokens]
-        logits = self._decoder.logits(hidden)
-        draws = self._sampler.sample(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions)
-        self._rows.last_token[inputs.draw_rows] = draws.token_ids
+        draws = self._sample(self._decoder.logits(hidden), row_list, rows, positions)
+        self._rows.last_token[rows] = draws.token_ids
         return draws
+
+    def _sample(self, logits: Tensor, row_list: list[int], rows: Tensor, positions: Tensor) -> Draws:
+        return self._sampler.sample(logits.float(), row_list, rows, positions)
+
+    def _copy_pages(self, plan: StepPlan) -> None:
+        if plan.page_copies:
+            pairs = self._rows.upload([page for copy in plan.page_copies for page in copy])
+            source, destination = pairs.view(-1, 2).unbind(1)
+            self._kv.copy_pages(source, destination)
 
     def _advance(self, plan: StepPlan, inputs: StepInputs) -> None:
         """Lengths grow by what was computed, on the device and on the host alike."""

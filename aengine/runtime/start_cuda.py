@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +23,49 @@ from aengine.model.load import load_model
 from aengine.runtime.cuda_runner import CudaRunner, GraphedExecutor
 from aengine.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.device import resolve_dtype
+from aengine.runtime.prefill_graphs import PrefillGraphs, prefill_sizes
 from aengine.runtime.rows import Rows
 from aengine.runtime.sizing import size_pool
-from aengine.runtime.start import Runtime, log_model, log_pool, step_tokens
+from aengine.runtime.start import MIXED_MULTIPLE, Runtime, log_model, log_pool, mixed_limit, step_tokens
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
 from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
 
 CUDA_STEP_TOKENS = 8192
+MIXED_STEP_FLOP = 3.5e13  # 50 ms or so on an H100 or H200
+MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching its kernels takes the host
+GRAPH_BYTES = 8 * 2**20
 MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
+
+
+def default_mixed_tokens(parameters: int, max_step_tokens: int) -> int:
+    """Prompt tokens that take about as long as a stream should wait, in whole multiples."""
+    tokens = int(MIXED_STEP_FLOP / (2 * parameters)) // MIXED_MULTIPLE * MIXED_MULTIPLE
+    return min(max(tokens, MIXED_MULTIPLE), max_step_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _GraphSizes:
+    """What is captured: batch sizes of decode steps, numbers of tokens of steps with prefill chunks."""
+
+    decode: list[int]
+    prefill: list[int]
+
+    @classmethod
+    def of(cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int) -> _GraphSizes:
+        if not config.cuda_graphs:
+            return cls([], [])
+        close = min(mixed + config.max_num_seqs, MOST_CLOSE_TOKENS)
+        return cls(graph_sizes(config.max_num_seqs), prefill_sizes(close, max_step_tokens) if prefill else [])
+
+    @property
+    def largest(self) -> _GraphSizes:
+        """The largest of each alone."""
+        return _GraphSizes(self.decode[-1:], self.prefill[-1:])
+
+    @property
+    def count(self) -> int:
+        return len(self.decode) + len(self.prefill)
 
 
 @torch.inference_mode()
@@ -60,15 +95,13 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         )
         stream.synchronize()
         loaded = time.perf_counter()
-        pool = size_pool(config, model, dtype, _room_for_kv(config, decoder, device, max_step_tokens))
-        executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len)
+        limit = mixed_limit(config, decoder, default_mixed_tokens(decoder.num_parameters, max_step_tokens))
+        sizes = _GraphSizes.of(config, attention.capturable, limit.tokens, max_step_tokens)
+        pool = size_pool(config, model, dtype, _room_for_kv(config, decoder, device, max_step_tokens, sizes))
+        executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes)
         sized = time.perf_counter()
-        graphs = executor.graphs
-        if graphs is not None:
-            graphs.capture(
-                lambda sizes: tqdm(sizes, desc="capturing graphs", unit="graph", delay=2, disable=not config.progress)
-            )
-            stream.synchronize()
+        _capture(executor, config.progress)
+        stream.synchronize()
     log_model(decoder, f"{torch.cuda.get_device_name(device)} ({device})", f"{attention.name}, {attention.why}")
     captured = time.perf_counter()
     phases = (
@@ -77,11 +110,16 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
     )
     log_pool(config, pool, max_step_tokens, phases)
     runner = CudaRunner(executor, device, stream, max_draws=config.max_num_seqs)
-    return Runtime(runner, model, pool, max_step_tokens)
+    return Runtime(runner, model, pool, max_step_tokens, limit)
 
 
 def _executor(
-    config: EngineConfig, decoder: Decoder, device: torch.device, num_pages: int, max_model_len: int
+    config: EngineConfig,
+    decoder: Decoder,
+    device: torch.device,
+    num_pages: int,
+    max_model_len: int,
+    sizes: _GraphSizes,
 ) -> GraphedExecutor:
     model = decoder.config
     kv = KVPool(
@@ -94,12 +132,30 @@ def _executor(
     rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send)
     sampler = Sampler(rows.count, model.vocab_size, device)
     executor = GraphedExecutor(decoder, kv, sampler, rows)
-    if config.cuda_graphs:
-        executor.graphs = DecodeGraphs(decoder, kv, sampler, rows, graph_sizes(config.max_num_seqs))
+    memory = torch.cuda.graph_pool_handle()  # for all graphs: only one runs at a time
+    if sizes.decode:
+        executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory)
+    if sizes.prefill:
+        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, memory)
     return executor
 
 
-def _room_for_kv(config: EngineConfig, decoder: Decoder, device: torch.device, max_step_tokens: int) -> int:
+def _capture(executor: GraphedExecutor, progress: bool) -> None:
+    """Record every graph, those of the largest steps first."""
+    todo = [
+        (graphs, size)
+        for graphs in (executor.prefill_graphs, executor.decode_graphs)
+        if graphs is not None
+        for size in reversed(graphs.sizes)
+    ]
+    hidden = None if progress else True  # None: unless stderr is a terminal
+    for graphs, size in tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
+        graphs.capture(size)
+
+
+def _room_for_kv(
+    config: EngineConfig, decoder: Decoder, device: torch.device, max_step_tokens: int, sizes: _GraphSizes
+) -> int:
     """Bytes that are left for the KV pool once weights, the largest step and the graphs have theirs.
 
     Runs the largest step and captures the largest graph over a small pool of its own, and looks at what that took.
@@ -121,19 +177,16 @@ def _room_for_kv(config: EngineConfig, decoder: Decoder, device: torch.device, m
         decoder.config.head_dim,
         decoder.dtype,
     )
-    trial = _executor(config, decoder, device, num_pages, length)
+    trial = _executor(config, decoder, device, num_pages, length, sizes.largest)
     torch.cuda.reset_peak_memory_stats(device)
     trial.execute(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens))
     torch.cuda.current_stream(device).synchronize()
     step = torch.cuda.max_memory_allocated(device) - weights - num_pages * page_bytes
     torch.cuda.empty_cache()
-    graphs = 0
-    if trial.graphs is not None:
-        before = torch.cuda.mem_get_info(device)[0]
-        trial.graphs.sizes = trial.graphs.sizes[-1:]
-        trial.graphs.capture()
-        # The smaller graphs live in the largest one's memory; each adds its own nodes and little else.
-        graphs = before - torch.cuda.mem_get_info(device)[0] + len(graph_sizes(config.max_num_seqs)) * 8 * 2**20
+    before = torch.cuda.mem_get_info(device)[0]
+    _capture(trial, progress=False)
+    # The smaller graphs live in the largest one's memory; each adds its own nodes and little else.
+    graphs = before - torch.cuda.mem_get_info(device)[0] + sizes.count * GRAPH_BYTES
     del trial
     torch.cuda.empty_cache()
     room = budget - outside - weights - step - graphs - MARGIN
@@ -165,6 +218,4 @@ def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: i
         for row in range(rows)
     ]
     prefill = [PrefillChunk(row=row, start=0, token_ids=[0] * length, samples=True) for row in range(rows)]
-    return StepPlan(
-        step=0, new_rows=new_rows, new_pages=[], decode=[], prefill=prefill, page_copies=[], max_context=length
-    )
+    return StepPlan(step=0, new_rows=new_rows, new_pages=[], decode=[], prefill=prefill, page_copies=[])

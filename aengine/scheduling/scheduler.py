@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 
 from aengine.errors import ContextLengthError, QueueFullError
+from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.counters import Counters
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.integrity import check_flights, check_idle, check_pages, check_rows
@@ -17,7 +18,7 @@ from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update
 from aengine.scheduling.sharing import shared_runs
-from aengine.types import NewRow, PrefillChunk, SharedRun, StepPlan, StepResult
+from aengine.types import MixedLimit, NewRow, PrefillChunk, SharedRun, StepPlan, StepResult
 
 MAX_ADMISSIONS = 64  # sequences that enter in one step, and
 MAX_LOOKED_UP = 131_072  # tokens looked up in the cache for them: a burst must not delay the steps of those who run
@@ -30,7 +31,8 @@ class Scheduler:
     has begun is read to its end before the next one begins, so that at most one stands half read. When pages
     run out the cache is evicted, then the running sequence of the largest rank is preempted.
 
-    `max_step_tokens` must not be below `max_rows` (`ValueError`): decoding alone would fill every step.
+    `max_step_tokens` must not be below `max_rows` (`ValueError`): decoding alone would fill every step. `mixed_limit`
+    bounds the prompt tokens of steps that also decode.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Scheduler:
         max_step_tokens: int,
         max_queue: int,
         prefix_cache: bool = True,
+        mixed_limit: MixedLimit | None = None,
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
@@ -49,6 +52,7 @@ class Scheduler:
         self.counters = Counters()
         self.max_rows = max_rows
         self._max_step_tokens = max_step_tokens
+        self._mixed_limit = mixed_limit
         self._max_queue = max_queue
         self._page_size = page_size
         self._free_rows = list(range(max_rows - 1, -1, -1))
@@ -100,9 +104,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step and count it as launched, or return None when nothing can run now."""
-        plan = StepPlan(
-            step=self._next_step, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[], max_context=0
-        )
+        plan = StepPlan(step=self._next_step, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[])
         flight = Flight(plan)
         self._plan_decode(plan, flight)
         self._plan_prefill(plan, flight)
@@ -204,8 +206,6 @@ class Scheduler:
             sequence.in_flight += 1
             plan.decode.append(sequence.row)
             flight.decode.append(sequence)
-            if total > plan.max_context:
-                plan.max_context = total
         if plan.decode != self._shared_rows:
             self._shared_rows = plan.decode
             self._shared = shared_runs(flight.decode, page_size)
@@ -223,14 +223,14 @@ class Scheduler:
         return True
 
     def _plan_prefill(self, plan: StepPlan, flight: Flight) -> None:
-        budget = self._max_step_tokens - len(plan.decode)
+        budget = PrefillBudget(self._max_step_tokens, len(plan.decode), self._mixed_limit)
         for sequence in self._running:
-            if budget <= 0:
+            if not budget.left:
                 return
             if not sequence.decoding:
-                budget -= self._plan_chunk(sequence, budget, plan, flight)
+                self._plan_chunk(sequence, budget, plan, flight)
         admitted = looked_up = 0
-        while budget > 0 and self._free_rows and (head := self._waiting.head()) is not None:
+        while budget.left and self._free_rows and (head := self._waiting.head()) is not None:
             if admitted == MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
                 return
             if not self.memory.admit(head, headroom=len(self._running)):
@@ -239,7 +239,7 @@ class Scheduler:
             admitted += 1
             looked_up += len(head.tokens)
             self._enter(head, plan)
-            budget -= self._plan_chunk(head, budget, plan, flight)
+            self._plan_chunk(head, budget, plan, flight)
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
         """Put an admitted sequence on a row."""
@@ -270,10 +270,10 @@ class Scheduler:
             place -= 1
         self._running.insert(place, sequence)
 
-    def _plan_chunk(self, sequence: Sequence, budget: int, plan: StepPlan, flight: Flight) -> int:
-        """Add the next chunk of a prefill; returns its tokens."""
+    def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
+        """Add the next chunk of a prefill."""
         start = sequence.launched
-        end = min(len(sequence.tokens), start + budget)
+        end = start + budget.take(start, len(sequence.tokens) - start)
         chunk = PrefillChunk(
             row=sequence.row,
             start=start,
@@ -290,8 +290,6 @@ class Scheduler:
             chunk.forks = [fork.row for fork in forks]
         plan.prefill.append(chunk)
         flight.prefill.append((sequence, chunk, forks))
-        plan.max_context = max(plan.max_context, end)
-        return end - start
 
     def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
         """Let the siblings draw from the leader's logits; those without a row or page queue up instead."""

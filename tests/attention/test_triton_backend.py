@@ -138,3 +138,33 @@ def test_float32_is_exact(case: str, device: torch.device) -> None:
 def test_the_choice_says_what_runs_and_why(device: torch.device) -> None:
     assert triton_backend.TritonAttention(device, torch.bfloat16).why
     assert "float32" in triton_backend.TritonAttention(device, torch.float32).why
+
+
+@pytest.mark.parametrize("decodes", [[], [5, 300, 17]])
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_step_whose_numbers_only_the_device_knows(
+    decodes: list[int], window: int | None, device: torch.device
+) -> None:
+    """The form that a CUDA graph holds: room for 8 decodes and 5 chunks, 160 tokens, the rest padding."""
+    work = [(200, 77), (40, 40), (30, 30)]  # the last chunk stands for the padding
+    q, k_cache, v_cache, batch = step(decodes, work, 32, 8, 128, torch.bfloat16, device)
+    expected = reference(q, k_cache, v_cache, batch, window)
+    n, total = len(decodes), q.shape[0]
+    table = torch.zeros(13, batch.page_table.shape[1], dtype=torch.int32, device=device)
+    table[:n] = batch.page_table[:n]
+    table[8:11] = batch.page_table[n:]
+    lens = torch.full((13,), -1, dtype=torch.int32, device=device)
+    lens[:n], lens[8:11], lens[11:] = batch.seq_lens[:n], batch.seq_lens[n:], 0
+    starts = torch.full((6,), total, dtype=torch.int32, device=device)
+    starts[:3] = batch.query_starts[n : n + 3]
+
+    def part(rows: slice, **rest: object) -> AttentionBatch:
+        known = {"slots": batch.slots, "query_starts": starts, "context_lens": [], "query_lens": [], "num_decodes": 8}
+        return AttentionBatch(**{"page_table": table[rows], "seq_lens": lens[rows], **known, **rest})
+
+    chunks = part(slice(8, 13), num_decodes=0, query_lens=[total])
+    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    if not backend.capturable:
+        pytest.skip("no prefill attention here reads pages directly")
+    out = backend.forward(q, k_cache, v_cache, part(slice(0, 8), chunks=chunks), SCALE, window)
+    assert error(out, expected) < 6e-3
