@@ -89,7 +89,7 @@ class Step:
             for layer, w in enumerate(self.weights):
                 normed, residual = norms.add_rms_norm(x, residual, self.norm, 1e-6)
                 qkv = linear(normed, w["qkv"], "qkv")
-                q, _, _ = rope.qk_norm_rope_store(
+                q = rope.qk_norm_rope_store(
                     qkv, self.head_norm, self.head_norm, 1e-6, self.cos_sin, positions, pool.k, pool.v, slots,
                     heads.heads,
                 )  # fmt: skip

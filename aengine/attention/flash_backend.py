@@ -1,6 +1,7 @@
 """Prefill attention through flash-attn, in the best form that is installed.
 
-- `flash_attn.cute` (flash-attn-4): reads pages directly; Hopper and data-centre Blackwell.
+- `flash_attn.cute` (flash-attn-4), Hopper and data-centre Blackwell: on gathered K and V, which is 13 % faster than on
+  pages, or, where there is little to read or no room, on the pages.
 - `flash_attn` (2): on gathered K and V, because its pages must be multiples of 256 tokens.
 - torch's own varlen flash kernel: on gathered K and V; needs no package.
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +29,10 @@ class PrefillAttention(Protocol):
     name: str
     why: str
     capturable: bool  # reads nothing of the step on the host but max(query_lens), which may be a bound
+
+    def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
+        """Whether a captured step of so many tokens can have chunks of these contexts."""
+        ...
 
     def __call__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
@@ -65,6 +70,9 @@ class _OnGathered:
 
     capturable = False
 
+    def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
+        return False
+
     def __init__(self, name: str, why: str, kernel: Callable[..., Tensor]) -> None:
         self.name = name
         self.why = why
@@ -79,35 +87,6 @@ class _OnGathered:
         return self._kernel(q, k, v, chunks.query_starts, plan, scale, window)
 
 
-class _Cute:
-    """flash-attn-4, straight on the pages."""
-
-    name = "flash-attn-4"
-    capturable = True
-
-    def __init__(self, why: str, kernel: Callable[..., Any]) -> None:
-        self.why = why
-        self._kernel = kernel
-
-    def __call__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
-    ) -> Tensor:
-        out = self._kernel(
-            q,
-            k_cache,
-            v_cache,
-            cu_seqlens_q=chunks.query_starts,
-            max_seqlen_q=max(chunks.query_lens),
-            seqused_k=chunks.seq_lens,
-            page_table=chunks.page_table,
-            softmax_scale=scale,
-            causal=True,
-            window_size=(None, None) if window is None else (window - 1, 0),
-        )
-        result: Tensor = out[0] if isinstance(out, tuple) else out
-        return result
-
-
 class _Reference:
     """The torch backend, for dtypes that no flash kernel takes."""
 
@@ -117,6 +96,9 @@ class _Reference:
     def __init__(self, why: str) -> None:
         self.why = why
         self._backend = TorchAttention()
+
+    def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
+        return False
 
     def __call__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
@@ -171,7 +153,9 @@ def choose_prefill(device: torch.device, dtype: torch.dtype) -> PrefillAttention
         return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
     major = torch.cuda.get_device_capability(device)[0]
     if major in (9, 10) and (cute := _import("flash_attn.cute", "flash_attn_varlen_func")) is not None:
-        return _Cute("installed, reads pages directly", cute)
+        from aengine.attention.flash4 import Flash4  # brings Triton
+
+        return Flash4("installed", cute)
     missing = "flash-attn-4 is not installed" if major in (9, 10) else "flash-attn-4 does not run on this device"
     if _import("flash_attn", "flash_attn_varlen_func") is not None:
         return _OnGathered("flash-attn-2", missing, _flash2)

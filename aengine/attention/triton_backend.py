@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,10 @@ class TritonAttention:
         self.name = f"Triton (decode), {self._prefill.name} (prefill)"
         self.why = self._prefill.why
         self.capturable = self._prefill.capturable
+
+    def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
+        """As `PrefillAttention.fits`."""
+        return self._prefill.fits(tokens, contexts, page_size)
 
     def forward(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None

@@ -8,6 +8,9 @@ from torch import Tensor
 from aengine.kernels import norms, rope
 from aengine.kernels.small_linear import SmallLinear
 
+# From so many rows on cuBLAS adds the residual for less than another pass over memory costs (bench/KERNELS.md).
+ADDING_ROWS = 4096
+
 
 class TritonKernels:
     """Everything is enqueued on the current stream; one stream at a time."""
@@ -18,8 +21,13 @@ class TritonKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norms.rms_norm(x, weight, eps)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return norms.add_rms_norm(x, residual, weight, eps)
+    def linear_add_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        if len(x) >= ADDING_ROWS and bias is None:
+            total = residual.addmm_(x, weight.t())
+            return norms.rms_norm(total, norm_weight, eps), total
+        return norms.add_rms_norm(self.linear(x, weight, bias), residual, norm_weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
@@ -44,7 +52,7 @@ class TritonKernels:
         v_cache: Tensor,
         slots: Tensor,
         num_heads: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Tensor:
         return rope.qk_norm_rope_store(
             qkv, q_weight, k_weight, eps, cos_sin, positions, k_cache, v_cache, slots, num_heads
         )

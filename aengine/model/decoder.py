@@ -77,7 +77,7 @@ class Decoder:
         the last layer's attention nobody looks at the others, so they go no further.
         """
         kernels, eps = self.kernels, self.config.rms_norm_eps
-        # The norm that follows a layer is the next layer's first one, so each is fused with the sum before it.
+        # The norm that follows a layer is the next layer's first one: each goes with the sum before it.
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         residual = F.embedding(input_ids, self._embedding)
         x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
@@ -87,10 +87,10 @@ class Decoder:
                 if not len(wanted):
                     return residual[:0]
                 mixed, residual = mixed.index_select(0, wanted), residual.index_select(0, wanted)
-            x = kernels.linear(mixed, layer.attention.out.weight, layer.attention.out.bias)
-            x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = layer.mlp.forward(x, kernels)
-            x, residual = kernels.add_rms_norm(x, residual, next_norms[i], eps)
+            out, down = layer.attention.out, layer.mlp.down
+            x, residual = kernels.linear_add_norm(mixed, out.weight, out.bias, residual, layer.post_norm, eps)
+            inner = layer.mlp.inner(x, kernels)
+            x, residual = kernels.linear_add_norm(inner, down.weight, down.bias, residual, next_norms[i], eps)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

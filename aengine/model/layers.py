@@ -94,7 +94,7 @@ class SelfAttention:
         """
         k_cache, v_cache = cache
         qkv = kernels.linear(x, self.qkv.weight, self.qkv.bias)
-        q, _, _ = kernels.qk_norm_rope_store(
+        q = kernels.qk_norm_rope_store(
             qkv, self.q_norm, self.k_norm, self.eps, cos_sin, positions, k_cache, v_cache, batch.slots, self.num_heads
         )
         return attention.forward(q, k_cache, v_cache, batch, self.scale, self.window).flatten(1)
@@ -114,10 +114,9 @@ class MLP:
             down=Linear.build(make, {f"{prefix}.down_proj": config.hidden_size}, inner, config.mlp_bias),
         )
 
-    def forward(self, x: Tensor, kernels: Kernels) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]."""
-        inner = kernels.silu_mul(kernels.linear(x, self.gate_up.weight, self.gate_up.bias))
-        return kernels.linear(inner, self.down.weight, self.down.bias)
+    def inner(self, x: Tensor, kernels: Kernels) -> Tensor:
+        """x [tokens, hidden] -> [tokens, intermediate], which `down` projects back to the hidden size."""
+        return kernels.silu_mul(kernels.linear(x, self.gate_up.weight, self.gate_up.bias))
 
 
 @dataclass(slots=True)

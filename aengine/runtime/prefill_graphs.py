@@ -8,6 +8,7 @@ each chunk ends; a step is padded to the next number with tokens of the padding 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from aengine.types import StepPlan
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-FEWEST, MOST_CHUNKS = 4, 32
+MOST_CHUNKS = 72  # more than enter in one step
 MOST_PADDING = 128  # tokens; beyond, the padding costs more than the launches
 
 
@@ -51,7 +52,7 @@ class PrefillShape:
 
     @classmethod
     def of(cls, tokens: int, max_rows: int) -> PrefillShape:
-        return cls(tokens, min(tokens, max_rows), min(max(tokens // 64, FEWEST), MOST_CHUNKS))
+        return cls(tokens, min(tokens, max_rows), min(tokens + 1, MOST_CHUNKS))
 
     @property
     def widths(self) -> list[int]:
@@ -60,7 +61,7 @@ class PrefillShape:
         return [self.tokens] * 3 + [rows + chunks] * 2 + [chunks + 1] + [rows] * 3
 
     def takes(self, plan: StepPlan) -> bool:
-        """Whether the step fits. Its tokens do."""
+        """Whether the step's chunks and draws fit. Its tokens do."""
         return len(plan.prefill) < self.chunks and len(plan.sampled_rows) <= self.rows
 
 
@@ -129,15 +130,23 @@ class PrefillGraphs:
     """Captures once, replays for any step that fits. All on the current stream."""
 
     def __init__(
-        self, decoder: Decoder, kv: KVPool, rows: Rows, sizes: list[int], pool: _POOL_HANDLE | None = None
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        rows: Rows,
+        sizes: list[int],
+        fits: Callable[[int, Sequence[int], int], bool],
+        pool: _POOL_HANDLE | None = None,
     ) -> None:
-        """pool: memory that graphs share which never run at the same time."""
+        """fits: the attention backend's; pool: memory that graphs share which never run at the same time."""
         self._decoder = decoder
         self._kv = kv
         self._rows = rows
         self._pool = pool
         self.sizes = sizes
-        widest = sum(PrefillShape.of(sizes[-1], rows.padding).widths)
+        self._fits = fits
+        self._shapes = {size: PrefillShape.of(size, rows.padding) for size in sizes}
+        widest = sum(self._shapes[sizes[-1]].widths)
         self._cells = torch.zeros(widest, dtype=torch.int64, device=rows.device)
         self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -147,7 +156,7 @@ class PrefillGraphs:
     def capture(self, size: int) -> None:
         """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
         stream = torch.cuda.current_stream(self._rows.device)
-        shape = PrefillShape.of(size, self._rows.padding)
+        shape = self._shapes[size]
         self._send(StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[]), shape)
         self.forward(shape)  # what is compiled or loaded on first use
         stream.synchronize()
@@ -162,8 +171,9 @@ class PrefillGraphs:
         place = bisect.bisect_left(self.sizes, tokens)
         if place == len(self.sizes) or self.sizes[place] - tokens > MOST_PADDING:
             return None
-        shape = PrefillShape.of(self.sizes[place], self._rows.padding)
-        return shape if shape.takes(plan) else None
+        shape = self._shapes[self.sizes[place]]
+        contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
+        return shape if shape.takes(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
 
     def replay(self, plan: StepPlan, shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor]:
         """Run the forward pass: hidden states, rows and positions of the draws, each valid until the next replay.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,8 +97,10 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         loaded = time.perf_counter()
         limit = mixed_limit(config, decoder, default_mixed_tokens(decoder.num_parameters, max_step_tokens))
         sizes = _GraphSizes.of(config, attention.capturable, limit.tokens, max_step_tokens)
-        pool = size_pool(config, model, dtype, _room_for_kv(config, decoder, device, max_step_tokens, sizes))
-        executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes)
+        pool = size_pool(
+            config, model, dtype, _room_for_kv(config, decoder, device, max_step_tokens, sizes, attention.fits)
+        )
+        executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes, attention.fits)
         sized = time.perf_counter()
         _capture(executor, config.progress)
         stream.synchronize()
@@ -120,6 +122,7 @@ def _executor(
     num_pages: int,
     max_model_len: int,
     sizes: _GraphSizes,
+    fits: Callable[[int, Sequence[int], int], bool],
 ) -> GraphedExecutor:
     model = decoder.config
     kv = KVPool(
@@ -136,7 +139,7 @@ def _executor(
     if sizes.decode:
         executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory)
     if sizes.prefill:
-        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, memory)
+        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory)
     return executor
 
 
@@ -154,7 +157,12 @@ def _capture(executor: GraphedExecutor, progress: bool) -> None:
 
 
 def _room_for_kv(
-    config: EngineConfig, decoder: Decoder, device: torch.device, max_step_tokens: int, sizes: _GraphSizes
+    config: EngineConfig,
+    decoder: Decoder,
+    device: torch.device,
+    max_step_tokens: int,
+    sizes: _GraphSizes,
+    fits: Callable[[int, Sequence[int], int], bool],
 ) -> int:
     """Bytes that are left for the KV pool once weights, the largest step and the graphs have theirs.
 
@@ -177,7 +185,7 @@ def _room_for_kv(
         decoder.config.head_dim,
         decoder.dtype,
     )
-    trial = _executor(config, decoder, device, num_pages, length, sizes.largest)
+    trial = _executor(config, decoder, device, num_pages, length, sizes.largest, fits)
     torch.cuda.reset_peak_memory_stats(device)
     trial.execute(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens))
     torch.cuda.current_stream(device).synchronize()

@@ -14,6 +14,7 @@ from aengine.attention.base import AttentionBatch
 
 pytest.importorskip("triton")
 triton_backend = pytest.importorskip("aengine.attention.triton_backend")
+Flash4 = pytest.importorskip("aengine.attention.flash4").Flash4
 pytestmark = pytest.mark.gpu
 
 PAGE = 16
@@ -34,7 +35,7 @@ def prefill_path(name: str, device: torch.device) -> flash_backend.PrefillAttent
         kernel = flash_backend._import("flash_attn.cute", "flash_attn_varlen_func")
         if kernel is None or torch.cuda.get_device_capability(device)[0] not in (9, 10):
             pytest.skip("flash-attn-4 is not installed, or not for this device")
-        return flash_backend._Cute("test", kernel)
+        return Flash4("test", kernel)
     if name == "flash-attn-2":
         if flash_backend._import("flash_attn", "flash_attn_varlen_func") is None:
             pytest.skip("flash-attn 2 is not installed")
@@ -98,6 +99,7 @@ STEPS = {
     "one chunk": ([], [(100, 100)]),
     "chunks of longer contexts": ([], [(500, 100), (64, 64), (33, 1), (700, 17)]),
     "both": ([5, 300], [(200, 77), (90, 90)]),
+    "chunks that are worth copying their pages": ([5, 300], [(2000, 700), (90, 90), (300, 300)]),
 }
 
 

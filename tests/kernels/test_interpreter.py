@@ -17,6 +17,8 @@ TINY = " or ".join(
     (
         "test_norms.py",
         "test_rope.py",
+        "test_row_steps.py",
+        "test_gather_pages.py",
         "(test_gumbel.py and (blocks or finite))",
         "(test_small_linear.py and every_cut and one)",
         "(test_decode_attention.py and (page-of-4 or (hides and 16)))",
