@@ -46,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_mixed_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="most prompt tokens in a step that also decodes (fewer far into a long prompt); "
+            description="most tokens in a step that both decodes and prefills (fewer far into a long prompt); "
             "default on a GPU: about 50 ms of work, on a CPU: max_step_tokens"
         ),
     ] = None

@@ -273,9 +273,9 @@ class SharedRun(msgspec.Struct):
 
 
 class MixedLimit(msgspec.Struct, frozen=True):
-    """Bounds the prompt tokens of a step that also decodes: running streams wait for as long as it takes."""
+    """Bounds a step with prompt tokens beside decodes: running streams wait for as long as it takes."""
 
-    tokens: int  # prompt tokens, weighted: one at position p counts as 1 + p / context
+    tokens: int  # decodes and prompt tokens, of which one at position p counts as 1 + p / context
     context: float  # so many keys cost a token as much as everything else does
     multiple: int  # a prompt that is cut is cut where the step has a multiple of so many tokens
 

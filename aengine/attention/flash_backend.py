@@ -11,9 +11,11 @@ None of them takes float32; the torch reference stands in for it.
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -152,6 +154,7 @@ def choose_prefill(device: torch.device, dtype: torch.dtype) -> PrefillAttention
     if dtype not in (torch.bfloat16, torch.float16):
         return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
     major = torch.cuda.get_device_capability(device)[0]
+    _keep_compiled()
     if major in (9, 10) and (cute := _import("flash_attn.cute", "flash_attn_varlen_func")) is not None:
         from aengine.attention.flash4 import Flash4  # brings Triton
 
@@ -160,6 +163,20 @@ def choose_prefill(device: torch.device, dtype: torch.dtype) -> PrefillAttention
     if _import("flash_attn", "flash_attn_varlen_func") is not None:
         return _OnGathered("flash-attn-2", missing, _flash2)
     return _OnGathered("torch flash", f"{missing}, flash-attn neither (pip install 'aengine[cuda]')", _torch_flash)
+
+
+def _keep_compiled() -> None:
+    """Let flash-attn-4 keep its compiled kernels, in the user's own cache folder, unless told otherwise.
+
+    It reads these variables when it is imported. Its own choice is a folder that other users could have prepared.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aengine" / "flash-attn-4"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return  # then every process compiles its own
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
 
 
 def _import(module: str, name: str) -> Callable[..., Any] | None:

@@ -55,7 +55,7 @@ class _GraphSizes:
     def of(cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int) -> _GraphSizes:
         if not config.cuda_graphs:
             return cls([], [])
-        close = min(mixed + config.max_num_seqs, MOST_CLOSE_TOKENS)
+        close = min(mixed, MOST_CLOSE_TOKENS)
         return cls(graph_sizes(config.max_num_seqs), prefill_sizes(close, max_step_tokens) if prefill else [])
 
     @property
@@ -97,9 +97,8 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         loaded = time.perf_counter()
         limit = mixed_limit(config, decoder, default_mixed_tokens(decoder.num_parameters, max_step_tokens))
         sizes = _GraphSizes.of(config, attention.capturable, limit.tokens, max_step_tokens)
-        pool = size_pool(
-            config, model, dtype, _room_for_kv(config, decoder, device, max_step_tokens, sizes, attention.fits)
-        )
+        room = _room_for_kv(config, decoder, device, max_step_tokens, sizes, attention.fits)
+        pool = size_pool(config, model, dtype, room)
         executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes, attention.fits)
         sized = time.perf_counter()
         _capture(executor, config.progress)

@@ -17,7 +17,9 @@ class PrefillBudget:
         """tokens: that the step may carry, the decodes' included."""
         self._tokens = tokens - decodes
         self._limit = limit if decodes else None
-        self._time = math.inf if self._limit is None else float(self._limit.tokens)
+        self._time = math.inf
+        if self._limit is not None:
+            self._time = max(self._limit.tokens - decodes, self._limit.multiple)
         self._carried = decodes
 
     @property
