@@ -47,7 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="most tokens in a step that both decodes and prefills (fewer far into a long prompt); "
-            "default on a GPU: about 50 ms of work, on a CPU: max_step_tokens"
+            "default on a GPU: about 75 ms of work, on a CPU: max_step_tokens"
         ),
     ] = None
     page_size: Annotated[int, Meta(ge=1, le=1024, description="tokens per KV page")] = 16

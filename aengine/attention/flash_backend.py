@@ -24,6 +24,8 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
 
+MOST_GATHERED = 65536  # keys that are copied out of their pages at a time, unless one chunk has more
+
 
 class PrefillAttention(Protocol):
     """Attention of a step's prefill chunks, all of them in one call."""
@@ -67,6 +69,37 @@ def _gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
     return plan
 
 
+def _groups(chunks: AttentionBatch) -> list[tuple[AttentionBatch, int]]:
+    """The chunks in groups of at most MOST_GATHERED keys, or of one chunk, each with its first query token."""
+    made = chunks.plans.get(-3)
+    if isinstance(made, list):
+        return made
+    if sum(chunks.context_lens) <= MOST_GATHERED:
+        return [(chunks, 0)]
+    groups: list[tuple[AttentionBatch, int]] = []
+    first = token = 0
+    while first < len(chunks.query_lens):
+        last, keys = first + 1, chunks.context_lens[first]
+        while last < len(chunks.query_lens) and keys + chunks.context_lens[last] <= MOST_GATHERED:
+            keys += chunks.context_lens[last]
+            last += 1
+        part = slice(first, last)
+        group = AttentionBatch(
+            slots=chunks.slots,
+            page_table=chunks.page_table[part],
+            seq_lens=chunks.seq_lens[part],
+            query_starts=chunks.query_starts[first : last + 1] - token,
+            num_decodes=0,
+            query_lens=chunks.query_lens[part],
+            context_lens=chunks.context_lens[part],
+        )
+        groups.append((group, token))
+        token += sum(group.query_lens)
+        first = last
+    chunks.plans[-3] = groups
+    return groups
+
+
 class _OnGathered:
     """A varlen kernel over K and V copied out of their pages."""
 
@@ -83,10 +116,14 @@ class _OnGathered:
     def __call__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
     ) -> Tensor:
-        plan = _gather_plan(chunks, k_cache.shape[1])
-        k = k_cache.flatten(0, 1).index_select(0, plan.slots)  # [keys, kv_heads, dim]
-        v = v_cache.flatten(0, 1).index_select(0, plan.slots)
-        return self._kernel(q, k, v, chunks.query_starts, plan, scale, window)
+        outs = []
+        for group, first in _groups(chunks):
+            plan = _gather_plan(group, k_cache.shape[1])
+            k = k_cache.flatten(0, 1).index_select(0, plan.slots)  # [keys, kv_heads, dim]
+            v = v_cache.flatten(0, 1).index_select(0, plan.slots)
+            own = q[first : first + sum(group.query_lens)]
+            outs.append(self._kernel(own, k, v, group.query_starts, plan, scale, window))
+        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 class _Reference:

@@ -78,6 +78,7 @@ def _decode_kernel(
     MERGE: tl.constexpr,  # parts added up at a time
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
     WINDOWED: tl.constexpr,
     SHARED: tl.constexpr,  # parts of what the shared positions gave, a power of two; 0: nothing is shared
     PRECISION: tl.constexpr,
@@ -139,16 +140,20 @@ def _decode_kernel(
         total = tl.zeros([GROUP_PAD], tl.float32)
         acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
-            visible = (positions >= low) & (positions < seq_len)
-            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
+            visible = positions < seq_len
+            if WINDOWED or SHARED:
+                visible &= positions >= low
+            if WIDE:
+                pages = pages.to(tl.int64)
+            offsets = ((pages * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
             next_positions = positions + BLOCK
             pages = tl.load(table + next_positions // PAGE, mask=next_positions < seq_len, other=0)
-            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
-            k = tl.load(k_head + offsets, mask=visible[:, None], other=0.0)
+            k = tl.load(k_head + offsets)  # past the end something finite or not: its score is replaced
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             scores = tl.where(visible[None, :], scores, float("-inf"))
             best, total, acc, weights = softmax_step(scores, best, total, acc)
+            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
             v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             positions = next_positions
@@ -301,8 +306,7 @@ def decode_config(rows: int, dim: int, element_size: int, shared: bool = False) 
         return DecodeConfig(block=64, stages=2, warps=2, crowd=4, merged=8192)
     if 8 < rows <= 32:
         return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
-    # The parts that are added up take the registers that keep a third program away.
-    return DecodeConfig(block=64, stages=3, warps=4, crowd=2, merged=8192)
+    return DecodeConfig(block=32, stages=3, warps=2, crowd=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +372,7 @@ class PagedDecode:
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=max(16, power_of_two(group)), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),
-            BLOCK=config.block, STAGES=config.stages,
+            BLOCK=config.block, STAGES=config.stages, WIDE=k_cache.numel() >= 2**31,
             WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
             PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
             maxnreg=REGISTERS // (config.crowd * config.warps * 32) // 8 * 8, launch_pdl=launch.overlap,

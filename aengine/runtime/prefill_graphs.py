@@ -171,6 +171,8 @@ class PrefillGraphs:
         place = bisect.bisect_left(self.sizes, tokens)
         if place == len(self.sizes) or self.sizes[place] - tokens > MOST_PADDING:
             return None
+        if self.sizes[place] not in self._graphs:
+            return None
         shape = self._shapes[self.sizes[place]]
         contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
         return shape if shape.takes(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None

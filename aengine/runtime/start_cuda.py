@@ -20,6 +20,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
+from aengine.runtime.cuda_memory import room_for_kv
 from aengine.runtime.cuda_runner import CudaRunner, GraphedExecutor
 from aengine.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.device import resolve_dtype
@@ -29,13 +30,11 @@ from aengine.runtime.sizing import size_pool
 from aengine.runtime.start import MIXED_MULTIPLE, Runtime, log_model, log_pool, mixed_limit, step_tokens
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
-from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
 
 CUDA_STEP_TOKENS = 8192
-MIXED_STEP_FLOP = 3.5e13  # 50 ms or so on an H100 or H200
+MIXED_STEP_FLOP = 5.1e13  # 75 ms or so on an H100 or H200
 MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching its kernels takes the host
 GRAPH_BYTES = 8 * 2**20
-MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
 
 
 def default_mixed_tokens(parameters: int, max_step_tokens: int) -> int:
@@ -97,7 +96,14 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         loaded = time.perf_counter()
         limit = mixed_limit(config, decoder, default_mixed_tokens(decoder.num_parameters, max_step_tokens))
         sizes = _GraphSizes.of(config, attention.capturable, limit.tokens, max_step_tokens)
-        room = _room_for_kv(config, decoder, device, max_step_tokens, sizes, attention.fits)
+
+        def trial(num_pages: int, length: int) -> GraphedExecutor:
+            return _executor(config, decoder, device, num_pages, length, sizes.largest, attention.fits)
+
+        # The smaller graphs live in the largest one's memory; each adds its own nodes, and the logits of decodes.
+        logits = sum(sizes.decode[:-1]) * model.vocab_size * dtype.itemsize
+        more_graphs = sizes.count * GRAPH_BYTES + logits
+        room = room_for_kv(config, decoder, max_step_tokens, trial, _capture, more_graphs)
         pool = size_pool(config, model, dtype, room)
         executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes, attention.fits)
         sized = time.perf_counter()
@@ -153,76 +159,3 @@ def _capture(executor: GraphedExecutor, progress: bool) -> None:
     hidden = None if progress else True  # None: unless stderr is a terminal
     for graphs, size in tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
         graphs.capture(size)
-
-
-def _room_for_kv(
-    config: EngineConfig,
-    decoder: Decoder,
-    device: torch.device,
-    max_step_tokens: int,
-    sizes: _GraphSizes,
-    fits: Callable[[int, Sequence[int], int], bool],
-) -> int:
-    """Bytes that are left for the KV pool once weights, the largest step and the graphs have theirs.
-
-    Runs the largest step and captures the largest graph over a small pool of its own, and looks at what that took.
-    """
-    budget = int(torch.cuda.mem_get_info(device)[1] * config.gpu_memory_utilization)
-    weights = torch.cuda.memory_allocated(device)
-    outside = (
-        torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
-    )
-    if config.kv_cache_gib is not None:
-        return int(config.kv_cache_gib * 2**30)
-    length = min(-(-max_step_tokens // config.max_num_seqs), decoder.config.max_position_embeddings)
-    pages_per_row = -(-length // config.page_size)
-    num_pages = config.max_num_seqs * pages_per_row + 1
-    page_bytes = KVPool.bytes_per_page(
-        decoder.config.num_layers,
-        config.page_size,
-        decoder.config.num_kv_heads,
-        decoder.config.head_dim,
-        decoder.dtype,
-    )
-    trial = _executor(config, decoder, device, num_pages, length, sizes.largest, fits)
-    torch.cuda.reset_peak_memory_stats(device)
-    trial.execute(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens))
-    torch.cuda.current_stream(device).synchronize()
-    step = torch.cuda.max_memory_allocated(device) - weights - num_pages * page_bytes
-    torch.cuda.empty_cache()
-    before = torch.cuda.mem_get_info(device)[0]
-    _capture(trial, progress=False)
-    # The smaller graphs live in the largest one's memory; each adds its own nodes and little else.
-    graphs = before - torch.cuda.mem_get_info(device)[0] + sizes.count * GRAPH_BYTES
-    del trial
-    torch.cuda.empty_cache()
-    room = budget - outside - weights - step - graphs - MARGIN
-    if room <= 0:
-        gib = 2.0**30
-        raise ConfigError(
-            f"gpu_memory_utilization: the model does not fit. Of {budget / gib:.1f} GiB "
-            f"({config.gpu_memory_utilization:.0%} of the device) others use {outside / gib:.1f}, the weights "
-            f"{weights / gib:.1f}, the largest step {step / gib:.1f}, the graphs {graphs / gib:.1f}: nothing is left "
-            f"for the KV pool. Raise it, lower max_step_tokens or max_num_seqs, or take a smaller model"
-        )
-    return room
-
-
-def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int) -> StepPlan:
-    """Every row at once prefills `length` tokens and draws, as many as one step may carry."""
-    rows = min(rows, max(1, max_step_tokens // length))
-    new_rows = [
-        NewRow(
-            row=row,
-            params=SamplingParams(),
-            seed=row,
-            stop_ids=(),
-            prompt_len=length,
-            tokens=[0] * length,
-            length=0,
-            pages=list(range(1 + row * pages_per_row, 1 + (row + 1) * pages_per_row)),
-        )
-        for row in range(rows)
-    ]
-    prefill = [PrefillChunk(row=row, start=0, token_ids=[0] * length, samples=True) for row in range(rows)]
-    return StepPlan(step=0, new_rows=new_rows, new_pages=[], decode=[], prefill=prefill, page_copies=[])

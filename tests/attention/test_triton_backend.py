@@ -117,6 +117,18 @@ def test_a_step_is_the_references(
         assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 
 
+def test_more_keys_than_are_copied_at_a_time_go_in_groups(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash_backend, "MOST_GATHERED", 150)
+    q, k_cache, v_cache, batch = step([9], [(100, 50), (40, 40), (700, 3), (8, 8)], 4, 2, 128, torch.bfloat16, device)
+    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend._prefill = prefill_path("torch flash", device)
+    for _ in range(2):  # the second layer uses the first one's plan
+        out = backend.forward(q, k_cache, v_cache, batch, SCALE, None)
+        assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
+
+
 @pytest.mark.parametrize("path", ["flash-attn-4", "torch flash"])
 @pytest.mark.parametrize("window", [1, 40, 1000])
 def test_a_window_hides_what_is_older(window: int, path: str, device: torch.device) -> None:
