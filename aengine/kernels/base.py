@@ -19,13 +19,12 @@ class Kernels(Protocol):
         """x [tokens, hidden], weight [hidden] -> [tokens, hidden]."""
         ...
 
-    def linear_add_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """`residual + linear(x)`, normed and as it is: two of [tokens, hidden]. `residual` may be used up.
+    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`linear` of `rms_norm`: x [tokens, in], norm_weight [in], weight [out, in] -> [tokens, out]."""
+        ...
 
-        x [tokens, in], weight [hidden, in] as for `linear`, residual [tokens, hidden], norm_weight [hidden].
-        """
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+        """`residual + linear(x)`: x [tokens, in], weight [out, in], residual [tokens, out], which may be used up."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -290,10 +290,10 @@ class DecodeConfig:
     merged: int = 4096
 
 
-def decode_config(rows: int, dim: int, element_size: int, shared: bool = False) -> DecodeConfig:
+def decode_config(rows: int, group: int, dim: int, element_size: int, shared: bool = False) -> DecodeConfig:
     """Measured for 2-byte elements and dim 128 (bench/KERNELS.md); the others only have to fit into shared memory.
 
-    shared: what is left of each row is short.
+    group: query heads of each KV head; shared: what is left of each row is short.
     """
     if element_size > 2:
         return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
@@ -302,8 +302,10 @@ def decode_config(rows: int, dim: int, element_size: int, shared: bool = False) 
     if shared and rows > 16:
         return DecodeConfig(block=32, stages=4, warps=2, crowd=4)
     if rows <= 2:
+        if group <= 2:
+            return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
         # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
-        return DecodeConfig(block=64, stages=2, warps=2, crowd=4, merged=8192)
+        return DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
     if 8 < rows <= 32:
         return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
     return DecodeConfig(block=32, stages=3, warps=2, crowd=4)
@@ -358,7 +360,7 @@ class PagedDecode:
         if rows == 0:
             return out
         group = heads // kv_heads
-        config = config or decode_config(rows, dim, q.element_size(), shared is not None)
+        config = config or decode_config(rows, group, dim, q.element_size(), shared is not None)
         launch = launch_for(q.device)
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)

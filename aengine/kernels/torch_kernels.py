@@ -18,11 +18,11 @@ class TorchKernels:
         # The weight is applied in the model's dtype, after rounding, as the models were trained.
         return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype).mul_(weight)
 
-    def linear_add_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        total = self.linear(x, weight, bias).add_(residual)
-        return self.rms_norm(total, norm_weight, eps), total
+    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias)
+
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+        return self.linear(x, weight, bias).add_(residual)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

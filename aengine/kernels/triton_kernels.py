@@ -6,10 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels import norms, rope
-from aengine.kernels.small_linear import SmallLinear
-
-# From so many rows on cuBLAS adds the residual for less than another pass over memory costs (bench/KERNELS.md).
-ADDING_ROWS = 4096
+from aengine.kernels.small_linear import Norm, SmallLinear
 
 
 class TritonKernels:
@@ -21,13 +18,17 @@ class TritonKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norms.rms_norm(x, weight, eps)
 
-    def linear_add_norm(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        if len(x) >= ADDING_ROWS and bias is None:
-            total = residual.addmm_(x, weight.t())
-            return norms.rms_norm(total, norm_weight, eps), total
-        return norms.add_rms_norm(self.linear(x, weight, bias), residual, norm_weight, eps)
+    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self._small_linear.norms(x, weight):
+            return self._small_linear(x, weight, bias, norm=Norm(norm_weight, eps))
+        return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias)
+
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+        if self._small_linear.supports(x, weight):
+            return self._small_linear(x, weight, bias, residual=residual, out=residual)
+        if bias is not None:
+            residual += bias
+        return residual.addmm_(x, weight.t())
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)

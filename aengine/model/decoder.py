@@ -77,21 +77,19 @@ class Decoder:
         the last layer's attention nobody looks at the others, so they go no further.
         """
         kernels, eps = self.kernels, self.config.rms_norm_eps
-        # The norm that follows a layer is the next layer's first one: each goes with the sum before it.
-        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
-        residual = F.embedding(input_ids, self._embedding)
-        x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
+        x = F.embedding(input_ids, self._embedding)
         for i, layer in enumerate(self._layers):
-            mixed = layer.attention.mix(x, positions, self._cos_sin, batch, kv.layer(i), kernels, self.attention)
+            mixed = layer.attention.mix(
+                x, layer.input_norm, positions, self._cos_sin, batch, kv.layer(i), kernels, self.attention
+            )
             if wanted is not None and i == len(self._layers) - 1:
                 if not len(wanted):
-                    return residual[:0]
-                mixed, residual = mixed.index_select(0, wanted), residual.index_select(0, wanted)
-            out, down = layer.attention.out, layer.mlp.down
-            x, residual = kernels.linear_add_norm(mixed, out.weight, out.bias, residual, layer.post_norm, eps)
-            inner = layer.mlp.inner(x, kernels)
-            x, residual = kernels.linear_add_norm(inner, down.weight, down.bias, residual, next_norms[i], eps)
-        return x
+                    return x[:0]
+                mixed, x = mixed.index_select(0, wanted), x.index_select(0, wanted)
+            x = kernels.linear_add(mixed, layer.attention.out.weight, layer.attention.out.bias, x)
+            inner = layer.mlp.inner(x, layer.post_norm, eps, kernels)
+            x = kernels.linear_add(inner, layer.mlp.down.weight, layer.mlp.down.bias, x)
+        return kernels.rms_norm(x, self._final_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] from `forward` -> [n, vocab] in the model's dtype."""

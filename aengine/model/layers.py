@@ -81,6 +81,7 @@ class SelfAttention:
     def mix(
         self,
         x: Tensor,
+        norm: Tensor,
         positions: Tensor,
         cos_sin: Tensor,
         batch: AttentionBatch,
@@ -90,10 +91,10 @@ class SelfAttention:
     ) -> Tensor:
         """x [tokens, hidden] -> [tokens, heads * head_dim], which `out` projects back to the hidden size.
 
-        Writes this step's K and V into the layer's cache.
+        norm [hidden] is the weight of the norm that comes first. Writes this step's K and V into the layer's cache.
         """
         k_cache, v_cache = cache
-        qkv = kernels.linear(x, self.qkv.weight, self.qkv.bias)
+        qkv = kernels.norm_linear(x, norm, self.eps, self.qkv.weight, self.qkv.bias)
         q = kernels.qk_norm_rope_store(
             qkv, self.q_norm, self.k_norm, self.eps, cos_sin, positions, k_cache, v_cache, batch.slots, self.num_heads
         )
@@ -114,9 +115,9 @@ class MLP:
             down=Linear.build(make, {f"{prefix}.down_proj": config.hidden_size}, inner, config.mlp_bias),
         )
 
-    def inner(self, x: Tensor, kernels: Kernels) -> Tensor:
-        """x [tokens, hidden] -> [tokens, intermediate], which `down` projects back to the hidden size."""
-        return kernels.silu_mul(kernels.linear(x, self.gate_up.weight, self.gate_up.bias))
+    def inner(self, x: Tensor, norm: Tensor, eps: float, kernels: Kernels) -> Tensor:
+        """x [tokens, hidden], norm [hidden] -> [tokens, intermediate], which `down` projects back to hidden."""
+        return kernels.silu_mul(kernels.norm_linear(x, norm, eps, self.gate_up.weight, self.gate_up.bias))
 
 
 @dataclass(slots=True)

@@ -31,12 +31,12 @@ def test_rms_norm_rounds_where_transformers_rounds() -> None:
     assert torch.equal(KERNELS.rms_norm(x, weight, EPS), module(x))
 
 
-def test_linear_add_norm_also_returns_the_sum() -> None:
-    x, weight, residual, norm = torch.randn(3, 7), torch.randn(8, 7), torch.randn(3, 8), torch.randn(8)
+def test_what_comes_before_and_after_a_product() -> None:
+    x, weight, residual, norm = torch.randn(3, 7), torch.randn(8, 7), torch.randn(3, 8), torch.randn(7)
     expected = residual + KERNELS.linear(x, weight, None)
-    normed, total = KERNELS.linear_add_norm(x, weight, None, residual, norm, EPS)
-    assert torch.equal(total, expected)
-    assert torch.equal(normed, KERNELS.rms_norm(total, norm, EPS))
+    assert torch.equal(KERNELS.linear_add(x, weight, None, residual), expected)
+    normed = KERNELS.norm_linear(x, norm, EPS, weight, None)
+    assert torch.equal(normed, KERNELS.linear(KERNELS.rms_norm(x, norm, EPS), weight, None))
 
 
 def test_silu_mul_takes_the_gate_first() -> None:
