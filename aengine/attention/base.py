@@ -40,7 +40,10 @@ class AttentionBatch:
 class AttentionBackend(Protocol):
     """Causal attention of a step's queries over their sequences' cached K and V."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For the start-up log."""
+        ...
 
     def forward(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None

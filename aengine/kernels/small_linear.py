@@ -82,6 +82,9 @@ def _small_linear_kernel(
         gdc_wait()
     if M > 1:
         x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
+    residual = 0.0
+    if ADD and SPLITS == 1:  # on its way while the weights stream
+        residual = _load_residual(residual_ptr, m, n, rows_m, N)
     if M == 1:
         acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     elif WEIGHT_FIRST:
@@ -125,7 +128,7 @@ def _small_linear_kernel(
         x_early = _not_before(x_early, OVERLAP)
         result = tl.dot(x_early, tl.trans(w_early), acc, input_precision=PRECISION)
     if SPLITS == 1:
-        _write(result, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N, BIAS, ADD)
+        _write(result + residual, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
     else:
         size: tl.constexpr = M * BLOCK_N
         parts = part_ptr + tile * (SPLITS * size) + rows_m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -138,20 +141,23 @@ def _small_linear_kernel(
             for other in tl.static_range(SPLITS):
                 # Other processors wrote these: read past the first-level cache.
                 whole += tl.load(parts + other * size, mask=used, other=0.0, cache_modifier=".cg")
-            _write(whole, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N, BIAS, ADD)
+            if ADD:
+                residual = _load_residual(residual_ptr, m, n, rows_m, N)
+            _write(whole + residual, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
 
 
 @triton.jit
-def _write(
-    result, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr
-):
+def _load_residual(residual_ptr, m, n, rows_m, N: tl.constexpr):
+    inside = (rows_m < m)[:, None] & (n < N)[None, :]
+    return tl.load(residual_ptr + (rows_m * N)[:, None] + n[None, :], mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _write(result, bias_ptr, out_ptr, m, n, rows_m, N: tl.constexpr, BIAS: tl.constexpr):
     if BIAS:
         result += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    places = (rows_m * N)[:, None] + n[None, :]
-    inside = (rows_m < m)[:, None] & (n < N)[None, :]
-    if ADD:
-        result += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + places, result.to(out_ptr.dtype.element_ty), mask=inside)
+    out = out_ptr + (rows_m * N)[:, None] + n[None, :]
+    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=(rows_m < m)[:, None] & (n < N)[None, :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +236,8 @@ class SmallLinear:
             return False
         n, k = weight.shape
         config = linear_config(1, n, k, x.element_size(), launch_for(x.device).processors)
-        return config is not None and config.one_row
+        # Where x is longer, the norm holds up the stream of weights by more than its own launch takes.
+        return config is not None and config.one_row and config.early == k
 
     def __call__(
         self,

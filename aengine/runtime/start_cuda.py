@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
 from aengine.cache.kv import KVPool
 from aengine.config import EngineConfig
@@ -75,11 +77,13 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     torch.cuda.set_device(device)
     stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
+    with ThreadPoolExecutor(1, "imports") as imports, torch.cuda.stream(stream):
         model = ModelConfig.from_folder(folder)
         dtype = resolve_dtype(config.dtype, device, model.dtype)
         max_step_tokens = step_tokens(config, CUDA_STEP_TOKENS)
-        attention = TritonAttention(device, dtype)
+        prefill = imports.submit(choose_prefill, device, dtype)
+        attention = TritonAttention(prefill.result)
         decoder = load_model(
             folder,
             model,

@@ -110,7 +110,7 @@ def test_a_step_is_the_references(
     case: str, path: str, heads: int, kv_heads: int, dim: int, device: torch.device
 ) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], heads, kv_heads, dim, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
     backend._prefill = prefill_path(path, device)
     layers = [backend.forward(q, k_cache, v_cache, batch, SCALE, None) for _ in range(2)]
     for out in layers:
@@ -122,7 +122,7 @@ def test_more_keys_than_are_copied_at_a_time_go_in_groups(
 ) -> None:
     monkeypatch.setattr(flash_backend, "MOST_GATHERED", 150)
     q, k_cache, v_cache, batch = step([9], [(100, 50), (40, 40), (700, 3), (8, 8)], 4, 2, 128, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
     backend._prefill = prefill_path("torch flash", device)
     for _ in range(2):  # the second layer uses the first one's plan
         out = backend.forward(q, k_cache, v_cache, batch, SCALE, None)
@@ -133,7 +133,7 @@ def test_more_keys_than_are_copied_at_a_time_go_in_groups(
 @pytest.mark.parametrize("window", [1, 40, 1000])
 def test_a_window_hides_what_is_older(window: int, path: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step([5, 300], [(200, 77), (90, 90)], 4, 2, 128, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
     backend._prefill = prefill_path(path, device)
     out = backend.forward(q, k_cache, v_cache, batch, SCALE, window)
     assert error(out, reference(q, k_cache, v_cache, batch, window)) < 6e-3
@@ -142,7 +142,7 @@ def test_a_window_hides_what_is_older(window: int, path: str, device: torch.devi
 @pytest.mark.parametrize("case", STEPS)
 def test_float32_is_exact(case: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 16, 8, 128, torch.float32, device)
-    backend = triton_backend.TritonAttention(device, torch.float32)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32))
     assert (
         error(backend.forward(q, k_cache, v_cache, batch, SCALE, None), reference(q, k_cache, v_cache, batch, None))
         < 3e-6
@@ -150,8 +150,8 @@ def test_float32_is_exact(case: str, device: torch.device) -> None:
 
 
 def test_the_choice_says_what_runs_and_why(device: torch.device) -> None:
-    assert triton_backend.TritonAttention(device, torch.bfloat16).why
-    assert "float32" in triton_backend.TritonAttention(device, torch.float32).why
+    assert triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16)).why
+    assert "float32" in triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32)).why
 
 
 @pytest.mark.parametrize("decodes", [[], [5, 300, 17]])
@@ -177,7 +177,7 @@ def test_a_step_whose_numbers_only_the_device_knows(
         return AttentionBatch(**{"page_table": table[rows], "seq_lens": lens[rows], **known, **rest})
 
     chunks = part(slice(8, 13), num_decodes=0, query_lens=[total])
-    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
     if not backend.capturable:
         pytest.skip("no prefill attention here reads pages directly")
     out = backend.forward(q, k_cache, v_cache, part(slice(0, 8), chunks=chunks), SCALE, window)
