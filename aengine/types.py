@@ -292,6 +292,7 @@ class StepPlan(msgspec.Struct):
     page_copies: list[tuple[int, int]]  # (source page, destination page), all layers, after the forward pass
     max_context: int  # the longest context in this step, in tokens, this step's included
     shared: Sequence[SharedRun] = ()  # disjoint; a hint that spares reading, never a condition
+    structured: bool = False  # some draw has a grammar: the draws wait for its mask, which needs the tokens before
 
     @property
     def sampled_rows(self) -> list[int]:
