@@ -15,12 +15,13 @@ from llguidance import LLMatcher
 
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
+from aengine.text.schema_numbers import with_ends
 
 MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states, made before any limit is looked at
 
 # Between two tokens of JSON: nothing, a space, or a line break with its indentation. Bounded, or a model that likes
 # white space never ends. What a schema may not ask for: keywords ignored, oneOf read as anyOf.
-_JSON_OPTIONS = {"whitespace_pattern": r" |\r?\n[ \t]{0,64}", "lenient": False, "coerce_one_of": False}
+_JSON_OPTIONS = {"whitespace_pattern": r" |\r?\n[ \t]{0,20}", "lenient": False, "coerce_one_of": False}
 
 # Tokens need not be those that the tokenizer would choose, so the compiler needs no tokenizer, only its vocabulary.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
@@ -66,7 +67,7 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
 
 
 def _json_source(schema: Mapping[str, Any]) -> str:
-    return "start: %json " + msgspec.json.encode({**schema, "x-guidance": _JSON_OPTIONS}).decode()
+    return "start: %json " + msgspec.json.encode({**with_ends(schema), "x-guidance": _JSON_OPTIONS}).decode()
 
 
 def _schema(schema: Mapping[str, Any] | str | None, limits: GrammarLimits) -> dict[str, Any]:

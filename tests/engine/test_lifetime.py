@@ -6,7 +6,9 @@ import asyncio
 import gc
 
 import anyio
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import aengine
 from aengine import EngineClosedError, EngineFailedError, InvalidRequestError, NonFiniteLogitsError, QueueFullError
@@ -163,6 +165,9 @@ class Sabotage:
         outer = self
 
         class Spoiled(CpuStep):
+            def draw(self, masks: NDArray[np.int32] | None) -> None:
+                step.draw(masks)
+
             async def result(self) -> StepResult:
                 result = await step.result()
                 if plan.step in outer.fail_result:
