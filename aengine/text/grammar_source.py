@@ -66,7 +66,7 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
             return _lark_source(structured.grammar or "", limits)
 
 
-def _json_source(schema: Mapping[str, Any]) -> str:
+def _json_source(schema: dict[str, Any]) -> str:
     return "start: %json " + msgspec.json.encode({**with_ends(schema), "x-guidance": _JSON_OPTIONS}).decode()
 
 
