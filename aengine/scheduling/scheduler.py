@@ -185,6 +185,9 @@ class Scheduler:
         check_pages(self.memory, {*self._running, *leaving})
         if len(leaving) != self._leaving or sum(sequence.promised for sequence in leaving) != self._promised:
             raise AssertionError(f"{self._leaving} sequences leave and {self._promised} pages are promised, not so")
+        structured = sum(sequence.grammar is not None for sequence in (*self._running, *leaving))
+        if structured != self._structured:
+            raise AssertionError(f"{self._structured} rows have a grammar, not so: {structured}")
         if self.idle:
             check_idle(self.memory)
 

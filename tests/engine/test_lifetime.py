@@ -157,6 +157,7 @@ class Sabotage:
         self.fail_launch: set[int] = set()
         self.fail_result: set[int] = set()
         self.spoil: dict[int, int] = {}  # step -> which draw comes back as not finite
+        self.given_up: list[int] = []  # structured steps whose draws nobody will look at
 
     def launch(self, plan: StepPlan) -> CpuStep:
         if plan.step in self.fail_launch:
@@ -166,6 +167,8 @@ class Sabotage:
 
         class Spoiled(CpuStep):
             def draw(self, masks: NDArray[np.int32] | None) -> None:
+                if masks is None:
+                    outer.given_up.append(plan.step)
                 step.draw(masks)
 
             async def result(self) -> StepResult:

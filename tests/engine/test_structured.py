@@ -50,9 +50,7 @@ def check(completion: Completion, structured: Structured | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("load_format", "temperature"), [("auto", 0.0), ("auto", 1.0), ("dummy", 1.0)], ids=["demo", "demo hot", "random"]
-)
+@pytest.mark.parametrize(("load_format", "temperature"), [("auto", 0.0), ("dummy", 1.0)], ids=["demo", "random"])
 async def test_whatever_ends_with_stop_validates(load_format: str, temperature: float) -> None:
     """200 schemas; at least 95 % of the outputs end by themselves."""
     schemas = [schema(seed) for seed in range(200)]
@@ -198,6 +196,7 @@ async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(how: str,
             getattr(made[0], how).add(step)
         with pytest.raises(aengine.EngineFailedError):
             await engine.complete(PROMPT, structured=JSON, max_tokens=150, seed=1, temperature=0.9)
+        assert made[0].given_up == ([step + 1] if how == "fail_result" else [])  # over before its pages are released
         with anyio.fail_after(1):
             await idle(engine)
         again = await engine.complete(PROMPT, structured=JSON, max_tokens=150, seed=1, temperature=0.9)

@@ -76,6 +76,7 @@ def test_a_grammar_sees_what_is_committed_whatever_happens(seed: int, lookahead:
             assert {*stepper.scheduler.structured(plan)} == {*drawing}
         if plan is None or len(stepper.in_flight) > lookahead:
             stepper.commit()
+        stepper.scheduler.check_integrity()
         for sequence in bound:
             assert sequence.grammar.tokens == sequence.output  # type: ignore[union-attr]
     stepper.check_outputs()

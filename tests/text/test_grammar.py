@@ -183,6 +183,20 @@ async def test_a_token_that_the_grammar_forbids_is_an_error(grammars: Grammars, 
     assert other.error is None
 
 
+async def test_a_grammar_that_became_too_large_is_compiled_afresh(grammars: Grammars, demo: Tokenizer) -> None:
+    """Its automaton is shared by all that use it, and grows with what they write."""
+    structured = Structured(regex=r"[\w\d\p{L}]{1,500}" * 50)
+    matcher = await grammars.matcher(structured)
+    for token in demo.encode_now("supercalifragilisticexpialidocious" * 9):
+        await grammars.fill([matcher])
+        matcher.accept(token)
+    await grammars.fill([matcher])
+    assert matcher.error
+    again = await grammars.matcher(structured)
+    await grammars.fill([again])
+    assert again.error is None
+
+
 async def test_compiled_grammars_are_kept_within_a_bound(grammars: Grammars) -> None:
     first = await grammars.matcher(Structured(regex="a"))
     compiled = grammars._cached[first.source]

@@ -197,6 +197,19 @@ async def test_a_deadline_ends_the_wait_and_the_place_is_taken_until_the_work_en
     assert await threads.run(lambda: 2, 5) == 2
 
 
+async def test_a_thread_that_does_not_start_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = CompileThreads()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(MAX_THREADS):
+            with pytest.raises(RuntimeError, match="new thread"):
+                await threads.run(lambda: 1, 5)
+    assert await threads.run(lambda: 2, 1) == 2
+
+
 async def test_what_the_work_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await CompileThreads().run(lambda: 1 // 0, 5)
