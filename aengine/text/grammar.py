@@ -105,7 +105,10 @@ class Grammars:
         self._filling = ThreadPoolExecutor(1, thread_name_prefix="aengine-masks")
 
     async def matcher(self, structured: Structured) -> Matcher:
-        """A matcher at the start of the output. Raises `InvalidRequestError`, naming the field and the reason."""
+        """A matcher at the start of the output.
+
+        Raises `InvalidRequestError`, naming the field and the reason, and `QueueFullError` while too many compile.
+        """
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise InvalidRequestError(f"{structured.param}: {self._missing}", structured.param)

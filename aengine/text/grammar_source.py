@@ -18,6 +18,8 @@ from aengine.structured import Structured
 from aengine.text.schema_numbers import with_ends
 
 MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states, made before any limit is looked at
+MAX_INTERSECTIONS = 8  # of a Lark grammar: each may multiply the time to compile, whatever the fuel
+_LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')  # strings and regexes
 
 # Between two tokens of JSON: nothing, a space, or a line break with its indentation. Bounded, or a model that likes
 # white space never ends. What a schema may not ask for: keywords ignored, oneOf read as anyOf.
@@ -89,6 +91,8 @@ def _lark_source(grammar: str, limits: GrammarLimits) -> str:
     _check_length(len(grammar), limits)
     if re.search(r"^\s*%llguidance", grammar, re.MULTILINE):
         raise ValueError("%llguidance options cannot be set")
+    if _LARK_TEXT.sub("", grammar).count("&") > MAX_INTERSECTIONS:
+        raise ValueError(f"it has more than {MAX_INTERSECTIONS} intersections (&)")
     for schema in re.finditer(r"%json\s*", grammar):
         try:
             value, _ = json.JSONDecoder().raw_decode(grammar, schema.end())

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from aengine.errors import QueueFullError
+
 T = TypeVar("T")
 
 MAX_THREADS = 4
@@ -20,36 +22,43 @@ class CompileThreads:
         self._places = asyncio.Semaphore(MAX_THREADS)
 
     async def run(self, work: Callable[[], T], seconds: float) -> T:
-        """What `work` returns. Raises `TimeoutError`, also where no place became free in time."""
+        """What `work` returns. Raises `TimeoutError`, and `QueueFullError` where no place became free in time."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(seconds):
-            await self._places.acquire()
-            done: asyncio.Future[T] = loop.create_future()
+        done: asyncio.Future[T] = loop.create_future()
+        began = False
 
-            def settle(result: T | None, error: Exception | None) -> None:
-                self._places.release()
-                if done.done():
-                    return  # nobody waits any more
-                if error is not None:
-                    done.set_exception(error)
-                else:
-                    done.set_result(result)  # type: ignore[arg-type]  # T may include None
+        def settle(result: T | None, error: Exception | None) -> None:
+            self._places.release()
+            if done.done():
+                return  # nobody waits any more
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]  # T may include None
 
-            def body() -> None:
-                result, error = None, None
-                try:
-                    result = work()
-                except Exception as failure:  # noqa: BLE001 - it belongs to whoever waits
-                    error = failure
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(settle, result, error)
-
+        def body() -> None:
+            result, error = None, None
             try:
-                _start(body)
-            except RuntimeError:  # the system gives no more threads
-                self._places.release()
+                result = work()
+            except Exception as failure:  # noqa: BLE001 - it belongs to whoever waits
+                error = failure
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, result, error)
+
+        try:
+            async with asyncio.timeout(seconds):
+                await self._places.acquire()
+                began = True
+                try:
+                    _start(body)
+                except RuntimeError:  # the system gives no more threads
+                    self._places.release()
+                    raise
+                return await done
+        except TimeoutError:
+            if began:
                 raise
-            return await done
+            raise QueueFullError("too many grammars are being compiled", retry_after=seconds) from None
 
 
 def _start(body: Callable[[], None]) -> None:

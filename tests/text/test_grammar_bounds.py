@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import anyio
 import pytest
 
-from aengine.errors import InvalidRequestError
+from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.model.hub import resolve_model
 from aengine.structured import Structured
 from aengine.text.grammar import Grammars
@@ -131,6 +131,21 @@ def test_divisors_have_a_bound(value: float, good: bool) -> None:
                 grammar_source(structured, LIMITS)
 
 
+def test_intersections_have_a_bound() -> None:
+    """Written in strings and regexes they are none."""
+    rules = "start: A\nA: " + " & ".join(["/a.*/"] * 9)
+    grammar_source(Structured(grammar=rules + ' "&&" /&&\\/&/'), LIMITS)
+    with pytest.raises(InvalidRequestError, match="intersections"):
+        grammar_source(Structured(grammar=rules + " & /b/"), LIMITS)
+
+
+async def test_what_takes_too_long_is_refused(demo: Tokenizer) -> None:
+    grammars = Grammars(demo, demo.vocab_size, (4091,), GrammarLimits(seconds=0.0001))
+    with pytest.raises(InvalidRequestError, match=r"structured.regex: compiling it takes longer than 0.0001 seconds"):
+        await grammars.matcher(Structured(regex=r"\w{1000}\w{1000}"))
+    grammars.close()
+
+
 def chain(count: int, rule: Callable[[int], object]) -> dict[str, object]:
     return {"$ref": "#/$defs/d0", "$defs": {f"d{i}": rule(i) for i in range(count)} | {f"d{count}": {"type": "null"}}}
 
@@ -191,7 +206,7 @@ async def test_a_deadline_ends_the_wait_and_the_place_is_taken_until_the_work_en
     for _ in range(MAX_THREADS):
         with pytest.raises(TimeoutError):
             await threads.run(go.wait, 0.01)
-    with pytest.raises(TimeoutError):  # no place
+    with pytest.raises(QueueFullError, match="too many grammars"):
         await threads.run(lambda: 1, 0.05)
     go.set()
     assert await threads.run(lambda: 2, 5) == 2
