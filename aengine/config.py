@@ -68,6 +68,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(ge=0, description="seconds of waiting that make up for one level of priority")
     ] = 30.0
     max_queue: Annotated[int, Meta(ge=0, description="most requests waiting; more are refused at once")] = 1024
+    grammar_characters: Annotated[int, Meta(ge=1, description="longest schema, regex or grammar of a request")] = (
+        131_072
+    )
+    grammar_nesting: Annotated[
+        int, Meta(ge=1, le=100, description="deepest JSON schema: objects and lists within each other")
+    ] = 64
+    grammar_seconds: Annotated[float, Meta(gt=0, description="most time to compile a request's grammar")] = 5.0
     torch_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="threads of a step on a CPU; default: cores - 1, long steps all"),

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from aengine.errors import InvalidRequestError
+from aengine.structured import Structured
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -48,6 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: none; 0: the sampled token's; k: and the k likeliest
     n: int = 1
+    structured: Structured | None = None  # what the output must match
 
     @property
     def penalized(self) -> bool:
@@ -92,6 +94,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _within("n", self.n, 1, MAX_N)
         self._validate_stop(vocab_size)
         self._validate_bias(vocab_size)
+        if self.structured is not None:
+            self.structured.validate()
 
     def _validate_stop(self, vocab_size: int) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -295,6 +299,7 @@ class StepPlan(msgspec.Struct):
     prefill: list[PrefillChunk]
     page_copies: list[tuple[int, int]]  # (source page, destination page), all layers, after the forward pass
     shared: Sequence[SharedRun] = ()  # disjoint; a hint that spares reading, never a condition
+    structured: bool = False  # some draw has a grammar: the draws wait for its mask, which needs the tokens before
 
     @property
     def sampled_rows(self) -> list[int]:

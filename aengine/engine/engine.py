@@ -41,6 +41,8 @@ from aengine.runtime.runner import Runner
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.text.grammar import Grammars, Matcher
+from aengine.text.grammar_source import GrammarLimits
 from aengine.text.tokenizer import Tokenizer
 from aengine.types import Completion, Fragment, SamplingParams, Stats, check_token_ids
 
@@ -57,6 +59,8 @@ class _Ready:
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.generation = generation
+        limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
+        self.grammars = Grammars(tokenizer, runtime.model.vocab_size, generation.eos_token_ids, limits)
         self.default_params = msgspec.structs.replace(SamplingParams(), **generation.sampling)
         self.scheduler = Scheduler(
             num_pages=runtime.pool.num_pages,
@@ -67,6 +71,10 @@ class _Ready:
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
         )
+
+    async def grammar(self, params: SamplingParams) -> Matcher | None:
+        """Where an output with these parameters begins in its grammar, if it has one."""
+        return None if params.structured is None else await self.grammars.matcher(params.structured)
 
 
 class Engine:
@@ -111,10 +119,14 @@ class Engine:
         self._home = asyncio.get_running_loop()
         ready = await anyio.to_thread.run_sync(self._load)
         self._loop = StepLoop(
-            ready.scheduler, ready.runtime.runner, lookahead=self.config.lookahead, fail_request=self._fail_request
+            ready.scheduler,
+            ready.runtime.runner,
+            lookahead=self.config.lookahead,
+            fill_masks=ready.grammars.fill,
+            fail_request=self._fail_request,
         )
         group = await self._exit.enter_async_context(anyio.create_task_group())
-        group.start_soon(self._serve, self._loop, ready.runtime.runner)
+        group.start_soon(self._serve, self._loop, ready.runtime.runner, ready.grammars)
         self._ready_state = ready
         self.created = int(time.time())
         return self
@@ -143,7 +155,7 @@ class Engine:
         generation = GenerationDefaults.from_folder(folder)
         return _Ready(self.config, self._start(self.config, folder), tokenizer, generation)
 
-    async def _serve(self, loop: StepLoop, runner: Runner) -> None:
+    async def _serve(self, loop: StepLoop, runner: Runner, grammars: Grammars) -> None:
         """The engine task: nothing escapes from it, every waiter hears of its end."""
         with anyio.CancelScope(shield=True):
             try:
@@ -161,6 +173,7 @@ class Engine:
                 except Exception as error:  # a dead device: whoever leaves must not wait for it
                     log.error("the device did not let go cleanly", exc_info=error)
                 finally:
+                    grammars.close()
                     self._stopped.set()
 
     # ---- requests -----------------------------------------------------------------------------------------
@@ -214,7 +227,8 @@ class Engine:
         params = asked_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt)
         token_ids = await ready.tokenizer.encode(prompt) if isinstance(prompt, str) else asked_ids(prompt)
-        return self._enqueue(token_ids, params, request_id, priority, cache_salt)
+        grammar = await ready.grammar(params)
+        return self._enqueue(token_ids, params, grammar, request_id, priority, cache_salt)
 
     async def submit_chat(
         self,
@@ -237,12 +251,19 @@ class Engine:
             tools=None if tools is None else asked_dicts(tools, "tools"),
             template_kwargs=None if template_kwargs is None else dict(template_kwargs),
         )
-        return self._enqueue(token_ids, params, request_id, priority, cache_salt)
+        grammar = await ready.grammar(params)
+        return self._enqueue(token_ids, params, grammar, request_id, priority, cache_salt)
 
     def _enqueue(
-        self, token_ids: list[int], params: SamplingParams, request_id: str | None, priority: int, salt: str | None
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        grammar: Matcher | None,
+        request_id: str | None,
+        priority: int,
+        salt: str | None,
     ) -> Stream:
-        ready = self._serving()  # tokenizing may have taken a while
+        ready = self._serving()  # tokenizing and compiling may have taken a while
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
         check_token_ids(token_ids, self.vocab_size, "prompt")
@@ -251,7 +272,8 @@ class Engine:
         if request_id in self._requests:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        stop_ids = (() if params.ignore_eos else ready.generation.eos_token_ids) + params.stop_token_ids
+        ends = grammar is not None or not params.ignore_eos  # a grammar says itself where the output ends
+        stop_ids = (ready.generation.eos_token_ids if ends else ()) + params.stop_token_ids
         rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
         sequences = [
             TokenSequence(
@@ -263,6 +285,7 @@ class Engine:
                 rank=rank,
                 salt=salt,
                 index=index,
+                grammar=None if grammar is None else grammar.copy(),
             )
             for index in range(params.n)
         ]

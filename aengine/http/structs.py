@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from aengine.http.structured import ResponseFormat, StructuredOutputs, asked_structured
 from aengine.types import SamplingParams
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -50,7 +51,27 @@ class Sampling(msgspec.Struct, kw_only=True):
 _SAMPLING_FIELDS = Sampling.__struct_fields__
 
 
-class GenerateRequest(Sampling):
+class StructuredSampling(Sampling, kw_only=True):
+    """And what the output must match."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
+        structured = asked_structured(self.response_format, self.structured_outputs, guided)
+        params = super().params(defaults, max_tokens=max_tokens, logprobs=logprobs)
+        return params if structured is None else msgspec.structs.replace(params, structured=structured)
+
+
+_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+class GenerateRequest(StructuredSampling):
     """`POST /generate`. Exactly one of `prompt` and `input_ids`."""
 
     prompt: str | list[Int] | None = None
@@ -66,7 +87,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(StructuredSampling):
     """`POST /v1/completions`."""
 
     prompt: str | list[str | Int | list[Int]]
@@ -101,7 +122,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
         return message
 
 
-class ChatRequest(Sampling):
+class ChatRequest(StructuredSampling):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]

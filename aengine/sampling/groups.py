@@ -15,6 +15,7 @@ from torch import Tensor
 from aengine.sampling.parameters import (
     BIAS,
     FILTER,
+    GRAMMAR,
     LOGPROBS,
     MIN_P,
     MIN_TOKENS,
@@ -46,6 +47,7 @@ class Groups:
     top_logprobs: int  # the most that any draw asks for
     biased: Tensor | None
     min_tokens: Tensor | None
+    grammar: list[Tensor | None]
 
 
 def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device) -> Groups:
@@ -80,4 +82,5 @@ def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: t
         top_logprobs=min(vocab_size, max((parameters.logprobs[rows[i]] for i in logprobs), default=0)),
         biased=on_device(having(BIAS)),
         min_tokens=on_device(having(MIN_TOKENS)),
+        grammar=blocks(having(GRAMMAR)),
     )

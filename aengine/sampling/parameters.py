@@ -21,6 +21,7 @@ BIAS = 8
 MIN_TOKENS = 16
 PENALTY = 32
 LOGPROBS = 64
+GRAMMAR = 128
 
 _TOP_P_OFF = 2.0  # above any share of the probability
 _LEAST_REPETITION = 1e-30  # a divisor: what is smaller would overflow float32
@@ -99,4 +100,6 @@ class RowParameters:
             needs |= PENALTY
         if params.logprobs is not None:
             needs |= LOGPROBS
+        if params.structured is not None:
+            needs |= GRAMMAR
         return needs

@@ -58,6 +58,7 @@ class Scheduler:
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # RUNNING only, by rank
+        self._structured = 0  # rows whose sequence has a grammar
         self._leaving = 0  # rows whose sequence is PREEMPTED or FINISHED and still in flight
         self._promised = 0  # pages that the leaving will give back
         self._flights: deque[Flight] = deque()
@@ -110,6 +111,7 @@ class Scheduler:
         self._plan_prefill(plan, flight)
         if not plan.decode and not plan.prefill:
             return None
+        plan.structured = self._structured > 0 and any(sequence.grammar is not None for sequence in flight.draws())
         self._next_step += 1
         self._flights.append(flight)
         return plan
@@ -138,6 +140,11 @@ class Scheduler:
         for sequence in flight.carried():
             self._land(sequence)
         return updates
+
+    def structured(self, plan: StepPlan) -> list[Sequence]:
+        """The sequences with a grammar that draw in a step in flight, in the order of the draws."""
+        flight = next(flight for flight in self._flights if flight.plan is plan)
+        return [sequence for sequence in flight.draws() if sequence.grammar is not None]
 
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
         """End a sequence after its first `n_tokens` output tokens (a stop string matched there)."""
@@ -180,6 +187,9 @@ class Scheduler:
         check_pages(self.memory, {*self._running, *leaving})
         if len(leaving) != self._leaving or sum(sequence.promised for sequence in leaving) != self._promised:
             raise AssertionError(f"{self._leaving} sequences leave and {self._promised} pages are promised, not so")
+        structured = sum(sequence.grammar is not None for sequence in (*self._running, *leaving))
+        if structured != self._structured:
+            raise AssertionError(f"{self._structured} rows have a grammar, not so: {structured}")
         if self.idle:
             check_idle(self.memory)
 
@@ -249,6 +259,7 @@ class Scheduler:
             self.counters.cached_tokens += sequence.cached
         sequence.phase = Phase.RUNNING
         sequence.row = self._free_rows.pop()
+        self._structured += sequence.grammar is not None
         self._insert_running(sequence)
         plan.new_rows.append(
             NewRow(
@@ -329,6 +340,8 @@ class Scheduler:
                 continue
             token_id = result.token_ids[place]
             sequence.tokens.append(token_id)
+            if sequence.grammar is not None:
+                sequence.grammar.accept(token_id)
             self.counters.generated_tokens += 1
             update = Update(sequence, token_id, logprobs[place] if logprobs else None, None)
             if token_id in sequence.stops:
@@ -353,6 +366,7 @@ class Scheduler:
         """Give row and pages back; a preempted sequence returns to its place in the queue."""
         self.memory.release(sequence)
         self._free_rows.append(sequence.row)
+        self._structured -= sequence.grammar is not None
         sequence.row = -1
         sequence.launched = sequence.computed = 0
         sequence.decoding = False

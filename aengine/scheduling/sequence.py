@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from aengine.cache.radix import Node
+from aengine.text.grammar import Matcher
 from aengine.types import FinishReason, RowLogprobs, SamplingParams
 
 
@@ -37,6 +38,7 @@ class Sequence:
     index: int = 0  # which of the n choices
     siblings: list[Sequence] = field(default_factory=list)  # fork from this one after its prefill
     owner: object = None  # the caller's, untouched
+    grammar: Matcher | None = None  # has seen the committed output, no more and no less
 
     phase: Phase = Phase.WAITING
     prompt_len: int = 0

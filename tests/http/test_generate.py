@@ -85,7 +85,8 @@ async def test_logprobs() -> None:
 
 
 def test_takes_every_sampling_parameter_by_its_name() -> None:
-    assert set(SamplingParams.__struct_fields__) <= set(GenerateRequest.__struct_fields__)
+    fields = {*GenerateRequest.__struct_fields__, "structured"}  # which has names of its own
+    assert set(SamplingParams.__struct_fields__) <= fields
 
 
 async def test_hands_parameters_to_the_engine() -> None:
@@ -113,7 +114,7 @@ async def test_hands_parameters_to_the_engine() -> None:
         response = await server.post("/generate", prompt=PROMPT, priority=-1, cache_salt="me", **given)
         assert response.status_code == 200, response.text
         request = server.engine.submitted[0]
-    assert msgspec.json.decode(msgspec.json.encode(request.params)) == given
+    assert msgspec.json.decode(msgspec.json.encode(request.params)) == {**given, "structured": None}
     assert request.options["priority"] == -1
     assert request.options["cache_salt"] == "me"
 

@@ -17,8 +17,7 @@ from aengine.model.decoder import Decoder
 from aengine.model.hub import resolve_model
 from aengine.model.load import load_model
 from aengine.runtime.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
-from aengine.runtime.runner import StepExecutor
-from aengine.sampling.sampler import Draws
+from aengine.runtime.runner import Forwarded, StepExecutor
 from aengine.types import PrefillChunk, StepPlan
 from tests.lessons.rig import Rig
 from tests.runtime.test_batch import plan
@@ -69,23 +68,23 @@ class FixedShapeExecutor(StepExecutor):
         self.replayed = 0
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> Draws | None:
+    def forward(self, plan: StepPlan) -> Forwarded:
         shape = self.graphs.shape_for(plan) if plan.prefill else None
         if shape is None:
-            return super().execute(plan)
+            return super().forward(plan)
         self.replayed += 1
         self._rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         self._rows.grow(plan.new_pages)
         hidden, rows, positions = self.graphs.replay(plan, shape)
-        draws = self._draw(hidden, plan.sampled_rows, rows, positions)
         for row in plan.decode:
             self._rows.lengths[row] += 1
         for chunk in plan.prefill:
             self._rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
         self._copy_pages(plan)
         assert self._rows.length.tolist() == [*self._rows.lengths[:-1], 0]
-        return draws
+        logits = self._decoder.logits(hidden) if plan.sampled_rows else None
+        return Forwarded(logits, plan.sampled_rows, rows, positions)
 
 
 @pytest.fixture(scope="module")
