@@ -10,7 +10,7 @@ import msgspec
 from aengine.text.deltas import Answer, ContentDelta, Delta, put_together
 from aengine.text.reasoning import THOUGHT_BEGIN, THOUGHT_END, ThoughtParser
 from aengine.text.tool_calls import ToolCallParser
-from aengine.text.tool_syntax import SYNTAXES, CallFormat, call_format_of
+from aengine.text.tool_syntax import SYNTAXES, CallFormat, CallSyntax, call_format_of
 
 _MARKERS = (
     THOUGHT_BEGIN,
@@ -27,10 +27,12 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
     special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
 
-    @property
-    def shown_special_ids(self) -> tuple[int, ...]:
-        """The ids that must be written in the text, or it could not be read."""
-        return tuple(sorted(self.markers[marker] for marker in self.special_markers))
+    def shown_special_ids(self, thoughts: bool, calls: CallSyntax | None) -> tuple[int, ...]:
+        """The ids that must be written in the text for these to be found in it."""
+        looked_for = {THOUGHT_BEGIN, THOUGHT_END} if thoughts else set()
+        if calls is not None:
+            looked_for |= {calls.begin, calls.end}
+        return tuple(sorted(self.markers[marker] for marker in self.special_markers & looked_for))
 
 
 def answer_format_of(
