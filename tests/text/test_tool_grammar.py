@@ -38,7 +38,7 @@ class Bytes:
     bos_token_id = None
     eos_token_id = 256
     tokens = [bytes([value]) for value in range(256)] + [text.encode() for text in SPECIAL]
-    special_token_ids = list(range(256, 256 + len(SPECIAL)))
+    special_token_ids = tuple(range(256, 256 + len(SPECIAL)))
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
