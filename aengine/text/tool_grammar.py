@@ -9,6 +9,8 @@ from typing import Any, Literal
 from aengine.text.reasoning import THOUGHT_BEGIN, THOUGHT_END
 from aengine.text.tool_syntax import CallSyntax
 
+Thought = Literal["never", "possible", "open"]
+
 # JSON as chat templates write it and models learn it. Without free white space no answer can end in endless blanks.
 # What the compiler does not know of a schema is not enforced: the arguments are the client's to check in any case.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
@@ -20,7 +22,7 @@ def tool_grammar(
     syntax: CallSyntax,
     *,
     parallel: bool = True,
-    thought: Literal["never", "possible", "open"] = "never",
+    thought: Thought = "never",
     special_tokens: Collection[str] = (),
 ) -> str:
     """A grammar of at least one call, with `parallel` of any number.
@@ -53,7 +55,7 @@ def tool_grammar(
     return "\n".join(rules)
 
 
-def _thought(thought: str) -> str:
+def _thought(thought: Thought) -> str:
     return {"never": "", "possible": "thought? ", "open": "thought "}[thought]
 
 
