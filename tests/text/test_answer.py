@@ -80,8 +80,9 @@ def checkpoint(folder: Path, template: str, *, special: bool = False, markers: t
     ("template", "opens"),
     [("a<think>\n", True), ("a<think>", True), ("a<think>\n\n</think>\n\n", False), ("<think>a", False)],
 )
-async def test_a_template_that_opens_the_thought(tmp_path: Path, template: str, opens: bool) -> None:
-    tokenizer = checkpoint(tmp_path, template)
+@pytest.mark.parametrize("special", [False, True])
+async def test_a_template_that_opens_the_thought(tmp_path: Path, template: str, opens: bool, special: bool) -> None:
+    tokenizer = checkpoint(tmp_path, template, special=special, markers=("<think>", "</think>"))
     assert (await tokenizer.encode_chat_prompt([{"role": "user", "content": "hi"}])).opens_thought == opens
 
 

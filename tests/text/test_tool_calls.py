@@ -7,7 +7,7 @@ import time
 
 import pytest
 from cutting import answer, cuts, shape
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aengine.text.deltas import CallDelta, ContentDelta
@@ -52,6 +52,7 @@ GOOD = [
     ('<tool_call>{"name": "f", "arguments": {}\n</tool_call>', "", [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": {}}}\n</tool_call>', "", [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": {}}\n<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")] * 2),
+    ('<tool_call>{"name": "f"}\n</tool_', "</tool_", [("f", "{}")]),
     # Mistakes that come when the call has begun already.
     ('<tool_call>{"name": "f", "arguments": {"a": ', "", [("f", '{"a": ')]),
     ('<tool_call>{"name": "f", "arguments": {oops}}</tool_call>', "", [("f", "{oops}")]),
@@ -120,6 +121,10 @@ def test_llama3(text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert shape(answer(llama(), text)) == ("", content, calls)
 
 
+def test_a_marker_that_may_begin_is_the_beginning() -> None:
+    assert shape(answer(llama(), "<", F)) == ("", f"<{F}", [])
+
+
 def test_without_parallel_calls_the_first_one_counts() -> None:
     assert shape(answer(hermes(parallel=False), f"a {CALL} {CALL} b")) == (
         "",
@@ -157,6 +162,7 @@ WORDS = [
     "<|python_tag|>",
     "<tool",
     "_call>",
+    "<",
     "{",
     "}",
     "[",
@@ -207,6 +213,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(arguments=st.dictionaries(st.text(), json_values), indent=st.sampled_from([None, 2]), data=st.data())
 def test_all_arguments_pass_unchanged(arguments: dict[str, object], indent: int | None, data: st.DataObject) -> None:
     written = json.dumps(arguments, indent=indent, ensure_ascii=data.draw(st.booleans()))

@@ -80,6 +80,7 @@ BAD = [
     ("get_weather", "{}"),
     ("get_weather", '{"town": "Rome"}'),
     ("get_weather", '{"city":\n\n"Rome"}'),
+    ("get_weather", '{\n"city": "Rome"}'),
     ("sum-2", '{"a": 7.5}'),
     ("sum-2", '{"a": 7, "how": "well"}'),
     ("stop", '{"a": 1}'),
