@@ -229,10 +229,10 @@ class Engine:
         **sampling: Any,
     ) -> Stream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
-        params = asked_params(self._serving().default_params, params, sampling, self.vocab_size)
-        check_routing(priority, cache_salt)
         prompt = await self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
-        return self._enqueue(prompt.token_ids, params, request_id, priority, cache_salt)
+        return await self.submit(
+            prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
+        )
 
     async def encode_chat(
         self,
