@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import aengine
 from aengine.app import create_app
@@ -16,8 +16,8 @@ from tests.http.serving import hosting
 class DemoEngine(aengine.Engine):
     """Says when it has been entered."""
 
-    def __init__(self) -> None:
-        super().__init__(device="cpu", max_num_seqs=8, kv_cache_gib=0.1, progress=False)
+    def __init__(self, load_format: Literal["auto", "dummy"]) -> None:
+        super().__init__(device="cpu", max_num_seqs=8, kv_cache_gib=0.1, progress=False, load_format=load_format)
         self.entered = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -27,9 +27,9 @@ class DemoEngine(aengine.Engine):
 
 
 @asynccontextmanager
-async def demo_server(**knobs: Any) -> AsyncIterator[str]:
-    """The address of a server with these `ServerConfig` knobs."""
-    engine = DemoEngine()
+async def demo_server(load_format: Literal["auto", "dummy"] = "auto", **knobs: Any) -> AsyncIterator[str]:
+    """The address of a server with these `ServerConfig` knobs. `dummy`: the same model with random weights."""
+    engine = DemoEngine(load_format)
     app = create_app(EngineConfig(), ServerConfig(**knobs), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _):
         async with asyncio.timeout(30):
