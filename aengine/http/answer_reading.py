@@ -18,11 +18,18 @@ from aengine.types import SamplingParams
 class AnswerReading:
     """The model's format, as far as the server's knobs leave it, and the request's tools.
 
-    `may_think` is False where the request keeps the model from thinking.
+    `may_think` is False where the request keeps the model from thinking. `formed`: the request has given the answer
+    a form from its first token on, so that it is content and nothing else, unless calls are forced.
     """
 
     def __init__(
-        self, config: ServerConfig, answer_format: AnswerFormat, tools: ToolUse, may_think: bool = True
+        self,
+        config: ServerConfig,
+        answer_format: AnswerFormat,
+        tools: ToolUse,
+        *,
+        may_think: bool = True,
+        formed: bool = False,
     ) -> None:
         self._format = answer_format
         self._tools = tools
@@ -38,6 +45,8 @@ class AnswerReading:
                 "the server's knob tool_format names it",
                 "tool_choice",
             )
+        if formed and not tools.forced:
+            self._thoughts, self._syntax = False, None
 
     def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
         """What the engine is asked for: markers that can be seen."""

@@ -35,7 +35,7 @@ class Chat(Endpoint):
         params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
         tools = tool_use(body)
         may_think = (body.chat_template_kwargs or {}).get("enable_thinking") is not False
-        reading = AnswerReading(self._state.config, engine.answer_format, tools, may_think)
+        reading = AnswerReading(self._state.config, engine.answer_format, tools, may_think=may_think)
         prompt = await engine.encode_chat(
             [message.for_template(f"messages[{index}]") for index, message in enumerate(body.messages)],
             tools=tools.for_template(),

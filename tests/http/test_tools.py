@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from aengine.config import ServerConfig
+from aengine.http.answer_reading import AnswerReading
+from aengine.http.structs import ChatRequest
+from aengine.http.tool_use import tool_use
 from aengine.text.answer import AnswerFormat
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
@@ -196,6 +201,36 @@ async def test_after_the_thought_events_are_as_cheap_as_ever() -> None:
         {"content": "d"},
     ]
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_answer_of_a_given_form_is_content() -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
+    assert reading.parser(opens_thought=True).plain
+    body.tool_choice = "required"
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
+    assert not reading.parser(opens_thought=True).plain
+
+
+@pytest.mark.parametrize(
+    ("asked", "may_think", "opens_thought", "beginning"),
+    [
+        ({"tool_choice": "required"}, True, False, "start: thought? call ("),
+        ({"tool_choice": "required"}, False, False, "start: call ("),
+        ({"tool_choice": "required"}, False, True, "start: thought call ("),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, True, False, "start: thought? call\n"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, False, False, "start: call\ncall: call_0\n"),
+        ({"tool_choice": "auto"}, True, False, None),
+        ({"tool_choice": "none"}, True, False, None),
+    ],
+)
+def test_the_grammar_of_forced_calls(
+    asked: dict[str, Any], may_think: bool, opens_thought: bool, beginning: str | None
+) -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **asked}, ChatRequest)
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body), may_think=may_think).forced_calls(opens_thought)
+    assert (grammar is None) == (beginning is None)
+    assert grammar is None or grammar.startswith(beginning or "")
 
 
 def named(name: str) -> dict[str, Any]:
