@@ -87,8 +87,12 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+# No line break at the end either, which Python's `$` alone would let pass.
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+
+
 class WrittenFunction(msgspec.Struct, kw_only=True):
-    name: str
+    name: FunctionName
     arguments: str | dict[str, Any] = ""  # JSON text, as OpenAI has it, or the object itself
 
 
@@ -131,10 +135,6 @@ class ChatMessage(msgspec.Struct, kw_only=True):
                 raise InvalidRequestError(f"{path}.text: a part of type 'text' must have it", f"{path}.text")
             texts.append(part.text)
         return "".join(texts)
-
-
-# No line break at the end either, which Python's `$` alone would let pass.
-FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -17,6 +17,7 @@ _MARKERS = (
     THOUGHT_END,
     *(marker for syntax in SYNTAXES.values() for marker in (syntax.begin, syntax.end) if marker),
 )
+_READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is linear only in small pieces
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
@@ -90,7 +91,10 @@ class AnswerParser:
 
     def read(self, text: str) -> Answer:
         """A whole answer at once."""
-        return put_together(self.feed(text) + self.finish())
+        deltas: list[Delta] = []
+        for at in range(0, len(text), _READ_CHARACTERS):
+            deltas += self.feed(text[at : at + _READ_CHARACTERS])
+        return put_together(deltas + self.finish())
 
     def _with_calls(self, deltas: list[Delta]) -> list[Delta]:
         if self._calls is None:

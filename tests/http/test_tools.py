@@ -262,6 +262,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
         "messages[0].tool_calls[0].function.name",
     ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a|>"}}]}]},
+        "messages[0].tool_calls[0].function.name",
+    ),
 ]
 
 

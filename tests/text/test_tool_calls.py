@@ -10,7 +10,9 @@ from cutting import answer, cuts, shape
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from aengine.text.answer import AnswerParser
 from aengine.text.deltas import CallDelta, ContentDelta
+from aengine.text.reasoning import ThoughtParser
 from aengine.text.tool_calls import ToolCallParser
 from aengine.text.tool_syntax import SYNTAXES, call_format_of
 
@@ -239,6 +241,7 @@ def test_all_arguments_pass_unchanged(arguments: dict[str, object], indent: int 
 def test_time_is_linear(text: str) -> None:
     begin = time.process_time()
     answer(hermes(), *text)
+    AnswerParser(ThoughtParser(), hermes()).read(text * 3)
     assert time.process_time() - begin < 5  # 25 us per character; quadratic time would be minutes
 
 
