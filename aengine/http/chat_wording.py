@@ -9,7 +9,7 @@ from aengine.http import sse
 from aengine.http.openai_dialect import OpenAIDialect
 from aengine.http.wording import chat_logprobs, usage_body
 from aengine.text.answer import AnswerParser
-from aengine.text.deltas import Answer, Call, ContentDelta, Delta, ReasoningDelta
+from aengine.text.deltas import Answer, Call, CallDelta, ContentDelta, Delta, ReasoningDelta
 from aengine.types import Choice, Completion, FinishReason, Fragment
 
 ParserFactory = Callable[[], AnswerParser]
@@ -20,6 +20,7 @@ class ChatDialect(OpenAIDialect):
 
     def __init__(self, head: dict[str, Any], include_usage: bool, n: int, make_parser: ParserFactory) -> None:
         super().__init__(head, include_usage)
+        self._texts: dict[tuple[int, str], bytes] = {}  # templates by choice and kind of text
         self._parsers = [make_parser() for _ in range(n)]
 
     def opening(self) -> bytes:
@@ -36,14 +37,23 @@ class ChatDialect(OpenAIDialect):
         deltas = parser.feed(fragment.text)
         if fragment.finish_reason is not None:
             deltas += parser.finish()
+        if fragment.finish_reason is None and fragment.logprobs is None:
+            return b"".join([self._piece_of(index, delta) for delta in deltas])
         worded = [_delta_body(delta) for delta in deltas]
-        if fragment.finish_reason is not None or (fragment.logprobs is not None and not worded):
+        if fragment.finish_reason is not None or not worded:
             worded.append({})
-        if not worded:
-            return b""
         *first, last = worded
         reason = _finish_reason(fragment.finish_reason, parser)
         return b"".join(self._told(index, delta) for delta in first) + self._told(index, last, fragment, reason)
+
+    def _piece_of(self, index: int, delta: Delta) -> bytes:
+        if isinstance(delta, CallDelta):
+            return self._told(index, _delta_body(delta))
+        kind = "content" if isinstance(delta, ContentDelta) else "reasoning_content"
+        if (template := self._texts.get((index, kind))) is None:
+            choice = {"index": index, "delta": {kind: sse.HOLE}, "logprobs": None, "finish_reason": None}
+            template = self._texts[index, kind] = sse.template(self._chunk(choice))
+        return template % sse.encode(delta.text)
 
     def _told(
         self, index: int, delta: dict[str, Any], fragment: Fragment | None = None, reason: str | None = None

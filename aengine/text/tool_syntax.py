@@ -28,8 +28,8 @@ SYNTAXES: dict[CallFormat, CallSyntax] = {
 }
 ARGUMENT_KEYS = frozenset(syntax.arguments for syntax in SYNTAXES.values())
 
-# These write something else than JSON between the same markers.
-_RIVALS = ("<function=", "<arg_key>")
+# Formats that share a marker or a key with one of the above, and are something else.
+_RIVALS = ("<function=", "<arg_key>", "[TOOL_CALLS]")
 
 
 def call_format_of(templates: Iterable[str]) -> CallFormat | None:

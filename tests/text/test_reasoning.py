@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cutting import answer, cuts, shape
+from cutting import answer, cuts, relaxed, shape
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +62,7 @@ def test_pieces_are_told_as_soon_as_they_are_sure() -> None:
 PIECES = ["<think>", "</think>", "<thi", "nk>", "</", "\n", " ", "a", "é", "<"]
 
 
+@relaxed
 @given(data=st.data(), opened=st.booleans())
 def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=14)))
@@ -69,6 +70,7 @@ def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool) -> None:
     assert shape(cut) == shape(whole)
 
 
+@relaxed
 @given(data=st.data(), opened=st.booleans())
 def test_nothing_is_lost_but_markers_and_line_breaks(data: st.DataObject, opened: bool) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=14)))

@@ -6,8 +6,8 @@ import json
 import time
 
 import pytest
-from cutting import answer, cuts, shape
-from hypothesis import example, given, settings
+from cutting import answer, cuts, relaxed, shape
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aengine.text.answer import AnswerParser
@@ -190,6 +190,7 @@ texts = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 
 
 @pytest.mark.parametrize("make", [hermes, llama])
+@relaxed
 @given(data=st.data(), text=texts)
 def test_the_cut_makes_no_difference(make: type[ToolCallParser], data: st.DataObject, text: str) -> None:
     fragments = data.draw(cuts(text))
@@ -198,6 +199,7 @@ def test_the_cut_makes_no_difference(make: type[ToolCallParser], data: st.DataOb
 
 
 @pytest.mark.parametrize("make", [hermes, llama])
+@relaxed
 @given(text=texts)
 @example("a<tool_call>{")
 def test_without_a_call_nothing_is_lost(make: type[ToolCallParser], text: str) -> None:
@@ -215,7 +217,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@relaxed
 @given(arguments=st.dictionaries(st.text(), json_values), indent=st.sampled_from([None, 2]), data=st.data())
 def test_all_arguments_pass_unchanged(arguments: dict[str, object], indent: int | None, data: st.DataObject) -> None:
     written = json.dumps(arguments, indent=indent, ensure_ascii=data.draw(st.booleans()))
@@ -251,6 +253,7 @@ def test_time_is_linear(text: str) -> None:
         ("{{ '<tool_call>\\n{\"name\": ' }}", "hermes"),
         ("<tool_call>\n<function=f>", None),
         ("<tool_call>f<arg_key>", None),
+        ('[TOOL_CALLS] {"name": "parameters": }', None),
         ("{{ '{\"name\": \"' + call.name + '\", ' + '\"parameters\": ' }}", "llama3"),
         ("{{ '<|python_tag|>' }}", "llama3"),
         ("{{ messages }}", None),
