@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.http.demo_server import demo_server
+from tests.http.demo_host import hosted_demo
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -29,7 +29,7 @@ def test_the_python_example_runs() -> None:
 @pytest.mark.anyio
 async def test_the_example_with_tools_runs() -> None:
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "tools" in block)
-    async with demo_server() as url:
+    async with hosted_demo() as url:
         code = example.replace("http://localhost:8000", url)
         run = await anyio.run_process([sys.executable, "-c", code], check=False)
     assert run.returncode == 0, run.stderr.decode()

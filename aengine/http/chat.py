@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
 from aengine.http.answer_reading import AnswerReading
+from aengine.http.chat_structs import messages_for_template, tools_for_template
 from aengine.http.chat_wording import ChatDialect, word_completion
 from aengine.http.endpoint import Endpoint
 from aengine.http.structs import ChatRequest
@@ -37,8 +38,8 @@ class Chat(Endpoint):
         may_think = (body.chat_template_kwargs or {}).get("enable_thinking") is not False
         reading = AnswerReading(self._state.config, engine.answer_format, tools, may_think=may_think)
         prompt = await engine.encode_chat(
-            [message.for_template(f"messages[{index}]") for index, message in enumerate(body.messages)],
-            tools=tools.for_template(),
+            messages_for_template(body.messages),
+            tools=tools_for_template(tools.offered),
             template_kwargs=body.chat_template_kwargs,
         )
         stream = await engine.submit(

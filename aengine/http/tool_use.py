@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from aengine.errors import InvalidRequestError
-from aengine.http.structs import ChatRequest, Tool, ToolChoice
+from aengine.http.chat_structs import Tool, ToolChoice
+from aengine.http.structs import ChatRequest
 
 
 class ToolUse(NamedTuple):
@@ -21,10 +20,6 @@ class ToolUse(NamedTuple):
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tool.function.name for tool in self.callable_tools)
-
-    def for_template(self) -> list[dict[str, Any]] | None:
-        """The offered tools as a chat template gets them."""
-        return msgspec.to_builtins(self.offered) if self.offered else None
 
 
 def tool_use(body: ChatRequest) -> ToolUse:

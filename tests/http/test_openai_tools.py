@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.http.demo_server import demo_server
+from tests.http.demo_host import hosted_demo
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ def without_ids(message: Any) -> dict[str, Any]:
 
 
 async def test_a_question_a_call_its_result_and_the_answer() -> None:
-    async with demo_server() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
         first = (await client.chat.completions.create(**ASKED, messages=messages, tools=TOOLS)).choices[0]
         assert first.finish_reason == "tool_calls"
@@ -69,7 +69,7 @@ async def test_a_question_a_call_its_result_and_the_answer() -> None:
     "question", [QUESTION, "What is the weather in Rome and in Oslo?", "What is the capital of France?"]
 )
 async def test_streamed_pieces_make_the_same_message(question: str) -> None:
-    async with demo_server() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
         asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": question}], "tools": TOOLS}
         whole = await client.chat.completions.create(**asked)
         async with client.chat.completions.stream(**asked) as stream:
@@ -100,7 +100,7 @@ def test_the_client_without_async() -> None:
             assert len(one.choices[0].message.tool_calls or ()) == 1
 
     async def serve() -> None:
-        async with demo_server() as url:
+        async with hosted_demo() as url:
             await asyncio.to_thread(use, url)
 
     asyncio.run(serve())
@@ -108,7 +108,7 @@ def test_the_client_without_async() -> None:
 
 async def test_a_thought_and_the_answer() -> None:
     asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
-    async with demo_server() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
         whole = (await client.chat.completions.create(**asked, extra_body=THINKING)).choices[0].message
         thought, content = "", ""
         async for chunk in await client.chat.completions.create(**asked, extra_body=THINKING, stream=True):
@@ -125,7 +125,7 @@ async def test_a_thought_and_the_answer() -> None:
 
 async def test_thoughts_stay_in_the_text_where_the_knob_says_so() -> None:
     async with (
-        demo_server(reasoning="off") as url,
+        hosted_demo(reasoning="off") as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client,
     ):
         chat = await client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""The demo model behind a real hypercorn."""
+"""The demo model behind a real hypercorn, inside the test's own loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DemoEngine(aengine.Engine):
 
 
 @asynccontextmanager
-async def demo_server(load_format: Literal["auto", "dummy"] = "auto", **knobs: Any) -> AsyncIterator[str]:
+async def hosted_demo(load_format: Literal["auto", "dummy"] = "auto", **knobs: Any) -> AsyncIterator[str]:
     """The address of a server with these `ServerConfig` knobs. `dummy`: the same model with random weights."""
     engine = DemoEngine(load_format)
     app = create_app(EngineConfig(), ServerConfig(**knobs), engine_factory=lambda config: engine)
