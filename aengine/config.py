@@ -96,6 +96,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat: Annotated[
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0
+    tool_format: Annotated[
+        Literal["auto", "hermes", "llama3", "off"],
+        Meta(description="how the model writes calls of tools; auto: as its chat template does"),
+    ] = "auto"
+    reasoning: Annotated[
+        Literal["auto", "think", "off"],
+        Meta(description="give <think> blocks as reasoning_content; auto: where the model knows them"),
+    ] = "auto"
     max_stream_backlog: Annotated[
         int, Meta(ge=1, description="fragments a reader may be behind before its request is aborted")
     ] = 65536

@@ -47,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop: bool = False  # keep the matched stop string / stop token's text in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: tuple[int, ...] = ()  # special tokens that are written in the text all the same
     logprobs: int | None = None  # None: none; 0: the sampled token's; k: and the k likeliest
     n: int = 1
     structured: Structured | None = None  # what the output must match
@@ -106,6 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if len(self.stop_token_ids) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} stop_token_ids", "stop_token_ids")
         check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids")
+        check_token_ids(self.shown_special_ids, vocab_size, "shown_special_ids")
 
     def _validate_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

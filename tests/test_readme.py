@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
+import pytest
+
+from tests.http.demo_host import hosted_demo
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
@@ -19,6 +24,17 @@ def test_the_python_example_runs() -> None:
     assert ending.split()[0] in ("stop", "length")
     assert "42" in answer
     assert 0 <= float(rate) <= 1
+
+
+@pytest.mark.anyio
+async def test_the_example_with_tools_runs() -> None:
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "tools" in block)
+    async with hosted_demo() as url:
+        code = example.replace("http://localhost:8000", url)
+        run = await anyio.run_process([sys.executable, "-c", code], check=False)
+    assert run.returncode == 0, run.stderr.decode()
+    promised = re.findall(r"# (.*)", example)
+    assert run.stdout.decode().splitlines() == promised
 
 
 def test_every_knob_can_be_found() -> None:

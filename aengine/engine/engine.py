@@ -41,6 +41,7 @@ from aengine.runtime.runner import Runner
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.text.answer import AnswerFormat, ChatPrompt
 from aengine.text.grammar import Grammars, Matcher
 from aengine.text.grammar_source import GrammarLimits
 from aengine.text.tokenizer import Tokenizer
@@ -243,16 +244,27 @@ class Engine:
         **sampling: Any,
     ) -> Stream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
-        ready = self._serving()
-        params = asked_params(ready.default_params, params, sampling, self.vocab_size)
-        check_routing(priority, cache_salt)
-        token_ids = await ready.tokenizer.encode_chat(
+        prompt = await self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
+        return await self.submit(
+            prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
+        )
+
+    async def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """A chat as the model reads it, rendered with the checkpoint's chat template.
+
+        Raises `InvalidRequestError` where the messages do not suit the template.
+        """
+        return await self._serving().tokenizer.encode_chat_prompt(
             asked_dicts(messages, "messages"),
             tools=None if tools is None else asked_dicts(tools, "tools"),
             template_kwargs=None if template_kwargs is None else dict(template_kwargs),
         )
-        grammar = await ready.grammar(params)
-        return self._enqueue(token_ids, params, grammar, request_id, priority, cache_salt)
 
     def _enqueue(
         self,
@@ -388,6 +400,11 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""
         return self._ready().tokenizer
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes thoughts and calls of tools."""
+        return self.tokenizer.answer_format
 
     def stats(self) -> Stats:
         """A snapshot; cheap."""

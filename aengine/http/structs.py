@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from aengine.http.chat_structs import ChatMessage, Tool, ToolChoice
 from aengine.http.structured import ResponseFormat, StructuredOutputs, asked_structured
 from aengine.types import SamplingParams
 
@@ -32,6 +33,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     include_stop: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    shown_special_ids: list[Int] | None = None
     n: Int | None = None
 
     def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
@@ -99,29 +101,6 @@ class CompletionRequest(StructuredSampling):
     cache_salt: str | None = None
 
 
-class TextPart(msgspec.Struct, kw_only=True):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """One message, as the chat template gets it: text parts joined, `developer` read as `system`."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        for name in ("name", "tool_calls", "tool_call_id"):
-            if (value := getattr(self, name)) is not None:
-                message[name] = value
-        return message
-
-
 class ChatRequest(StructuredSampling):
     """`POST /v1/chat/completions`."""
 
@@ -129,7 +108,9 @@ class ChatRequest(StructuredSampling):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
+    parallel_tool_calls: bool | None = None  # None: true
     chat_template_kwargs: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

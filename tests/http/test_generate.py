@@ -107,6 +107,7 @@ async def test_hands_parameters_to_the_engine() -> None:
         "include_stop": True,
         "ignore_eos": True,
         "skip_special_tokens": False,
+        "shown_special_ids": [5],
         "logprobs": 2,
         "n": 2,
     }
