@@ -7,6 +7,7 @@ import msgspec
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.tool_use import ToolUse
+from aengine.structured import Structured
 from aengine.text.answer import AnswerFormat, AnswerParser
 from aengine.text.reasoning import ThoughtParser
 from aengine.text.tool_calls import ToolCallParser
@@ -49,9 +50,14 @@ class AnswerReading:
             self._thoughts, self._syntax = False, None
 
     def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
-        """What the engine is asked for: markers that can be seen."""
+        """What the engine is asked for: markers that can be seen, and calls where they are forced."""
         markers = self._format.shown_special_ids(self._thoughts, self._syntax)
-        return msgspec.structs.replace(params, shown_special_ids=(*params.shown_special_ids, *markers))
+        grammar = self.forced_calls(opens_thought)
+        return msgspec.structs.replace(
+            params,
+            shown_special_ids=(*params.shown_special_ids, *markers),
+            structured=params.structured if grammar is None else Structured(grammar=grammar, origin="tools"),
+        )
 
     def forced_calls(self, opens_thought: bool) -> str | None:
         """The grammar, in Lark's notation, of an answer that must call tools; None where it need not."""

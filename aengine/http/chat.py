@@ -36,7 +36,13 @@ class Chat(Endpoint):
         params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
         tools = tool_use(body)
         may_think = (body.chat_template_kwargs or {}).get("enable_thinking") is not False
-        reading = AnswerReading(self._state.config, engine.answer_format, tools, may_think=may_think)
+        reading = AnswerReading(
+            self._state.config,
+            engine.answer_format,
+            tools,
+            may_think=may_think,
+            formed=params.structured is not None,
+        )
         prompt = await engine.encode_chat(
             messages_for_template(body.messages),
             tools=tools_for_template(tools.offered),
