@@ -319,9 +319,7 @@ class Cutoff:
         self._list = scratch(CANDIDATES, dtype=torch.float32)
         self._listed = scratch(dtype=torch.int32)
 
-    def __call__(
-        self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor
-    ) -> Tensor:
+    def __call__(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor) -> Tensor:
         """The logit [rows] float32 of the last token that passes a row's filters; its equals pass too.
 
         logits [rows, vocab] float32, bfloat16 or float16, contiguous, only read. Per row, all of one stride:
@@ -331,7 +329,7 @@ class Cutoff:
         """
         rows, vocab = logits.shape
         if vocab > MOST_TOKENS:
-            raise ValueError(f"logits: {vocab} tokens a row are more than the {MOST_TOKENS} whose weights can be added up")
+            raise ValueError(f"logits: {vocab} tokens a row, but no more than {MOST_TOKENS} weights can be added up")
         floor = torch.empty(rows, dtype=torch.float32, device=logits.device)
         if rows == 0:
             return floor
@@ -348,7 +346,7 @@ class Cutoff:
         for _ in range(LADDERS):
             _ladder_kernel[grid](
                 logits, temperature, top_p, self._interval, self._counts, self._sums, self._arrived, stride, pieces,
-                **cut,
+                **cut, maxnreg=64,  # eight programs a processor
             )  # fmt: skip
         _gather_kernel[grid](
             logits, top_p, self._interval, self._counts, self._list, self._listed, stride, pieces, **cut

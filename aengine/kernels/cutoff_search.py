@@ -1,8 +1,8 @@
-"""The arithmetic of a search for the last token that top_k and top_p keep; what each part does is said in `cutoff`.
+"""The arithmetic of the search for the last token that top_k and top_p keep, for the kernels of `cutoff`.
 
-A threshold is good if there are enough tokens (top_k) or enough probability (top_p) at or above it. The highest good one
-is sought, three thresholds at a time. Probability is counted in units of 2**-44 of the likeliest token's, as integers:
-sums do not depend on their order, so every part of the search agrees with every other to the last bit.
+A threshold is good if there are enough tokens (top_k) or enough probability (top_p) at or above it. The highest good
+one is sought, three thresholds at a time. Probability is counted in units of 2**-44 of the likeliest token's, as
+integers: sums do not depend on their order, so every part of the search agrees with every other to the last bit.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -30,7 +30,7 @@ def value_of(key, SHIFT: tl.constexpr):
 @triton.jit
 def scale_of(temperature):
     """log2(e) / temperature; never inf, which times 0 would be NaN."""
-    return tl.minimum(1.4426950408889634 / temperature, 3e38)
+    return 1.4426950408889634 / tl.maximum(temperature, 1e-38)
 
 
 @triton.jit
