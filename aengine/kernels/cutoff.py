@@ -31,7 +31,6 @@ PIECES = 64  # at most
 MOST_TOKENS = 2**19 - 1  # the weights of more than that might not fit into 64 bits
 _PIECE_BLOCK = 1024
 _LIST_BLOCK = 2048
-_STAGES = 3
 _UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # of a float32 with such a value
 
 
@@ -337,8 +336,8 @@ class Cutoff:
         # So many programs that the last ones to run leave little of the device idle.
         pieces = min(PIECES, -(-vocab // _PIECE_BLOCK), -(-16 * launch.processors // rows))
         grid, stride = (rows * pieces,), temperature.stride(0)
-        common = {"VOCAB": vocab, "CANDIDATES": CANDIDATES, "STAGES": _STAGES, "OVERLAP": launch.overlap}
-        cut = {**common, "BLOCK": _PIECE_BLOCK, "num_warps": 4, "launch_pdl": launch.overlap}
+        common = {"VOCAB": vocab, "CANDIDATES": CANDIDATES, "OVERLAP": launch.overlap, "launch_pdl": launch.overlap}
+        cut = {**common, "BLOCK": _PIECE_BLOCK, "STAGES": 3, "num_warps": 4}
         _range_kernel[grid](
             logits, temperature, top_k, top_p, log_min_p, self._interval, self._counts, self._ends, self._finite,
             self._arrived, stride, pieces, PIECES=PIECES, **cut,
@@ -353,8 +352,10 @@ class Cutoff:
         )
         _finish_kernel[(rows,)](
             logits, temperature, top_p, log_min_p, self._interval, self._counts, self._list, self._listed, floor,
-            stride, SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=_LIST_BLOCK, **common,
-            # A product and a sum, rounded one after the other, as the reference does.
-            num_warps=8, enable_fp_fusion=False, launch_pdl=launch.overlap,
+            stride, SHIFT=_UNUSED_BITS[logits.dtype], BLOCK=_LIST_BLOCK,
+            STAGES=1,  # plain loads, as the list is soon in the first-level cache
+            num_warps=8, maxnreg=128,  # two programs a processor
+            enable_fp_fusion=False,  # a product and a sum, rounded one after the other, as the reference does
+            **common,
         )  # fmt: skip
         return floor

@@ -52,12 +52,13 @@ def assert_right(logits: Tensor, of_rows: dict[str, Tensor]) -> None:
     """What is kept is what the reference keeps, but for a top_p so close to a token's end that float32 cannot tell."""
     floors, expected = found(logits, of_rows)[:, None], reference(logits, of_rows)[:, None]
     x = logits.cpu().float()
+    of_a_token = (x == floors).any(dim=1) | (floors[:, 0] == -torch.inf) | (of_rows["log_min_p"].cpu() > -torch.inf)
+    assert of_a_token.all()
     for row in ((x >= floors) != (x >= expected)).any(dim=1).nonzero()[:, 0].tolist():
         weights = ((x[row].double() - x[row].max()) / float(of_rows["temperature"][row])).exp()
         most = weights.sort(descending=True).values[: int(of_rows["top_k"][row])].sum()
         only_one_keeps = weights[(x[row] >= floors[row]) != (x[row] >= expected[row])].sum()
         assert only_one_keeps < 2e-6 * most, (row, floors[row], expected[row])
-        assert bool((x[row] == floors[row]).any())
 
 
 def a_bit_of_everything(rows: int) -> list[dict[str, float]]:
@@ -158,6 +159,17 @@ def test_values_far_apart_tiny(device: torch.device, candidates: int) -> None:
     logits[5] = torch.randn(1300, device=device) * torch.logspace(-40, 38, 1300, device=device)
     for row in ({"top_k": 40}, {"top_p": 0.7}, {"top_k": 200, "top_p": 0.6}, {"top_k": 700}):
         assert_right(logits, filters([row] * 6, 1300, device))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_neighbours_in_their_type_are_told_apart_tiny(
+    sign: int, dtype: torch.dtype, device: torch.device, candidates: int
+) -> None:
+    torch.manual_seed(11)
+    steps = torch.randint(0, 6, (4, 400), device=device)
+    logits = (sign * (1 + steps * torch.finfo(dtype).eps)).to(dtype)
+    assert len(logits.unique()) == 6
+    assert_right(logits, filters([{"top_k": 1}, {"top_k": 150}, {"top_p": 0.5}, {"top_k": 399}], 400, device))
 
 
 def test_masked_tokens_are_never_needed_tiny(dtype: torch.dtype, device: torch.device, candidates: int) -> None:
