@@ -117,10 +117,6 @@ class Sampler:
             return Kind.SIMPLE
         return Kind.FILTERED if needs & ~(NOISE | FILTER | MIN_P) == 0 else Kind.ANY
 
-    def simple(self, rows: list[int]) -> bool:
-        """Whether `draw_simple` is enough for these rows."""
-        return self.kind(rows) is Kind.SIMPLE
-
     def draw_simple(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
         """`sample` for rows of kind SIMPLE: decides nothing on the host, has fixed shapes, so a CUDA graph can hold it.
 
