@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aengine.sampling import DrawLogprobs, Sampler
-from aengine.sampling.sampler import Kind
+from aengine.sampling import DrawLogprobs, Kind, Sampler
 from aengine.types import SamplingParams
 from tests.sampling import reference
 from tests.sampling.build import CPU, draw, draw_many, new_row
