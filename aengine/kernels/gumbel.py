@@ -90,7 +90,10 @@ def _best(values, ids):
     return highest, tl.min(tl.where(values == highest, ids, 0x7FFFFFFF), axis=0)
 
 
-@triton.jit(do_not_specialize=["parameter_stride", "pieces"])
+@triton.jit(
+    do_not_specialize=["parameter_stride", "pieces"],
+    do_not_specialize_on_alignment=["positions_ptr", "ids_ptr", "finite_ptr"],  # parts of a step's numbers
+)
 def _draw_kernel(
     logits_ptr,  # [rows, VOCAB]
     temperature_ptr,  # [rows] float32
