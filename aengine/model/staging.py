@@ -18,7 +18,7 @@ import torch
 from aengine.errors import WeightsError
 from aengine.model.pieces import Piece
 
-BUFFER_BYTES = 16 * 2**20
+BUFFER_BYTES = 64 * 2**20  # few and large: every piece waits for the interpreter, which others use meanwhile
 READERS = 8  # at most: one core copies some GB/s out of the page cache, the bus takes 50
 SENDING = 2  # buffers that the device empties meanwhile
 

@@ -26,7 +26,6 @@ from aengine.types import MOST_SHARED_RUNS, SharedRun
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-WARM_UPS = 2
 CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # of draws; the others decide something on the host
 LEAST_SHARERS = 4  # smaller batches have too little to gain
 
@@ -113,12 +112,12 @@ class DecodeGraphs:
         """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
         stream = torch.cuda.current_stream(self._rows.device)
         shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
-        for _ in range(WARM_UPS):
-            logits, positions = self._forward(size)
-            for kind in CAPTURED_KINDS:
-                self._draw(logits, positions, kind)
-            if shareable:
-                self._forward(size, self._shared.runs(size))
+        # What is compiled or loaded on first use.
+        logits, positions = self._forward(size)
+        for kind in CAPTURED_KINDS:
+            self._draw(logits, positions, kind)
+        if shareable:
+            self._forward(size, self._shared.runs(size))
         stream.synchronize()
         forward = torch.cuda.CUDAGraph()
         forward_shared = torch.cuda.CUDAGraph() if shareable else None
