@@ -6,6 +6,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from aengine.http.admin import Admin
 from aengine.http.chat import Chat
 from aengine.http.completions import Completions
 from aengine.http.errors import HANDLERS
@@ -16,18 +17,24 @@ from aengine.http.models import Models
 from aengine.http.origin import OriginMiddleware
 from aengine.http.request_id import RequestIdMiddleware
 from aengine.http.state import ServerState
+from aengine.http.tokenize import Tokens
 
 
 def http_app(state: ServerState) -> Starlette:
     """The HTTP side of a server; its engine comes and goes through `state`."""
     generate, completions, chat = Generate(state), Completions(state), Chat(state)
     models, health, metrics = Models(state), Health(state), Metrics(state)
+    tokens, admin = Tokens(state), Admin(state)
     app = Starlette(
         routes=[
             Route("/generate", generate.create, methods=["POST"]),
             Route("/v1/generate", generate.create, methods=["POST"]),
             Route("/v1/completions", completions.create, methods=["POST"]),
             Route("/v1/chat/completions", chat.create, methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
+            Route("/abort", admin.abort, methods=["POST"]),
+            Route("/flush_cache", admin.flush_cache, methods=["POST"]),
             Route("/v1/models", models.list),
             Route("/v1/models/{model:path}", models.retrieve),
             Route("/health", health.health),

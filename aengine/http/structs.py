@@ -115,3 +115,29 @@ class ChatRequest(Sampling):
     model: str | None = None
     priority: Int = 0
     cache_salt: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`. Exactly one of `prompt` and `messages`."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None  # None: true
+    add_special_tokens: bool | None = None  # None: true for a prompt, false for messages
+    return_token_strs: bool | None = None
+    model: str | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: list[Int]
+    model: str | None = None
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """`POST /abort`."""
+
+    request_id: Annotated[str, Meta(min_length=1)]
