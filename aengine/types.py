@@ -231,6 +231,11 @@ class Stats(msgspec.Struct, frozen=True):
     last_step_age: float | None  # seconds since the last step was committed; None before the first
 
     @property
+    def kv_usage(self) -> float:
+        """Share of the pool's pages that running sequences hold."""
+        return self.pages_used / self.pages_total if self.pages_total else 0.0
+
+    @property
     def hit_rate(self) -> float:
         """Share of prompt tokens that came from the prefix cache, 0 before the first."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -21,7 +21,7 @@ import msgspec
 from aengine.config import EngineConfig, configure
 from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
 from aengine.engine.consume import collect, drain
-from aengine.engine.live import LiveChoice, LiveRequest
+from aengine.engine.live import LiveChoice, LiveRequest, begin
 from aengine.engine.loop import StepLoop
 from aengine.engine.seeds import sibling_seed
 from aengine.engine.stream import Stream
@@ -34,6 +34,7 @@ from aengine.errors import (
     EngineNotReadyError,
     InvalidRequestError,
 )
+from aengine.latency import Latencies
 from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
 from aengine.model.hub import resolve_model
@@ -65,6 +66,7 @@ class _Ready:
             max_step_tokens=runtime.max_step_tokens,
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
+            on_begin=begin,
         )
 
 
@@ -91,6 +93,7 @@ class Engine:
         self.config = config if config is not None else configure(EngineConfig, **knobs)
         self._start = start
         self.failure: BaseException | None = None
+        self.latencies = Latencies()
         self.created = 0  # unix seconds when the engine became ready
         self._ready_state: _Ready | None = None
         self._closed = False
@@ -266,7 +269,7 @@ class Engine:
             for index in range(params.n)
         ]
         choices = [LiveChoice(sequence, ready.tokenizer) for sequence in sequences]
-        request = LiveRequest(request_id, choices, self._abort, self._forget)
+        request = LiveRequest(request_id, choices, self._abort, self._forget, self.latencies)
         enqueue_all(ready.scheduler, sequences)
         self._requests[request_id] = request
         if self._loop is not None:

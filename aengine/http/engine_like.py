@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from aengine.latency import Latencies
 from aengine.types import Fragment, SamplingParams, Stats
 
 
@@ -67,6 +68,9 @@ class EngineLike(Protocol):
 
     @property
     def tokenizer(self) -> TokenizerLike: ...
+
+    @property
+    def latencies(self) -> Latencies: ...
 
     @property
     def created(self) -> int:

@@ -7,6 +7,7 @@ planned is committed (lookahead): positions, lengths and pages are known ahead o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from aengine.errors import ContextLengthError, QueueFullError
@@ -42,6 +43,7 @@ class Scheduler:
         max_step_tokens: int,
         max_queue: int,
         prefix_cache: bool = True,
+        on_begin: Callable[[Sequence], None] | None = None,  # told of each sequence that enters for the first time
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
@@ -51,6 +53,7 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._max_queue = max_queue
         self._page_size = page_size
+        self._on_begin = on_begin
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # RUNNING only, by rank
@@ -247,6 +250,8 @@ class Scheduler:
             sequence.cached = min(sequence.launched, sequence.prompt_len)
             self.counters.prompt_tokens += sequence.prompt_len
             self.counters.cached_tokens += sequence.cached
+            if self._on_begin is not None:
+                self._on_begin(sequence)
         sequence.phase = Phase.RUNNING
         sequence.row = self._free_rows.pop()
         self._insert_running(sequence)

@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 
 from aengine.errors import ContextLengthError
+from aengine.latency import Latencies
 from aengine.types import Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
 
 VOCAB_SIZE = 1000
@@ -101,6 +102,7 @@ class FakeEngine:
         self.left = False
         self.submitted: list[Submitted] = []
         self.numbers = IDLE
+        self.latencies = Latencies()
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
