@@ -7,6 +7,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from aengine.http.admin import Admin
+from aengine.http.auth import ApiKeyMiddleware
 from aengine.http.chat import Chat
 from aengine.http.completions import Completions
 from aengine.http.errors import HANDLERS
@@ -45,6 +46,7 @@ def http_app(state: ServerState) -> Starlette:
         middleware=[
             Middleware(RequestIdMiddleware),
             Middleware(OriginMiddleware, allowed=state.config.allowed_origins),
+            Middleware(ApiKeyMiddleware, keys=state.config.api_keys),
         ],
         exception_handlers=HANDLERS,
     )
