@@ -65,14 +65,8 @@ async def test_any_of_the_keys_opens(key: str, scheme: str) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        "",
-        "Bearer",
-        "Bearer ",
-        "first-key",
-        "Basic first-key",
-        "Bearer first-ke",
-        "Bearer first-key2",
-        "Bearer first-key,third",
+        *("", "Bearer", "first-key", "Basic first-key", "Bearer first-ke", "Bearer first-key2"),
+        *("Bearer first-key,third", "Bearer first-key third", "Bearer:first-key", "first-key Bearer"),
     ],
 )
 async def test_nothing_else_does(given: str) -> None:
