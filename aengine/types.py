@@ -20,6 +20,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters; bounds what a stream holds back
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 128  # characters
 _INT64 = 2**63
 
 
@@ -43,6 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None  # None: drawn afresh for each request
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()  # never drawn, neither at a text's start nor after a space
     include_stop: bool = False  # keep the matched stop string / stop token's text in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -92,6 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _within("n", self.n, 1, MAX_N)
         self._validate_stop(vocab_size)
         self._validate_bias(vocab_size)
+        self._validate_bad_words()
 
     def _validate_stop(self, vocab_size: int) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -111,6 +115,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
                 raise InvalidRequestError(
                     f"logit_bias of token {token_id} must be in [-100, 100], got {bias}", "logit_bias"
+                )
+
+    def _validate_bad_words(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequestError(f"at most {MAX_BAD_WORDS} bad_words, got {len(self.bad_words)}", "bad_words")
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD_LENGTH:
+                raise InvalidRequestError(
+                    f"each of bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters and more than spaces",
+                    "bad_words",
                 )
 
 

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from aengine.errors import InvalidRequestError
 from aengine.http import sse
 from aengine.http.endpoint import Endpoint
+from aengine.http.engine_like import StreamLike
 from aengine.http.openai_dialect import OpenAIDialect
-from aengine.http.structs import ChatRequest
+from aengine.http.structs import ChatRequest, UsageTold
 from aengine.http.wording import chat_logprobs, usage_body
 from aengine.types import Completion, Fragment
 
@@ -33,6 +34,7 @@ class Chat(Endpoint):
         }
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
+        usage_told = body.usage_told()
         params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
         stream = await engine.submit_chat(
             [message.for_template() for message in body.messages],
@@ -45,8 +47,7 @@ class Chat(Endpoint):
         )
         if not body.stream:
             return self._whole(stream, lambda completion: word_completion(head, completion))
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return self._stream(stream, ChatDialect(head, include_usage, params.n))
+        return self._stream(stream, ChatDialect(head, stream, usage_told, params.n))
 
 
 def _logprobs(body: ChatRequest) -> int | None:
@@ -58,8 +59,8 @@ def _logprobs(body: ChatRequest) -> int | None:
 
 
 class ChatDialect(OpenAIDialect):
-    def __init__(self, head: dict[str, Any], include_usage: bool, n: int) -> None:
-        super().__init__(head, include_usage)
+    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold, n: int) -> None:
+        super().__init__(head, stream, usage_told)
         self._n = n
 
     def opening(self) -> bytes:

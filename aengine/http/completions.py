@@ -18,12 +18,12 @@ from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.gathered import GatheredStream
 from aengine.http.openai_dialect import OpenAIDialect
-from aengine.http.structs import CompletionRequest
+from aengine.http.prompts import cut, split_prompts, text_of
+from aengine.http.structs import CompletionRequest, UsageTold
 from aengine.http.wording import CompletionLogprobs, usage_body
 from aengine.types import Completion, Fragment, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 1024
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -39,7 +39,11 @@ class Completions(Endpoint):
             "model": self._state.check_model(body.model),
         }
         params = body.params(engine.default_params, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
-        prompts = split_prompts(body.prompt)
+        usage_told = body.usage_told()
+        _refuse_what_is_not_done(body)
+        cut_to, tokenizer = body.truncate_prompt_tokens, engine.tokenizer
+        prompts = [await cut(prompt, cut_to, tokenizer) for prompt in split_prompts(body.prompt)]
+        echoes = [text_of(prompt, tokenizer) if body.echo else "" for prompt in prompts for _ in range(params.n)]
         streams: list[StreamLike] = []
         try:
             for position, prompt in enumerate(prompts):
@@ -51,9 +55,15 @@ class Completions(Endpoint):
             raise
         stream = streams[0] if len(streams) == 1 else GatheredStream(request_id, streams, params.n)
         if not body.stream:
-            return self._whole(stream, lambda completion: word_completion(head, completion))
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return self._stream(stream, CompletionDialect(head, include_usage))
+            return self._whole(stream, lambda completion: word_completion(head, completion, echoes))
+        return self._stream(stream, CompletionDialect(head, stream, usage_told, echoes))
+
+
+def _refuse_what_is_not_done(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise InvalidRequestError("suffix is not supported: the models served here do not fill in gaps", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequestError("best_of is not supported: ask for n and choose by logprobs", "best_of")
 
 
 async def _submit(
@@ -67,26 +77,17 @@ async def _submit(
     return await submit_within_context(submit, params, body.max_tokens)
 
 
-def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts in their four spellings: a string, ids, strings, lists of ids. Raises `InvalidRequestError`."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
-    several = [item for item in prompt if not isinstance(item, int)]
-    if not several or len(several) != len(prompt) or len({type(item) for item in several}) > 1:
-        raise InvalidRequestError(
-            "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids", "prompt"
-        )
-    if len(several) > MAX_PROMPTS:
-        raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts in one request, got {len(several)}", "prompt")
-    return several
-
-
 class CompletionDialect(OpenAIDialect):
-    def __init__(self, head: dict[str, Any], include_usage: bool) -> None:
-        super().__init__(head, include_usage)
+    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold, echoes: list[str]) -> None:
+        """`echoes` has the prompt of each choice, or empty strings."""
+        super().__init__(head, stream, usage_told)
+        self._echoes = echoes
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)  # by choice
+
+    def opening(self) -> bytes:
+        """The prompts, where they are echoed."""
+        pieces = (self._piece(index, text, None) for index, text in enumerate(self._echoes) if text)
+        return b"".join(sse.event(self._chunk(piece)) for piece in pieces)
 
     def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
         return {
@@ -97,11 +98,11 @@ class CompletionDialect(OpenAIDialect):
         }
 
 
-def word_completion(head: dict[str, Any], completion: Completion) -> bytes:
+def word_completion(head: dict[str, Any], completion: Completion, echoes: list[str]) -> bytes:
     choices = [
         {
             "index": choice.index,
-            "text": choice.text,
+            "text": echoes[choice.index] + choice.text,
             "logprobs": CompletionLogprobs().word(choice.logprobs),
             "finish_reason": choice.finish_reason,
         }

@@ -14,6 +14,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http import sse
 from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import StreamLike
+from aengine.http.prompts import cut
 from aengine.http.structs import GenerateRequest
 from aengine.http.wording import usage_body
 from aengine.types import Choice, Completion, FinishReason, Fragment, SamplingParams, Usage
@@ -29,7 +30,8 @@ class Generate(Endpoint):
         self._state.check_model(body.model)
         if (body.prompt is None) == (body.input_ids is None):
             raise InvalidRequestError("exactly one of prompt and input_ids must be given", "prompt")
-        prompt = body.prompt if body.prompt is not None else body.input_ids or []
+        given = body.prompt if body.prompt is not None else body.input_ids or []
+        prompt = await cut(given, body.truncate_prompt_tokens, engine.tokenizer)
         request_id = f"gen-{uuid.uuid4().hex}"
         params = body.params(engine.default_params, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
 

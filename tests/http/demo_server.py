@@ -19,12 +19,15 @@ from tests.http.serving import listen
 
 
 @contextmanager
-def demo_server(**knobs: Any) -> Iterator[str]:
+def demo_server(max_model_len: int | None = None, **knobs: Any) -> Iterator[str]:
     """Serve the demo model with these `ServerConfig` knobs; gives the URL once it is ready."""
+    config = EngineConfig(device="cpu", max_num_seqs=32, kv_cache_gib=0.1, progress=False, max_model_len=max_model_len)
     ready: Future[str] = Future()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(_serve(knobs, ready, stop)))
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(_serve(config, ServerConfig(**knobs), ready, stop))
+    )
     thread.start()
     try:
         yield ready.result(60)
@@ -34,7 +37,7 @@ def demo_server(**knobs: Any) -> Iterator[str]:
         loop.close()
 
 
-async def _serve(knobs: dict[str, Any], ready: Future[str], stop: asyncio.Event) -> None:
+async def _serve(engine_config: EngineConfig, server: ServerConfig, ready: Future[str], stop: asyncio.Event) -> None:
     file, port = listen()
 
     @asynccontextmanager
@@ -44,11 +47,7 @@ async def _serve(knobs: dict[str, Any], ready: Future[str], stop: asyncio.Event)
             asyncio.get_running_loop().call_soon(ready.set_result, f"http://127.0.0.1:{port}")
             yield made
 
-    app = create_app(
-        EngineConfig(device="cpu", max_num_seqs=32, kv_cache_gib=0.1, progress=False),
-        ServerConfig(**knobs),
-        engine_factory=engine,
-    )
+    app = create_app(engine_config, server, engine_factory=engine)
     config = Config()
     config.bind = [f"fd://{file}"]
     config.graceful_timeout = 0.1

@@ -87,6 +87,22 @@ class FakeStream:
             self._news.set()
 
 
+class FakeTokenizer:
+    """One id per word: how long it is."""
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [len(word) for word in text.split()]
+
+    async def encode_chat(self, messages: Any, *options: Any) -> list[int]:
+        return [len(messages)]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return " ".join("x" * token_id for token_id in token_ids)
+
+    def token(self, token_id: int) -> str | None:
+        return "x" * token_id
+
+
 class FakeEngine:
     """Recites `WORDS`, or with `held=True` leaves its streams to the test; with `refuse` it admits nothing."""
 
@@ -103,6 +119,8 @@ class FakeEngine:
         self.submitted: list[Submitted] = []
         self.numbers = IDLE
         self.latencies = Latencies()
+        self.vocab_size = VOCAB_SIZE
+        self.tokenizer = FakeTokenizer()
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
@@ -148,6 +166,9 @@ class FakeEngine:
             stream.put(*recital(prompt_tokens, params))
         self._streams.put_nowait(stream)
         return stream
+
+    def flush_cache(self) -> None:
+        pass
 
     def stats(self) -> Stats:
         return self.numbers

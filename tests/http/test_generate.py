@@ -103,6 +103,7 @@ async def test_hands_parameters_to_the_engine() -> None:
         "seed": 11,
         "stop": ["x", "y"],
         "stop_token_ids": [3],
+        "bad_words": ["bad"],
         "include_stop": True,
         "ignore_eos": True,
         "skip_special_tokens": False,

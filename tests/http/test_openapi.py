@@ -1,0 +1,103 @@
+"""`/openapi.json`, and whether the server keeps to it whatever it is sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.schemas import BaseSchema
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from aengine.config import ServerConfig
+from aengine.http.routes import operations
+from aengine.http.state import ServerState
+from tests.http.demo_server import demo_server
+from tests.http.serving import serving
+
+KEY = "a-key"
+KEY_HEADER = {"Authorization": f"Bearer {KEY}"}
+BOUNDED = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+CONTEXT = 64  # tokens; bounds what a generated request can cost
+
+
+OPERATIONS = [(one.method, one.template) for one in operations(ServerState(ServerConfig()))]
+
+
+@pytest.fixture(scope="module")
+def short_demo() -> Iterator[str]:
+    with demo_server(max_model_len=CONTEXT, api_keys=(KEY,)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def described(short_demo: str) -> BaseSchema:
+    return schemathesis.openapi.from_url(f"{short_demo}/openapi.json", headers=KEY_HEADER)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_is_as_described(described: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
+    """What fits the schema and what does not: no 5xx, no undescribed status, no body of another shape."""
+    operation = described[path][method]
+
+    @BOUNDED
+    @given(operation.as_strategy(generation_mode=mode))
+    def holds(case: schemathesis.Case) -> None:
+        if mode is GenerationMode.POSITIVE:
+            make_likelier(case.body)
+        # What a schema cannot say (ids below the vocabulary's size, lengths in tokens) may be refused.
+        response = case.call_and_validate(headers=KEY_HEADER, timeout=30, excluded_checks=[positive_data_acceptance])
+        statuses[response.status_code] += 1
+
+    statuses: Counter[int] = Counter()
+    with suppress(Unsatisfiable):  # nothing can be wrong about a request that says nothing
+        holds()
+    assert statuses[200] or (mode is GenerationMode.NEGATIVE) or "{" in path
+
+
+def make_likelier(body: Any) -> None:
+    """Most requests name a model that is not served and a token that is none; then little would be tried."""
+    if isinstance(body, dict):
+        for name in ("model", "input_ids", "logit_bias", "stop_token_ids", "stream_options", "best_of", "suffix"):
+            body.pop(name, None)
+        for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+            if isinstance(body.get(name), int):
+                body[name] = 1 + body[name] % 8
+        if isinstance(body.get("prompt"), list):
+            body["prompt"] = "a prompt"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+async def test_it_asks_for_a_key_exactly_where_the_server_does(keys: tuple[str, ...]) -> None:
+    async with serving(api_keys=keys) as server:
+        document = (await server.client.get("/openapi.json", headers=KEY_HEADER)).json()
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                answer = await server.client.request(method, path)
+                assert (answer.status_code == 401) == ("security" in operation), path
+    assert ("securitySchemes" in document["components"]) == bool(keys)
+
+
+def test_the_schemas_tell_the_ranges(demo: httpx.Client) -> None:
+    document = demo.get("/openapi.json").json()
+    fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert {"type": "number", "minimum": 0, "maximum": 2} in fields["temperature"]["anyOf"]
+    assert {"type": "integer", "minimum": 1, "maximum": 128} in fields["n"]["anyOf"]
+    assert {"type": "integer", "minimum": 0, "maximum": 20} in fields["logprobs"]["anyOf"]
+    assert fields["stop"]["anyOf"][1]["maxItems"] == 16
