@@ -45,7 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None  # None: drawn afresh for each request
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[str, ...] = ()  # never drawn, neither at a text's start nor after a space
+    bad_words: tuple[str, ...] = ()  # their tokens never follow one another, with a space in front or without
     include_stop: bool = False  # keep the matched stop string / stop token's text in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -269,6 +269,7 @@ class NewRow(msgspec.Struct):
     tokens: Sequence[int]  # all ids known so far, prompt then output (penalties are rebuilt from them)
     length: int  # tokens whose KV is already in `pages`
     pages: list[int]
+    banned: Sequence[Sequence[int]] = ()  # the output must never complete any of these
 
 
 class PrefillChunk(msgspec.Struct):

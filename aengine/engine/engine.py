@@ -42,6 +42,7 @@ from aengine.runtime.runner import Runner
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.text.bad_words import banned_sequences
 from aengine.text.tokenizer import Tokenizer
 from aengine.types import Completion, Fragment, SamplingParams, Stats, check_token_ids
 
@@ -215,8 +216,9 @@ class Engine:
         ready = self._serving()
         params = asked_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt)
+        banned = await banned_sequences(params.bad_words, ready.tokenizer)
         token_ids = await ready.tokenizer.encode(prompt) if isinstance(prompt, str) else asked_ids(prompt)
-        return self._enqueue(token_ids, params, request_id, priority, cache_salt)
+        return self._enqueue(token_ids, params, request_id, priority, cache_salt, banned)
 
     async def submit_chat(
         self,
@@ -234,15 +236,22 @@ class Engine:
         ready = self._serving()
         params = asked_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt)
+        banned = await banned_sequences(params.bad_words, ready.tokenizer)
         token_ids = await ready.tokenizer.encode_chat(
             asked_dicts(messages, "messages"),
             tools=None if tools is None else asked_dicts(tools, "tools"),
             template_kwargs=None if template_kwargs is None else dict(template_kwargs),
         )
-        return self._enqueue(token_ids, params, request_id, priority, cache_salt)
+        return self._enqueue(token_ids, params, request_id, priority, cache_salt, banned)
 
     def _enqueue(
-        self, token_ids: list[int], params: SamplingParams, request_id: str | None, priority: int, salt: str | None
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        salt: str | None,
+        banned: tuple[tuple[int, ...], ...],
     ) -> Stream:
         ready = self._serving()  # tokenizing may have taken a while
         if not token_ids:
@@ -264,6 +273,7 @@ class Engine:
                 max_total=max_total,
                 rank=rank,
                 salt=salt,
+                banned=banned,
                 index=index,
             )
             for index in range(params.n)

@@ -265,6 +265,7 @@ class Scheduler:
                 tokens=sequence.tokens,
                 length=sequence.launched,
                 pages=list(sequence.pages),
+                banned=sequence.banned,
             )
         )
 

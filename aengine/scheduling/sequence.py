@@ -34,6 +34,7 @@ class Sequence:
     max_total: int  # tokens at which the sequence ends by length
     rank: tuple[float, int]  # place in the queue; smaller first
     salt: str | None = None
+    banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not complete
     index: int = 0  # which of the n choices
     siblings: list[Sequence] = field(default_factory=list)  # fork from this one after its prefill
     owner: object = None  # the caller's, untouched
