@@ -50,6 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: none; 0: the sampled token's; k: and the k likeliest
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
     n: int = 1
 
     @property
@@ -65,7 +66,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise InvalidRequestError(f"{name} must be a finite number, got {value!r}", name)
         for name in _INTS:
             value = getattr(self, name)
-            if value is None and name in ("max_tokens", "seed", "logprobs"):
+            if value is None and name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
@@ -92,6 +93,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequestError(f"seed must fit into 64 signed bits, got {self.seed}", "seed")
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _within("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _within("n", self.n, 1, MAX_N)
         self._validate_stop(vocab_size)
         self._validate_bias(vocab_size)
@@ -129,7 +132,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_INTS = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n")
+_INTS = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs", "n")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -163,6 +166,16 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """How likely a token of the prompt was after those before it, and the likeliest candidates there."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the likeliest
+    top_ids: Sequence[int]
+    top: Sequence[float]  # the candidates' logprobs
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request. `completion_tokens` sums over all n choices."""
 
@@ -189,6 +202,8 @@ class Fragment(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     index: int = 0  # which of the n choices
+    # With a choice's first fragment, where asked for: all of the prompt but its first token.
+    prompt_logprobs: Sequence[PromptLogprob] | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -199,6 +214,7 @@ class Choice(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: Sequence[PromptLogprob] | None = None  # of all of the prompt but its first token
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -280,6 +296,8 @@ class PrefillChunk(msgspec.Struct):
     token_ids: Sequence[int]
     samples: bool  # the last chunk draws a token; earlier ones neither sample nor count
     forks: Sequence[int] = ()  # rows of siblings that draw from the same logits (n > 1)
+    score_ids: Sequence[int] = ()  # the prompt's next token for each of the first ones: how likely was it?
+    top: int = 0  # told with so many candidates
 
 
 MOST_SHARED_RUNS = 16  # in one step
@@ -339,3 +357,4 @@ class StepResult(msgspec.Struct):
     token_ids: list[int]
     finite: list[bool]  # False: the row's logits held NaN or +infinity; its token id means nothing
     logprobs: list[RowLogprobs | None] | None  # None when no row asked for them
+    scores: Sequence[Sequence[PromptLogprob]] = ()  # a list for each chunk with `score_ids`, in the plan's order

@@ -44,7 +44,7 @@ from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.bad_words import banned_sequences
 from aengine.text.tokenizer import Tokenizer
-from aengine.types import Completion, Fragment, SamplingParams, Stats, check_token_ids
+from aengine.types import Completion, Fragment, PromptLogprob, SamplingParams, Stats, check_token_ids
 
 log = logging.getLogger("aengine")
 
@@ -264,6 +264,7 @@ class Engine:
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         stop_ids = (() if params.ignore_eos else ready.generation.eos_token_ids) + params.stop_token_ids
         rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
+        scores: list[PromptLogprob] = []
         sequences = [
             TokenSequence(
                 tokens=list(token_ids),
@@ -274,6 +275,7 @@ class Engine:
                 rank=rank,
                 salt=salt,
                 banned=banned,
+                scores=scores,
                 index=index,
             )
             for index in range(params.n)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from aengine.engine.stream import Stream
 from aengine.errors import NonFiniteLogitsError
 from aengine.latency import Latencies
-from aengine.scheduling.sequence import Sequence, Update
+from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.scheduling.sequence import Update
 from aengine.text.output import OutputText
 from aengine.text.tokenizer import Tokenizer
-from aengine.types import FinishReason, Fragment, RowLogprobs, TokenLogprob, TopLogprob, Usage
+from aengine.types import FinishReason, Fragment, PromptLogprob, RowLogprobs, TokenLogprob, TopLogprob, Usage
 
 
 class LiveRequest:
@@ -74,7 +75,7 @@ class LiveChoice:
 
     request: LiveRequest
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+    def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
         self.tokenizer = tokenizer
         self.text = OutputText(tokenizer, sequence.params, sequence.tokens)
@@ -108,13 +109,17 @@ class LiveChoice:
         logprobs = None
         if update.logprobs is not None:
             logprobs = (self._logprob(update.token_id, update.logprobs),)
-        self._put(text, (update.token_id,), logprobs, reason)
+        self._put(text, (update.token_id,), logprobs, reason, self._scores() if self.delivered == 1 else None)
         return stopped
 
     def end(self, reason: FinishReason) -> None:
         """Close the choice from outside (abort): flush the held text."""
         if self.finish_reason is None:
             self._put(self.text.finish(), (), None, reason)
+
+    def _scores(self) -> Sequence[PromptLogprob] | None:
+        """What was asked for about the prompt."""
+        return self.sequence.scores if self.sequence.params.prompt_logprobs is not None else None
 
     def _time(self) -> None:
         """Note when this token came."""
@@ -131,6 +136,7 @@ class LiveChoice:
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprob, ...] | None,
         reason: FinishReason | None,
+        scores: Sequence[PromptLogprob] | None = None,
     ) -> None:
         request = self.request
         usage = None
@@ -151,6 +157,7 @@ class LiveChoice:
                 finish_reason=reason,
                 usage=usage,
                 index=self.sequence.index,
+                prompt_logprobs=scores,
             ),
             last=request.ended,
         )
@@ -163,7 +170,7 @@ class LiveChoice:
         return TokenLogprob(token_id, text(token_id), row.sampled, top)
 
 
-def begin(sequence: Sequence) -> None:
+def begin(sequence: TokenSequence) -> None:
     """For the scheduler: the sequence enters the running batch for the first time."""
     if isinstance(sequence.owner, LiveChoice):
         sequence.owner.request.begin()

@@ -11,6 +11,7 @@ from torch import Tensor
 from aengine.runtime.clock import DeviceClock
 from aengine.runtime.decode_graphs import DecodeGraphs
 from aengine.runtime.runner import StepExecutor, read_draws
+from aengine.runtime.scoring import ChunkScores
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws
 from aengine.types import StepPlan, StepResult
@@ -54,15 +55,23 @@ class _Slot:
 class CudaStep:
     """A step on the device's queue."""
 
-    def __init__(self, plan: StepPlan, runner: CudaRunner, event: torch.cuda.Event, draws: Draws | None) -> None:
+    def __init__(
+        self,
+        plan: StepPlan,
+        runner: CudaRunner,
+        event: torch.cuda.Event,
+        draws: Draws | None,
+        scores: list[ChunkScores],
+    ) -> None:
         self.plan = plan
         self._runner = runner
         self._future = runner.watch(event)
         self._draws = draws  # on the host once the event has happened
+        self._scores = scores  # likewise
 
     async def result(self) -> StepResult:
         await self._future
-        return read_draws(self._draws, self._runner.logprobs_of, self.plan)
+        return read_draws(self._draws, self._scores, self._runner.logprobs_of, self.plan)
 
 
 class CudaRunner:
@@ -88,9 +97,10 @@ class CudaRunner:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             draws = self._executor.execute(plan)
             host = None if draws is None else self._to_host(plan, draws)
+            scores = [one.mapped(_pinned) for one in self._executor.take_scores()]
             event = torch.cuda.Event()
             event.record(self._stream)
-        return CudaStep(plan, self, event, host)
+        return CudaStep(plan, self, event, host, scores)
 
     def watch(self, event: torch.cuda.Event) -> asyncio.Future[None]:
         """A future for a recorded event."""

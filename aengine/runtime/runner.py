@@ -15,6 +15,7 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
 from aengine.runtime.rows import Rows
+from aengine.runtime.scoring import ChunkScores, read_scores, score_chunks
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.types import RowLogprobs, StepPlan, StepResult
 
@@ -49,6 +50,12 @@ class StepExecutor:
         self._kv = kv
         self._sampler = sampler
         self._rows = rows
+        self._scores: list[ChunkScores] = []
+
+    def take_scores(self) -> list[ChunkScores]:
+        """The prompt logprobs of the step that was executed last, on the device; once."""
+        scores, self._scores = self._scores, []
+        return scores
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Draws | None:
@@ -59,6 +66,7 @@ class StepExecutor:
         rows.grow(plan.new_pages)
         inputs = build_inputs(plan, rows, self._kv.page_size)
         hidden = self._decoder.forward(inputs.input_ids, inputs.positions, inputs.attention, self._kv)
+        self._scores = score_chunks(plan, hidden, self._decoder.logits, rows.upload)
         draws = self._draw(hidden, inputs)
         self._advance(plan, inputs)
         if plan.page_copies:
@@ -92,10 +100,13 @@ class StepExecutor:
                 rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 
 
-def read_draws(draws: Draws | None, asked: Callable[[int], int | None], plan: StepPlan) -> StepResult:
-    """Copy a finished step's draws to the host. `asked(row)` says how many logprobs a row wants, if any."""
+def read_draws(
+    draws: Draws | None, scores: list[ChunkScores], asked: Callable[[int], int | None], plan: StepPlan
+) -> StepResult:
+    """Copy what a finished step brought to the host. `asked(row)` says how many logprobs a row wants, if any."""
+    prompts = read_scores(scores, plan)
     if draws is None:
-        return StepResult(token_ids=[], finite=[], logprobs=None)
+        return StepResult(token_ids=[], finite=[], logprobs=None, scores=prompts)
     logprobs: list[RowLogprobs | None] | None = None
     if draws.logprobs is not None:
         sampled = draws.logprobs.sampled.tolist()
@@ -107,7 +118,7 @@ def read_draws(draws: Draws | None, asked: Callable[[int], int | None], plan: St
             logprobs.append(
                 None if count is None else RowLogprobs(sampled[place], top_ids[place][:count], top[place][:count])
             )
-    return StepResult(token_ids=draws.token_ids.tolist(), finite=draws.finite.tolist(), logprobs=logprobs)
+    return StepResult(draws.token_ids.tolist(), draws.finite.tolist(), logprobs, prompts)
 
 
 class CpuStep:
@@ -139,7 +150,8 @@ class CpuRunner:
             self._logprobs[new.row] = new.params.logprobs
         # OpenMP keeps its thread count per thread: it must be set in the one that computes.
         torch.set_num_threads(self._threads.of(plan.num_tokens))
-        return read_draws(self._executor.execute(plan), self._logprobs.get, plan)
+        draws = self._executor.execute(plan)
+        return read_draws(draws, self._executor.take_scores(), self._logprobs.get, plan)
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)

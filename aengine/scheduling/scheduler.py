@@ -129,6 +129,10 @@ class Scheduler:
             for holder in (sequence, *forks):
                 if holder.phase is not Phase.FINISHED:
                     holder.computed = chunk.start + len(chunk.token_ids)
+        scores = iter(result.scores)
+        for sequence, chunk, _ in flight.prefill:
+            if chunk.score_ids:  # a resumed prompt starts anew, and says the same again
+                sequence.scores[chunk.start : chunk.start + len(chunk.score_ids)] = next(scores)
         updates = self._commit_draws(flight, result)
         for sequence, _, forks in flight.prefill:  # after the draws, which tell whose numbers are not finite
             for holder in (sequence, *forks):
@@ -286,6 +290,9 @@ class Scheduler:
             token_ids=sequence.tokens[start:end],
             samples=end == len(sequence.tokens),
         )
+        if sequence.scoring:
+            chunk.score_ids = sequence.tokens[start + 1 : min(end + 1, sequence.prompt_len)]
+            chunk.top = sequence.params.prompt_logprobs or 0
         sequence.launched = end
         sequence.in_flight += 1
         forks: list[Sequence] = []

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from aengine.cache.radix import Node
-from aengine.types import FinishReason, RowLogprobs, SamplingParams
+from aengine.types import FinishReason, PromptLogprob, RowLogprobs, SamplingParams
 
 
 class Phase(enum.Enum):
@@ -37,6 +37,7 @@ class Sequence:
     banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not complete
     index: int = 0  # which of the n choices
     siblings: list[Sequence] = field(default_factory=list)  # fork from this one after its prefill
+    scores: list[PromptLogprob] = field(default_factory=list)  # from the prompt's second token on; siblings share it
     owner: object = None  # the caller's, untouched
 
     phase: Phase = Phase.WAITING
@@ -58,6 +59,11 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
         self.stops = frozenset(self.stop_ids)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether logprobs of the prompt are asked for and not all there yet; then no cached prefix will do."""
+        return self.params.prompt_logprobs is not None and len(self.scores) < self.prompt_len - 1
 
     @property
     def output_len(self) -> int:
