@@ -88,6 +88,15 @@ class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class PromptCandidate(msgspec.Struct, frozen=True):
+    logprob: float | None
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptCandidate] | None] | msgspec.UnsetType  # by token id; unset where nobody asked
+
+
 class GeneratedChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
@@ -105,6 +114,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
     choices: list[GeneratedChoice] | msgspec.UnsetType = msgspec.UNSET  # where n > 1
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
     usage: UsageBody
 
 
@@ -120,6 +130,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobsBody | None
     finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
 
 
 class CompletionBody(msgspec.Struct, frozen=True):
@@ -170,3 +181,4 @@ class ChatBody(msgspec.Struct, frozen=True):
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET

@@ -15,6 +15,7 @@ from aengine.http import sse
 from aengine.http.endpoint import Endpoint
 from aengine.http.engine_like import StreamLike
 from aengine.http.openai_dialect import OpenAIDialect
+from aengine.http.prompt_wording import prompt_part
 from aengine.http.structs import ChatRequest, UsageTold
 from aengine.http.wording import chat_logprobs, usage_body
 from aengine.types import Completion, Fragment
@@ -46,7 +47,13 @@ class Chat(Endpoint):
             cache_salt=body.cache_salt,
         )
         if not body.stream:
-            return self._whole(stream, lambda completion: word_completion(head, completion))
+            text = engine.tokenizer.token_text
+            return self._whole(
+                stream,
+                lambda completion: word_completion(
+                    head | prompt_part(completion.choices[0].prompt_logprobs, text), completion
+                ),
+            )
         return self._stream(stream, ChatDialect(head, stream, usage_told, params.n))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,11 +13,13 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
 from aengine.http import sse
+from aengine.http.echo import EchoingStream
 from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.gathered import GatheredStream
 from aengine.http.openai_dialect import OpenAIDialect
-from aengine.http.prompts import cut, split_prompts, text_of
+from aengine.http.prompt_wording import TokenText, prompt_part
+from aengine.http.prompts import Prompt, cut, split_prompts, text_of
 from aengine.http.structs import CompletionRequest, UsageTold
 from aengine.http.wording import CompletionLogprobs, usage_body
 from aengine.types import Completion, Fragment, SamplingParams
@@ -38,12 +39,12 @@ class Completions(Endpoint):
             "created": int(time.time()),
             "model": self._state.check_model(body.model),
         }
-        params = body.params(engine.default_params, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+        params = _params(body, engine.default_params)
         usage_told = body.usage_told()
         _refuse_what_is_not_done(body)
-        cut_to, tokenizer = body.truncate_prompt_tokens, engine.tokenizer
-        prompts = [await cut(prompt, cut_to, tokenizer) for prompt in split_prompts(body.prompt)]
-        echoes = [text_of(prompt, tokenizer) if body.echo else "" for prompt in prompts for _ in range(params.n)]
+        prompts = [
+            await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer) for prompt in split_prompts(body.prompt)
+        ]
         streams: list[StreamLike] = []
         try:
             for position, prompt in enumerate(prompts):
@@ -55,8 +56,20 @@ class Completions(Endpoint):
             raise
         stream = streams[0] if len(streams) == 1 else GatheredStream(request_id, streams, params.n)
         if not body.stream:
-            return self._whole(stream, lambda completion: word_completion(head, completion, echoes))
-        return self._stream(stream, CompletionDialect(head, stream, usage_told, echoes))
+            text = engine.tokenizer.token_text if body.prompt_logprobs is not None else None
+            return self._whole(stream, lambda completion: word_completion(head, completion, text))
+        return self._stream(stream, CompletionDialect(head, stream, usage_told))
+
+
+def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
+    """As the engine shall have them; `echo` with logprobs needs those of the prompt."""
+    params = body.params(defaults, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+    if body.echo and body.max_tokens == 0:
+        params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
+    if body.echo and body.logprobs is not None:
+        wanted = max(body.logprobs, body.prompt_logprobs or 0)
+        params = msgspec.structs.replace(params, prompt_logprobs=wanted)
+    return params
 
 
 def _refuse_what_is_not_done(body: CompletionRequest) -> None:
@@ -67,27 +80,29 @@ def _refuse_what_is_not_done(body: CompletionRequest) -> None:
 
 
 async def _submit(
-    engine: EngineLike, prompt: str | Sequence[int], params: SamplingParams, body: CompletionRequest, request_id: str
+    engine: EngineLike, prompt: Prompt, params: SamplingParams, body: CompletionRequest, request_id: str
 ) -> StreamLike:
+    text = prompt
+    if body.echo and body.logprobs is not None and isinstance(prompt, str):
+        prompt = await engine.tokenizer.encode(prompt)
+
     async def submit(params: SamplingParams) -> StreamLike:
         return await engine.submit(
             prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
         )
 
-    return await submit_within_context(submit, params, body.max_tokens)
+    stream = await submit_within_context(submit, params, body.max_tokens)
+    if not body.echo:
+        return stream
+    ids = prompt if isinstance(prompt, list) else []
+    echoed = text_of(text, engine.tokenizer)
+    return EchoingStream(stream, engine.tokenizer, echoed, ids, body.logprobs, mute=body.max_tokens == 0)
 
 
 class CompletionDialect(OpenAIDialect):
-    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold, echoes: list[str]) -> None:
-        """`echoes` has the prompt of each choice, or empty strings."""
+    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold) -> None:
         super().__init__(head, stream, usage_told)
-        self._echoes = echoes
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)  # by choice
-
-    def opening(self) -> bytes:
-        """The prompts, where they are echoed."""
-        pieces = (self._piece(index, text, None) for index, text in enumerate(self._echoes) if text)
-        return b"".join(sse.event(self._chunk(piece)) for piece in pieces)
 
     def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
         return {
@@ -98,13 +113,15 @@ class CompletionDialect(OpenAIDialect):
         }
 
 
-def word_completion(head: dict[str, Any], completion: Completion, echoes: list[str]) -> bytes:
+def word_completion(head: dict[str, Any], completion: Completion, token_text: TokenText | None) -> bytes:
+    """`token_text` is given where prompt logprobs are to be told."""
     choices = [
         {
             "index": choice.index,
-            "text": echoes[choice.index] + choice.text,
+            "text": choice.text,
             "logprobs": CompletionLogprobs().word(choice.logprobs),
             "finish_reason": choice.finish_reason,
+            **(prompt_part(choice.prompt_logprobs, token_text) if token_text is not None else {}),
         }
         for choice in completion.choices
     ]

@@ -51,6 +51,10 @@ class TokenizerLike(Protocol):
         """The token as the vocabulary writes it."""
         ...
 
+    def token_text(self, token_id: int) -> str:
+        """What the token adds to a text."""
+        ...
+
 
 class EngineLike(Protocol):
     """A loaded engine."""

@@ -14,6 +14,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http import sse
 from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import StreamLike
+from aengine.http.prompt_wording import TokenText, prompt_part
 from aengine.http.prompts import cut
 from aengine.http.structs import GenerateRequest
 from aengine.http.wording import usage_body
@@ -42,26 +43,28 @@ class Generate(Endpoint):
 
         stream = await submit_within_context(submit, params, body.max_tokens)
         if body.stream is None or body.stream:
-            return self._stream(stream, GenerateDialect(params.n))
-        return self._whole(stream, word_completion)
+            return self._stream(stream, GenerateDialect(params.n, engine.tokenizer.token_text))
+        return self._whole(stream, lambda completion: word_completion(completion, engine.tokenizer.token_text))
 
 
 class GenerateDialect:
     """`{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, token_text: TokenText) -> None:
         self._n = n
+        self._token_text = token_text
         self._plain: dict[int, bytes] = {}  # templates by choice
 
     def opening(self) -> bytes:
         return b""
 
     def event(self, fragment: Fragment) -> bytes:
-        if fragment.finish_reason is None and fragment.logprobs is None:
+        if fragment.finish_reason is None and fragment.logprobs is None and fragment.prompt_logprobs is None:
             return self._template(fragment.index) % (sse.encode(fragment.text), sse.encode(fragment.token_ids))
         payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
         if fragment.logprobs is not None:
             payload["logprobs"] = fragment.logprobs
+        payload |= prompt_part(fragment.prompt_logprobs, self._token_text)
         if fragment.usage is not None:
             payload["usage"] = usage_body(fragment.usage)
         return sse.event(payload)
@@ -82,12 +85,13 @@ class GenerateDialect:
         return sse.DONE
 
 
-def word_completion(completion: Completion) -> bytes:
+def word_completion(completion: Completion, token_text: TokenText) -> bytes:
     """The first choice at the top level, and all of them under `choices` where n > 1."""
     first, *others = completion.choices
     payload: dict[str, Any] = {"id": completion.id, **_choice_body(first)}
     if others:
         payload["choices"] = [{"index": choice.index, **_choice_body(choice)} for choice in completion.choices]
+    payload |= prompt_part(first.prompt_logprobs, token_text)
     payload["usage"] = usage_body(completion.usage)
     return sse.encode(payload)
 

@@ -57,6 +57,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     bad_words: Annotated[list[BadWord], _range(maxItems=MAX_BAD_WORDS)] | None = None
     include_stop: bool | None = None
     include_stop_str_in_output: bool | None = None  # another name of include_stop
+    prompt_logprobs: Logprobs | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
@@ -107,6 +108,12 @@ class OpenAIRequest(Sampling, kw_only=True):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """As for all; prompt logprobs come only with a whole answer, as in vLLM."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError("prompt_logprobs needs stream to be false", "prompt_logprobs")
+        return super().params(defaults, max_tokens=max_tokens, logprobs=logprobs)
 
     def usage_told(self) -> UsageTold:
         """In which chunks of a stream usage stands. Raises `InvalidRequestError` where there is no stream."""

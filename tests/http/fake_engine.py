@@ -102,6 +102,9 @@ class FakeTokenizer:
     def token(self, token_id: int) -> str | None:
         return "x" * token_id
 
+    def token_text(self, token_id: int) -> str:
+        return "x" * token_id
+
 
 class FakeEngine:
     """Recites `WORDS`, or with `held=True` leaves its streams to the test; with `refuse` it admits nothing."""

@@ -108,6 +108,7 @@ async def test_hands_parameters_to_the_engine() -> None:
         "ignore_eos": True,
         "skip_special_tokens": False,
         "logprobs": 2,
+        "prompt_logprobs": 3,
         "n": 2,
     }
     async with serving() as server:

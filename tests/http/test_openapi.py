@@ -78,7 +78,7 @@ def make_likelier(body: Any) -> None:
         for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
             if isinstance(body.get(name), int):
                 body[name] = 1 + body[name] % 8
-        if isinstance(body.get("prompt"), list):
+        if "messages" not in body and not isinstance(body.get("prompt"), str):
             body["prompt"] = "a prompt"
 
 

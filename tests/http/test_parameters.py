@@ -37,6 +37,7 @@ TAKEN: dict[str, Any] = {
     "skip_special_tokens": False,
     "bad_words": ["London", "Rome"],
     "n": 3,
+    "prompt_logprobs": 20,
     "priority": -2,
     "cache_salt": "tenant",
     "user": "someone",
@@ -71,6 +72,7 @@ REFUSED: dict[str, list[Any]] = {
     "skip_special_tokens": ["no"],
     "bad_words": [[""], [" "], ["x"] * 257, ["x" * 129], "word", [3]],
     "n": [0, 129, "1"],
+    "prompt_logprobs": [-1, 21, True],
     "priority": [2**63, "high", 0.5],
     "cache_salt": [3],
     "user": [3],
@@ -225,9 +227,69 @@ def test_echo(demo: httpx.Client) -> None:
     response = demo.post(path, json=PATHS[path] | {"echo": True, "stream": True})
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line][:-1]
     pieces = [httpx.Response(200, text=event).json()["choices"][0]["text"] for event in events]
-    assert pieces[0] == PROMPT
+    assert pieces[0].startswith(PROMPT)
     assert "".join(pieces) == PROMPT + plain
 
 
 def test_best_of_is_n_or_nothing(demo: httpx.Client) -> None:
     assert len(ask(demo, "/v1/completions", n=2, best_of=2)["choices"]) == 2
+
+
+@every_path
+def test_prompt_logprobs(demo: httpx.Client, path: str) -> None:
+    answer = ask(demo, path, prompt_logprobs=2, n=2)
+    told = answer.get("prompt_logprobs") or answer["choices"][0]["prompt_logprobs"]
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": PROMPT}
+    ids = demo.post("/tokenize", json=prompt).json()["tokens"]
+    assert len(told) == len(ids) == answer["usage"]["prompt_tokens"]
+    assert told[0] is None
+    for token_id, candidates in zip(ids[1:], told[1:], strict=True):
+        own = candidates[str(token_id)]
+        assert own["logprob"] <= 0
+        assert len(candidates) in (2, 3)
+        assert sorted(one["rank"] for one in candidates.values())[:2] == [1, 2]
+        assert demo.post("/detokenize", json={"tokens": [token_id]}).json()["prompt"] == own["decoded_token"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_prompt_logprobs_come_only_with_a_whole_answer(demo: httpx.Client, path: str) -> None:
+    response = demo.post(path, json=PATHS[path] | {"prompt_logprobs": 1, "stream": True})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+def test_generate_tells_them_in_its_first_event(demo: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "prompt_logprobs": 1, "max_tokens": 3, "ignore_eos": True}
+    events = [line.removeprefix("data: ") for line in demo.post("/generate", json=body).text.split("\n\n") if line]
+    parsed = [httpx.Response(200, text=event).json() for event in events[:-1]]
+    assert ["prompt_logprobs" in event for event in parsed] == [True] + [False] * (len(parsed) - 1)
+
+
+def test_an_echo_with_logprobs(demo: httpx.Client) -> None:
+    path = "/v1/completions"
+    given: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 3}
+    (choice,) = ask(demo, path, **given)["choices"]
+    told = choice["logprobs"]
+    assert choice["text"].startswith(PROMPT)
+    assert "".join(told["tokens"]) == choice["text"]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+    assert all(logprob <= 0 for logprob in told["token_logprobs"][1:])
+    assert all(len(top) in (2, 3) for top in told["top_logprobs"][1:])
+    offsets = [choice["text"][start:] for start in told["text_offset"]]
+    assert all(rest.startswith(token) for rest, token in zip(offsets, told["tokens"], strict=True))
+    own = ask(demo, path, logprobs=2, max_tokens=3)["choices"][0]["logprobs"]["token_logprobs"]
+    assert told["token_logprobs"][-3:] == pytest.approx(own, abs=1e-3)
+
+    response = demo.post(path, json=PATHS[path] | given | {"stream": True})
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line][:-1]
+    streamed = [httpx.Response(200, text=event).json()["choices"][0] for event in events]
+    assert [token for piece in streamed for token in piece["logprobs"]["tokens"]] == told["tokens"]
+
+
+def test_an_echo_alone(demo: httpx.Client) -> None:
+    """How a text is scored: nothing is generated, its own logprobs are told."""
+    answer = ask(demo, "/v1/completions", prompt=[PROMPT, "One two three"], echo=True, logprobs=1, max_tokens=0)
+    assert [choice["text"] for choice in answer["choices"]] == [PROMPT, "One two three"]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+    assert answer["usage"]["completion_tokens"] == 0
+    for choice in answer["choices"]:
+        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
