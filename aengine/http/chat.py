@@ -15,7 +15,7 @@ from aengine.http import sse
 from aengine.http.endpoint import Endpoint
 from aengine.http.engine_like import StreamLike
 from aengine.http.openai_dialect import OpenAIDialect
-from aengine.http.prompt_wording import prompt_part
+from aengine.http.prompt_wording import told_prompts
 from aengine.http.structs import ChatRequest, UsageTold
 from aengine.http.wording import chat_logprobs, usage_body
 from aengine.types import Completion, Fragment
@@ -47,13 +47,8 @@ class Chat(Endpoint):
             cache_salt=body.cache_salt,
         )
         if not body.stream:
-            text = engine.tokenizer.token_text
-            return self._whole(
-                stream,
-                lambda completion: word_completion(
-                    head | prompt_part(completion.choices[0].prompt_logprobs, text), completion
-                ),
-            )
+            stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
+            return self._whole(stream, lambda completion: word_completion(head | prompt_of(0), completion))
         return self._stream(stream, ChatDialect(head, stream, usage_told, params.n))
 
 

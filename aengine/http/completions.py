@@ -18,7 +18,7 @@ from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.gathered import GatheredStream
 from aengine.http.openai_dialect import OpenAIDialect
-from aengine.http.prompt_wording import TokenText, prompt_part
+from aengine.http.prompt_wording import ToldPrompt, told_prompts
 from aengine.http.prompts import Prompt, cut, split_prompts, text_of
 from aengine.http.structs import CompletionRequest, UsageTold
 from aengine.http.wording import CompletionLogprobs, usage_body
@@ -56,8 +56,8 @@ class Completions(Endpoint):
             raise
         stream = streams[0] if len(streams) == 1 else GatheredStream(request_id, streams, params.n)
         if not body.stream:
-            text = engine.tokenizer.token_text if body.prompt_logprobs is not None else None
-            return self._whole(stream, lambda completion: word_completion(head, completion, text))
+            stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
+            return self._whole(stream, lambda completion: word_completion(head, completion, prompt_of))
         return self._stream(stream, CompletionDialect(head, stream, usage_told))
 
 
@@ -113,15 +113,14 @@ class CompletionDialect(OpenAIDialect):
         }
 
 
-def word_completion(head: dict[str, Any], completion: Completion, token_text: TokenText | None) -> bytes:
-    """`token_text` is given where prompt logprobs are to be told."""
+def word_completion(head: dict[str, Any], completion: Completion, prompt_of: ToldPrompt) -> bytes:
     choices = [
         {
             "index": choice.index,
             "text": choice.text,
             "logprobs": CompletionLogprobs().word(choice.logprobs),
             "finish_reason": choice.finish_reason,
-            **(prompt_part(choice.prompt_logprobs, token_text) if token_text is not None else {}),
+            **prompt_of(choice.index),
         }
         for choice in completion.choices
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 
 import msgspec
 
 from aengine.http.engine_like import StreamLike, TokenizerLike
+from aengine.http.prompt_wording import SLICE
 from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
 
 
@@ -42,12 +44,12 @@ class EchoingStream:
         return self._stream.backlog
 
     async def take(self) -> list[Fragment]:
-        return [self._echoing(fragment) for fragment in await self._stream.take()]
+        return [await self._echoing(fragment) for fragment in await self._stream.take()]
 
     def abort(self) -> None:
         self._stream.abort()
 
-    def _echoing(self, fragment: Fragment) -> Fragment:
+    async def _echoing(self, fragment: Fragment) -> Fragment:
         if self._mute:
             fragment = _muted(fragment)
         if fragment.index in self._begun:
@@ -55,13 +57,15 @@ class EchoingStream:
         self._begun.add(fragment.index)
         logprobs = fragment.logprobs
         if self._logprobs is not None and fragment.prompt_logprobs is not None:
-            logprobs = (*self._words(fragment.prompt_logprobs, self._logprobs), *(logprobs or ()))
+            logprobs = (*await self._words(fragment.prompt_logprobs, self._logprobs), *(logprobs or ()))
         return msgspec.structs.replace(fragment, text=self._text + fragment.text, logprobs=logprobs)
 
-    def _words(self, scores: Sequence[PromptLogprob], count: int) -> list[TokenLogprob]:
+    async def _words(self, scores: Sequence[PromptLogprob], count: int) -> list[TokenLogprob]:
         text, first = self._tokenizer.token_text, self._ids[0]
         words = [TokenLogprob(first, text(first), math.nan)]  # it follows nothing
-        for score in scores:
+        for place, score in enumerate(scores):
+            if place % SLICE == 0:
+                await asyncio.sleep(0)
             candidates = zip(score.top_ids[:count], score.top[:count], strict=True)
             top = tuple(TopLogprob(one, text(one), logprob) for one, logprob in candidates)
             words.append(TokenLogprob(score.token_id, text(score.token_id), score.logprob, top))

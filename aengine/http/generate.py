@@ -14,7 +14,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http import sse
 from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import StreamLike
-from aengine.http.prompt_wording import TokenText, prompt_part
+from aengine.http.prompt_wording import ToldPrompt, told_prompts
 from aengine.http.prompts import cut
 from aengine.http.structs import GenerateRequest
 from aengine.http.wording import usage_body
@@ -41,18 +41,19 @@ class Generate(Endpoint):
                 prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
             )
 
-        stream = await submit_within_context(submit, params, body.max_tokens)
+        admitted = await submit_within_context(submit, params, body.max_tokens)
+        stream, prompt_of = told_prompts(admitted, engine.tokenizer, body.prompt_logprobs)
         if body.stream is None or body.stream:
-            return self._stream(stream, GenerateDialect(params.n, engine.tokenizer.token_text))
-        return self._whole(stream, lambda completion: word_completion(completion, engine.tokenizer.token_text))
+            return self._stream(stream, GenerateDialect(params.n, prompt_of))
+        return self._whole(stream, lambda completion: word_completion(completion, prompt_of))
 
 
 class GenerateDialect:
     """`{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
 
-    def __init__(self, n: int, token_text: TokenText) -> None:
+    def __init__(self, n: int, prompt_of: ToldPrompt) -> None:
         self._n = n
-        self._token_text = token_text
+        self._prompt_of = prompt_of
         self._plain: dict[int, bytes] = {}  # templates by choice
 
     def opening(self) -> bytes:
@@ -64,7 +65,8 @@ class GenerateDialect:
         payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
         if fragment.logprobs is not None:
             payload["logprobs"] = fragment.logprobs
-        payload |= prompt_part(fragment.prompt_logprobs, self._token_text)
+        if fragment.prompt_logprobs is not None:
+            payload |= self._prompt_of(fragment.index)
         if fragment.usage is not None:
             payload["usage"] = usage_body(fragment.usage)
         return sse.event(payload)
@@ -85,13 +87,13 @@ class GenerateDialect:
         return sse.DONE
 
 
-def word_completion(completion: Completion, token_text: TokenText) -> bytes:
+def word_completion(completion: Completion, prompt_of: ToldPrompt) -> bytes:
     """The first choice at the top level, and all of them under `choices` where n > 1."""
     first, *others = completion.choices
     payload: dict[str, Any] = {"id": completion.id, **_choice_body(first)}
     if others:
         payload["choices"] = [{"index": choice.index, **_choice_body(choice)} for choice in completion.choices]
-    payload |= prompt_part(first.prompt_logprobs, token_text)
+    payload |= prompt_of(0)
     payload["usage"] = usage_body(completion.usage)
     return sse.encode(payload)
 
