@@ -14,7 +14,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http import sse
 from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import StreamLike
-from aengine.http.prompt_wording import ToldPrompt, told_prompts
+from aengine.http.prompt_wording import ToldPrompt, told_nothing, told_prompts
 from aengine.http.prompts import cut
 from aengine.http.structs import GenerateRequest
 from aengine.http.wording import usage_body
@@ -51,7 +51,7 @@ class Generate(Endpoint):
 class GenerateDialect:
     """`{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
 
-    def __init__(self, n: int, prompt_of: ToldPrompt) -> None:
+    def __init__(self, n: int, prompt_of: ToldPrompt = told_nothing) -> None:
         self._n = n
         self._prompt_of = prompt_of
         self._plain: dict[int, bytes] = {}  # templates by choice

@@ -17,6 +17,11 @@ SLICE = 64  # positions worded between two turns of the loop; 1 ms with 20 candi
 ToldPrompt = Callable[[int], dict[str, Any]]  # by choice: what its prompt adds to an answer
 
 
+def told_nothing(index: int) -> dict[str, Any]:
+    """Where nobody asked."""
+    return {}
+
+
 class WordedPrompts:
     """A stream that words the prompt logprobs in its fragments as they come."""
 
@@ -71,6 +76,6 @@ class WordedPrompts:
 def told_prompts(stream: StreamLike, tokenizer: TokenizerLike, asked: int | None) -> tuple[StreamLike, ToldPrompt]:
     """The stream to read, and what it will have told of each choice's prompt: nothing unless asked."""
     if asked is None:
-        return stream, lambda index: {}
+        return stream, told_nothing
     worded = WordedPrompts(stream, tokenizer)
     return worded, worded.of

@@ -71,7 +71,7 @@ class CudaStep:
 
     async def result(self) -> StepResult:
         await self._future
-        return read_draws(self._draws, self._scores, self._runner.logprobs_of, self.plan)
+        return read_draws(self._draws, self._runner.logprobs_of, self.plan, self._scores)
 
 
 class CudaRunner:

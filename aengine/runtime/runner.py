@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -101,7 +101,7 @@ class StepExecutor:
 
 
 def read_draws(
-    draws: Draws | None, scores: list[ChunkScores], asked: Callable[[int], int | None], plan: StepPlan
+    draws: Draws | None, asked: Callable[[int], int | None], plan: StepPlan, scores: Sequence[ChunkScores] = ()
 ) -> StepResult:
     """Copy what a finished step brought to the host. `asked(row)` says how many logprobs a row wants, if any."""
     prompts = read_scores(scores, plan)
@@ -151,7 +151,7 @@ class CpuRunner:
         # OpenMP keeps its thread count per thread: it must be set in the one that computes.
         torch.set_num_threads(self._threads.of(plan.num_tokens))
         draws = self._executor.execute(plan)
-        return read_draws(draws, self._executor.take_scores(), self._logprobs.get, plan)
+        return read_draws(draws, self._logprobs.get, plan, self._executor.take_scores())
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +54,7 @@ def score_chunks(plan: StepPlan, hidden: Tensor, head: Callable[[Tensor], Tensor
     return scores
 
 
-def read_scores(scores: list[ChunkScores], plan: StepPlan) -> list[list[PromptLogprob]]:
+def read_scores(scores: Sequence[ChunkScores], plan: StepPlan) -> list[list[PromptLogprob]]:
     """Scores on the host as the scheduler takes them, a list for each chunk that asked."""
     asking = [chunk for chunk in plan.prefill if chunk.score_ids]
     return [
