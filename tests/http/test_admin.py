@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -61,3 +62,31 @@ def test_flushing_the_cache(demo: httpx.Client) -> None:
     assert cached() > 0
     assert demo.post("/flush_cache").json() == {"flushed": True}
     assert cached() == 0
+
+
+def test_a_request_in_the_queue(demo_url: str) -> None:
+    body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "n": 32}
+    with (
+        httpx.Client(base_url=demo_url, timeout=30, trust_env=False) as client,
+        client.stream("POST", "/v1/completions", json=body | {"stream": True}) as running,
+    ):
+        next(running.iter_lines())  # every row is taken
+        answers: list[httpx.Response] = []
+        waiting = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(
+                    f"{demo_url}/v1/completions",
+                    json={"prompt": "b", "max_tokens": 5},
+                    headers={"X-Request-Id": "queued"},
+                    timeout=30,
+                    trust_env=False,
+                )
+            )
+        )
+        waiting.start()
+        while client.post("/abort", json={"request_id": "queued"}).json() != {"aborted": 1}:
+            pass
+        waiting.join()
+    (answer,) = answers
+    assert answer.json()["choices"][0]["finish_reason"] == "abort"
+    assert answer.json()["usage"]["completion_tokens"] == 0
