@@ -70,7 +70,8 @@ def test_a_request_in_the_queue(demo_url: str) -> None:
         httpx.Client(base_url=demo_url, timeout=30, trust_env=False) as client,
         client.stream("POST", "/v1/completions", json=body | {"stream": True}) as running,
     ):
-        next(running.iter_lines())  # every row is taken
+        lines = running.iter_lines()  # held on to: letting go of it would close the connection
+        next(lines)  # every row is taken
         answers: list[httpx.Response] = []
         waiting = threading.Thread(
             target=lambda: answers.append(
