@@ -24,6 +24,7 @@ from aengine.errors import (
     UnsupportedModelError,
     WeightsError,
 )
+from aengine.structured import Structured
 from aengine.types import Choice, Completion, Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ __all__ = [
     "SamplingParams",
     "ServerConfig",
     "Stats",
+    "Structured",
     "TokenLogprob",
     "TopLogprob",
     "UnsupportedModelError",

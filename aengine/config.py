@@ -43,6 +43,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="most tokens in one step; longer prompts are prefilled in chunks"),
     ] = None
+    max_mixed_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="most tokens in a step that both decodes and prefills (fewer far into a long prompt); "
+            "default on a GPU: about 75 ms of work, on a CPU: max_step_tokens"
+        ),
+    ] = None
     page_size: Annotated[int, Meta(ge=1, le=1024, description="tokens per KV page")] = 16
     num_pages: Annotated[
         Annotated[int, Meta(ge=2)] | None,
@@ -61,6 +68,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(ge=0, description="seconds of waiting that make up for one level of priority")
     ] = 30.0
     max_queue: Annotated[int, Meta(ge=0, description="most requests waiting; more are refused at once")] = 1024
+    grammar_characters: Annotated[int, Meta(ge=1, description="longest schema, regex or grammar of a request")] = (
+        131_072
+    )
+    grammar_nesting: Annotated[
+        int, Meta(ge=1, le=100, description="deepest JSON schema: objects and lists within each other")
+    ] = 64
+    grammar_seconds: Annotated[float, Meta(gt=0, description="most time to compile a request's grammar")] = 5.0
     torch_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="threads of a step on a CPU; default: cores - 1, long steps all"),
@@ -86,6 +100,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat: Annotated[
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0
+    tool_format: Annotated[
+        Literal["auto", "hermes", "llama3", "off"],
+        Meta(description="how the model writes calls of tools; auto: as its chat template does"),
+    ] = "auto"
+    reasoning: Annotated[
+        Literal["auto", "think", "off"],
+        Meta(description="give <think> blocks as reasoning_content; auto: where the model knows them"),
+    ] = "auto"
     max_stream_backlog: Annotated[
         int, Meta(ge=1, description="fragments a reader may be behind before its request is aborted")
     ] = 65536

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from aengine.errors import InvalidRequestError
+from aengine.structured import Structured
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -49,9 +50,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop: bool = False  # keep the matched stop string / stop token's text in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: tuple[int, ...] = ()  # special tokens that are written in the text all the same
     logprobs: int | None = None  # None: none; 0: the sampled token's; k: and the k likeliest
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     n: int = 1
+    structured: Structured | None = None  # what the output must match
 
     @property
     def penalized(self) -> bool:
@@ -99,6 +102,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._validate_stop(vocab_size)
         self._validate_bias(vocab_size)
         self._validate_bad_words()
+        if self.structured is not None:
+            self.structured.validate()
 
     def _validate_stop(self, vocab_size: int) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -109,6 +114,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if len(self.stop_token_ids) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} stop_token_ids", "stop_token_ids")
         check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids")
+        check_token_ids(self.shown_special_ids, vocab_size, "shown_special_ids")
 
     def _validate_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -310,6 +316,14 @@ class SharedRun(msgspec.Struct):
     tokens: int  # whole pages, fewer than any member's context
 
 
+class MixedLimit(msgspec.Struct, frozen=True):
+    """Bounds a step with prompt tokens beside decodes: running streams wait for as long as it takes."""
+
+    tokens: int  # decodes and prompt tokens, of which one at position p counts as 1 + p / context
+    context: float  # so many keys cost a token as much as everything else does
+    multiple: int  # a prompt that is cut is cut where the step has a multiple of so many tokens
+
+
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
@@ -324,8 +338,8 @@ class StepPlan(msgspec.Struct):
     decode: list[int]  # rows
     prefill: list[PrefillChunk]
     page_copies: list[tuple[int, int]]  # (source page, destination page), all layers, after the forward pass
-    max_context: int  # the longest context in this step, in tokens, this step's included
     shared: Sequence[SharedRun] = ()  # disjoint; a hint that spares reading, never a condition
+    structured: bool = False  # some draw has a grammar: the draws wait for its mask, which needs the tokens before
 
     @property
     def sampled_rows(self) -> list[int]:
@@ -336,6 +350,11 @@ class StepPlan(msgspec.Struct):
                 rows.append(chunk.row)
                 rows.extend(chunk.forks)
         return rows
+
+    @property
+    def scoring(self) -> bool:
+        """Whether a chunk asks how likely its tokens were."""
+        return any(chunk.score_ids for chunk in self.prefill)
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,8 @@
 
 The clients are raw sockets, so that they cost less than the server. Tokens are counted from the token ids in the
 events; gaps between events are reported beside tokens per event, because a stream that is behind gets several
-tokens in one event.
+tokens in one event. With --long, one more client sends a prompt of that many tokens once all streams run, and what the
+others' gaps were while it was read is reported.
 """
 
 from __future__ import annotations
@@ -53,25 +54,45 @@ async def stream(host: str, port: int, body: bytes, client: Client) -> None:
     writer.close()
 
 
+def body_of(rng: random.Random, prompt: int, tokens: int) -> bytes:
+    ids = [rng.randrange(4000) for _ in range(prompt)]
+    return json.dumps({"input_ids": ids, "max_tokens": tokens, "temperature": 0.6, "ignore_eos": True}).encode()
+
+
+async def long_prompt(host: str, port: int, body: bytes, clients: list[Client]) -> dict[str, object]:
+    """Send it once every client streams; the gaps of the others until its first token."""
+    while not all(len(client.times) > 8 or client.failed for client in clients):
+        await asyncio.sleep(0.01)
+    reader = Client()
+    await stream(host, port, body, reader)
+    begin, end = reader.sent, reader.times[0]
+    gaps = sorted(
+        b - a
+        for client in clients
+        for a, b in zip(client.times, client.times[1:], strict=False)
+        if a < end and b > begin
+    )
+    return {
+        "long_ttft_ms": round((end - begin) * 1e3, 1),
+        "long_gap_median_ms": round(statistics.median(gaps) * 1e3, 1),
+        "long_gap_p99_ms": round(gaps[int(len(gaps) * 0.99)] * 1e3, 1),
+        "long_gap_worst_ms": round(gaps[-1] * 1e3, 1),
+    }
+
+
 async def run(options: argparse.Namespace, seed: int) -> dict[str, object]:
     target = urlsplit(options.url)
+    host, port = target.hostname or "127.0.0.1", target.port or 80
     rng = random.Random(seed)
     clients = [Client() for _ in range(options.clients)]
-    bodies = [
-        json.dumps(
-            {
-                "input_ids": [rng.randrange(4000) for _ in range(options.input)],
-                "max_tokens": options.output,
-                "temperature": 0.6,
-                "ignore_eos": True,
-            }
-        ).encode()
-        for _ in clients
-    ]
+    bodies = [body_of(rng, options.input, options.output) for _ in clients]
     began = time.perf_counter()
+    beside = None
     async with asyncio.TaskGroup() as group:
         for client, body in zip(clients, bodies, strict=True):
-            group.create_task(stream(target.hostname or "127.0.0.1", target.port or 80, body, client))
+            group.create_task(stream(host, port, body, client))
+        if options.long:
+            beside = group.create_task(long_prompt(host, port, body_of(rng, options.long, 1), clients))
     wall = time.perf_counter() - began
     failed = [client.failed for client in clients if client.failed]
     gaps = sorted(b - a for client in clients for a, b in zip(client.times, client.times[1:], strict=False))
@@ -91,6 +112,7 @@ async def run(options: argparse.Namespace, seed: int) -> dict[str, object]:
         "gap_p99_ms": round(gaps[int(len(gaps) * 0.99)] * 1e3, 1) if gaps else None,
         "gap_worst_ms": round(gaps[-1] * 1e3, 1) if gaps else None,
         "failed": failed[:3],
+        **(beside.result() if beside is not None else {}),
     }
 
 
@@ -100,6 +122,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--input", type=int, default=512)
     parser.add_argument("--output", type=int, default=512)
+    parser.add_argument("--long", type=int, default=0, help="tokens of a prompt that comes while the others stream")
     parser.add_argument("--runs", type=int, default=2, help="the first one warms up")
     options = parser.parse_args()
     for number in range(options.runs):

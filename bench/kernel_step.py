@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aengine.kernels import norms, rope
 from aengine.kernels.decode_attention import DecodeConfig, PagedDecode
-from aengine.kernels.small_linear import LinearConfig, SmallLinear
+from aengine.kernels.small_linear import LinearConfig, Norm, SmallLinear
 from bench.kernel_timing import (
     DEVICE,
     Heads,
@@ -84,22 +84,29 @@ class Step:
                 return small(x, weight, config=cuts.get(name))
             return F.linear(x, weight)
 
+        def norm_linear(x: Tensor, weight: Tensor, name: str) -> Tensor:
+            if own and small.norms(x, weight):
+                return small(x, weight, config=cuts.get(name), norm=Norm(self.norm, 1e-6))
+            return linear(norms.rms_norm(x, self.norm, 1e-6), weight, name)
+
+        def linear_add(x: Tensor, weight: Tensor, name: str, residual: Tensor) -> Tensor:
+            if own and small.supports(x, weight):
+                return small(x, weight, config=cuts.get(name), residual=residual, out=residual)
+            return residual.addmm_(x, weight.t())
+
         def step() -> Tensor:
-            residual = x = x0
+            x = x0.clone()
             for layer, w in enumerate(self.weights):
-                normed, residual = norms.add_rms_norm(x, residual, self.norm, 1e-6)
-                qkv = linear(normed, w["qkv"], "qkv")
-                q, _, _ = rope.qk_norm_rope_store(
+                qkv = norm_linear(x, w["qkv"], "qkv")
+                q = rope.qk_norm_rope_store(
                     qkv, self.head_norm, self.head_norm, 1e-6, self.cos_sin, positions, pool.k, pool.v, slots,
                     heads.heads,
                 )  # fmt: skip
-                x = decode(q, pool.k, pool.v, tables[layer % len(tables)], lens, 0.09, config=cuts.get("decode"))
-                x = linear(x.flatten(1), w["o"], "o")
-                normed, residual = norms.add_rms_norm(x, residual, self.norm, 1e-6)
-                x = norms.silu_mul(linear(normed, w["gate_up"], "gate_up"))
-                x = linear(x, w["down"], "down")
-            normed, _ = norms.add_rms_norm(x, residual, self.norm, 1e-6)
-            return linear(normed, self.lm_head, "lm_head")
+                mixed = decode(q, pool.k, pool.v, tables[layer % len(tables)], lens, 0.09, config=cuts.get("decode"))
+                x = linear_add(mixed.flatten(1), w["o"], "o", x)
+                inner = norms.silu_mul(norm_linear(x, w["gate_up"], "gate_up"))
+                x = linear_add(inner, w["down"], "down", x)
+            return linear(norms.rms_norm(x, self.norm, 1e-6), self.lm_head, "lm_head")
 
         with overlapping(overlap):
             return graph_time([step])

@@ -70,6 +70,15 @@ def test_every_endpoint_and_parameter_has_its_line() -> None:
             assert f"`{name}`" in README, name
 
 
+def test_the_example_with_tools_runs(server: str) -> None:
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "tools" in block)
+    code = example.replace("localhost:8000", server)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    promised = re.findall(r"# (.*)", example)
+    assert run.stdout.splitlines() == promised
+
+
 def test_every_knob_can_be_found() -> None:
     assert "aengine/config.py" in README
 

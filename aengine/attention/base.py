@@ -28,6 +28,10 @@ class AttentionBatch:
     context_lens: list[int]  # host copy of seq_lens; of a decode it may be an upper bound
     # Runs of pages that several decodes share, for a backend that can read them once; it may ignore them.
     shared: SharedRuns | None = None
+    # For a captured step, whose numbers are known to the device alone: its prefill chunks, with query_starts into all
+    # tokens of the step. What is said above is then about the decodes, and is meant for as many as there may be: those
+    # that there are not come last and have length -1. Only a backend that is `capturable` knows this form.
+    chunks: AttentionBatch | None = None
     # What a backend works out once per step, for all layers of one window. Belongs to the backend: a step
     # that reuses this object with other tensors or lengths clears it.
     plans: dict[int | None, object] = field(default_factory=dict)
@@ -36,7 +40,10 @@ class AttentionBatch:
 class AttentionBackend(Protocol):
     """Causal attention of a step's queries over their sequences' cached K and V."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For the start-up log."""
+        ...
 
     def forward(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None

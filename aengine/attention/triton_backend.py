@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
-from aengine.attention.flash_backend import choose_prefill
+from aengine.attention.flash_backend import PrefillAttention
 from aengine.kernels.decode_attention import PagedDecode
 from aengine.kernels.prefix_attention import attend_shared
 
@@ -16,16 +19,43 @@ _CHUNKS = -2  # where a batch keeps its own view of its chunks
 class TritonAttention:
     """`AttentionBackend`; a step of decodes alone reads nothing on the host, so a CUDA graph can hold it."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, prefill: Callable[[], PrefillAttention]) -> None:
+        """prefill: gives the attention of prefill chunks once it is needed; its packages take seconds to import."""
         self._decode = PagedDecode()
-        self._prefill = choose_prefill(device, dtype)
-        self.name = f"Triton (decode), {self._prefill.name} (prefill)"
-        self.why = self._prefill.why
+        self._get_prefill = prefill
+
+    @cached_property
+    def _prefill(self) -> PrefillAttention:
+        return self._get_prefill()
+
+    @property
+    def name(self) -> str:
+        return f"Triton (decode), {self._prefill.name} (prefill)"
+
+    @property
+    def why(self) -> str:
+        """Why prefill runs as it does, for the start-up log."""
+        return self._prefill.why
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold a step with prefill chunks as well."""
+        return self._prefill.capturable
+
+    def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
+        """As `PrefillAttention.fits`."""
+        return self._prefill.fits(tokens, contexts, page_size)
 
     def forward(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
     ) -> Tensor:
         decodes = batch.num_decodes
+        if batch.chunks is not None:
+            out = self._prefill(q, k_cache, v_cache, batch.chunks, scale, window)
+            self._decode(
+                q[:decodes], k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, out=out[:decodes]
+            )
+            return out
         if decodes == len(batch.query_lens):
             shared = None
             if batch.shared is not None and window is None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from aengine.errors import InvalidRequestError
+from aengine.structured import Structured
 from aengine.types import SamplingParams
 
 
@@ -60,6 +61,7 @@ def _normalized(params: SamplingParams) -> SamplingParams:
     ids: object = params.stop_token_ids
     words: object = params.bad_words
     bias: object = params.logit_bias
+    structured: object = params.structured
     normal: dict[str, Any] = {}
     if not isinstance(stop, tuple):
         normal["stop"] = (stop,) if isinstance(stop, str) else _made(tuple, stop, "stop")
@@ -69,7 +71,22 @@ def _normalized(params: SamplingParams) -> SamplingParams:
         normal["bad_words"] = (words,) if isinstance(words, str) else _made(tuple, words, "bad_words")
     if not isinstance(bias, dict):
         normal["logit_bias"] = _made(dict, bias, "logit_bias")
+    if structured is not None:
+        normal["structured"] = _structured(structured)
     return msgspec.structs.replace(params, **normal) if normal else params
+
+
+def _structured(value: object) -> Structured:
+    """`Structured`, also from a mapping with its fields, its choices a tuple."""
+    if isinstance(value, Mapping):
+        try:
+            value = Structured(**value)
+        except TypeError as error:
+            raise InvalidRequestError(f"structured: {error}", "structured") from None
+    if not isinstance(value, Structured):
+        raise InvalidRequestError(f"structured must be Structured, got {type(value).__name__}", "structured")
+    choice: object = value.choice
+    return msgspec.structs.replace(value, choice=tuple(choice)) if isinstance(choice, list) else value
 
 
 def _made(kind: type, value: Any, name: str) -> Any:

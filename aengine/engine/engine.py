@@ -42,7 +42,10 @@ from aengine.runtime.runner import Runner
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.text.answer import AnswerFormat, ChatPrompt
 from aengine.text.bad_words import banned_sequences
+from aengine.text.grammar import Grammars, Matcher
+from aengine.text.grammar_source import GrammarLimits
 from aengine.text.tokenizer import Tokenizer
 from aengine.types import Completion, Fragment, PromptLogprob, SamplingParams, Stats, check_token_ids
 
@@ -59,16 +62,23 @@ class _Ready:
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.generation = generation
+        limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
+        self.grammars = Grammars(tokenizer, runtime.model.vocab_size, generation.eos_token_ids, limits)
         self.default_params = msgspec.structs.replace(SamplingParams(), **generation.sampling)
         self.scheduler = Scheduler(
             num_pages=runtime.pool.num_pages,
             page_size=config.page_size,
             max_rows=config.max_num_seqs,
             max_step_tokens=runtime.max_step_tokens,
+            mixed_limit=runtime.mixed_limit,
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
             on_begin=begin,
         )
+
+    async def grammar(self, params: SamplingParams) -> Matcher | None:
+        """Where an output with these parameters begins in its grammar, if it has one."""
+        return None if params.structured is None else await self.grammars.matcher(params.structured)
 
 
 class Engine:
@@ -114,10 +124,14 @@ class Engine:
         self._home = asyncio.get_running_loop()
         ready = await anyio.to_thread.run_sync(self._load)
         self._loop = StepLoop(
-            ready.scheduler, ready.runtime.runner, lookahead=self.config.lookahead, fail_request=self._fail_request
+            ready.scheduler,
+            ready.runtime.runner,
+            lookahead=self.config.lookahead,
+            fill_masks=ready.grammars.fill,
+            fail_request=self._fail_request,
         )
         group = await self._exit.enter_async_context(anyio.create_task_group())
-        group.start_soon(self._serve, self._loop, ready.runtime.runner)
+        group.start_soon(self._serve, self._loop, ready.runtime.runner, ready.grammars)
         self._ready_state = ready
         self.created = int(time.time())
         return self
@@ -146,7 +160,7 @@ class Engine:
         generation = GenerationDefaults.from_folder(folder)
         return _Ready(self.config, self._start(self.config, folder), tokenizer, generation)
 
-    async def _serve(self, loop: StepLoop, runner: Runner) -> None:
+    async def _serve(self, loop: StepLoop, runner: Runner, grammars: Grammars) -> None:
         """The engine task: nothing escapes from it, every waiter hears of its end."""
         with anyio.CancelScope(shield=True):
             try:
@@ -164,6 +178,7 @@ class Engine:
                 except Exception as error:  # a dead device: whoever leaves must not wait for it
                     log.error("the device did not let go cleanly", exc_info=error)
                 finally:
+                    grammars.close()
                     self._stopped.set()
 
     # ---- requests -----------------------------------------------------------------------------------------
@@ -218,7 +233,8 @@ class Engine:
         check_routing(priority, cache_salt)
         banned = await banned_sequences(params.bad_words, ready.tokenizer)
         token_ids = await ready.tokenizer.encode(prompt) if isinstance(prompt, str) else asked_ids(prompt)
-        return self._enqueue(token_ids, params, request_id, priority, cache_salt, banned)
+        grammar = await ready.grammar(params)
+        return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt)
 
     async def submit_chat(
         self,
@@ -233,27 +249,39 @@ class Engine:
         **sampling: Any,
     ) -> Stream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
-        ready = self._serving()
-        params = asked_params(ready.default_params, params, sampling, self.vocab_size)
-        check_routing(priority, cache_salt)
-        banned = await banned_sequences(params.bad_words, ready.tokenizer)
-        token_ids = await ready.tokenizer.encode_chat(
+        prompt = await self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
+        return await self.submit(
+            prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
+        )
+
+    async def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """A chat as the model reads it, rendered with the checkpoint's chat template.
+
+        Raises `InvalidRequestError` where the messages do not suit the template.
+        """
+        return await self._serving().tokenizer.encode_chat_prompt(
             asked_dicts(messages, "messages"),
             tools=None if tools is None else asked_dicts(tools, "tools"),
             template_kwargs=None if template_kwargs is None else dict(template_kwargs),
         )
-        return self._enqueue(token_ids, params, request_id, priority, cache_salt, banned)
 
     def _enqueue(
         self,
         token_ids: list[int],
         params: SamplingParams,
+        grammar: Matcher | None,
+        banned: tuple[tuple[int, ...], ...],
         request_id: str | None,
         priority: int,
         salt: str | None,
-        banned: tuple[tuple[int, ...], ...],
     ) -> Stream:
-        ready = self._serving()  # tokenizing may have taken a while
+        ready = self._serving()  # tokenizing and compiling may have taken a while
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
         check_token_ids(token_ids, self.vocab_size, "prompt")
@@ -262,7 +290,8 @@ class Engine:
         if request_id in self._requests:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        stop_ids = (() if params.ignore_eos else ready.generation.eos_token_ids) + params.stop_token_ids
+        ends = grammar is not None or not params.ignore_eos  # a grammar says itself where the output ends
+        stop_ids = (ready.generation.eos_token_ids if ends else ()) + params.stop_token_ids
         rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
         scores: list[PromptLogprob] = []
         sequences = [
@@ -277,6 +306,7 @@ class Engine:
                 banned=banned,
                 scores=scores,
                 index=index,
+                grammar=None if grammar is None else grammar.copy(),
             )
             for index in range(params.n)
         ]
@@ -379,6 +409,11 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""
         return self._ready().tokenizer
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes thoughts and calls of tools."""
+        return self.tokenizer.answer_format
 
     def stats(self) -> Stats:
         """A snapshot; cheap."""

@@ -1,17 +1,21 @@
-"""The step loop: plan, launch, await the step before, commit, deliver."""
+"""The step loop: plan, launch, await the step before, commit, fill masks where outputs have grammars, deliver."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aengine.engine.live import LiveChoice, LiveRequest
-from aengine.errors import AengineError, EngineFailedError
+from aengine.errors import AengineError, EngineFailedError, InvalidRequestError
 from aengine.runtime.runner import LaunchedStep, Runner
 from aengine.scheduling.scheduler import Scheduler
-from aengine.scheduling.sequence import Update
+from aengine.scheduling.sequence import Phase, Update
+from aengine.text.grammar import Matcher
 from aengine.types import StepPlan
 
 log = logging.getLogger("aengine")
@@ -28,11 +32,13 @@ class StepLoop:
         runner: Runner,
         *,
         lookahead: bool,
+        fill_masks: Callable[[Sequence[Matcher | None]], Awaitable[NDArray[np.int32]]],
         fail_request: Callable[[LiveRequest, AengineError], None],
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._lookahead = lookahead
+        self._fill_masks = fill_masks
         self._fail_request = fail_request
         self._wake = asyncio.Event()
         self._stopping = False
@@ -51,13 +57,19 @@ class StepLoop:
         """Serve until stopped. Every launched step is awaited before this returns."""
         previous: LaunchedStep | None = None
         while True:
-            step = None
+            step, error = None, None
             if not self._stopping and (previous is None or self._lookahead):
                 step, error = self._launch_next()
-            else:
-                error = None
-            if previous is not None and not await self._complete(previous, step):
-                step = None  # failed together with the step before it
+            updates: list[Update] = []
+            if previous is not None:
+                committed = await self._commit(previous, step)
+                if committed is None:
+                    step = None  # failed together with the step before it
+                else:
+                    updates = committed
+            if step is not None and step.plan.structured and not await self._draw(step):
+                step = None
+            await self._deliver_all(updates)
             if error is not None:
                 self._fail(*error)
             if previous is None and step is None and error is None:
@@ -76,23 +88,41 @@ class StepLoop:
         except Exception as error:  # noqa: BLE001 - whatever a launch raises ends this step's requests, not the engine
             return None, (plan, error)
 
-    async def _complete(self, step: LaunchedStep, successor: LaunchedStep | None) -> bool:
-        """Await, commit and deliver a step. False: it failed, and its successor was given up with it."""
+    async def _commit(self, step: LaunchedStep, successor: LaunchedStep | None) -> list[Update] | None:
+        """Await and commit a step. None: it failed, and its successor was given up with it."""
         try:
             result = await step.result()
         except Exception as error:  # noqa: BLE001 - as above
             if successor is not None:
                 await _settled(successor)  # it may still write to the pages that are about to be released
             self._fail(step.plan, error)
-            return False
-        updates = self._scheduler.commit(step.plan, result)
+            return None
         self.last_step = time.monotonic()
+        return self._scheduler.commit(step.plan, result)
+
+    async def _draw(self, step: LaunchedStep) -> bool:
+        """Let a structured step draw: by now the tokens are known that its masks depend on. False: it failed."""
+        sequences = self._scheduler.structured(step.plan)
+        matchers = [None if sequence.phase is Phase.FINISHED else sequence.grammar for sequence in sequences]
+        try:
+            step.draw(await self._fill_masks(matchers))
+        except Exception as error:  # noqa: BLE001 - as above
+            await _settled(step)
+            self._fail(step.plan, error)
+            return False
+        for sequence, matcher in zip(sequences, matchers, strict=True):
+            choice = sequence.owner
+            if matcher is not None and matcher.error is not None and isinstance(choice, LiveChoice):
+                reason = f"{matcher.param}: the output cannot go on after {sequence.output_len} tokens: {matcher.error}"
+                self._fail_request(choice.request, InvalidRequestError(reason, matcher.param))
+        return True
+
+    async def _deliver_all(self, updates: list[Update]) -> None:
         for start in range(0, len(updates), DELIVERY_SLICE):
             if start:
                 await asyncio.sleep(0)
             for update in updates[start : start + DELIVERY_SLICE]:
                 self._deliver(update)
-        return True
 
     def _deliver(self, update: Update) -> None:
         choice = update.sequence.owner
@@ -115,8 +145,10 @@ class StepLoop:
 
 
 async def _settled(step: LaunchedStep) -> None:
-    """Wait until a step is over, however it ends."""
+    """Give up a step: wait until it is over, however it ends."""
     try:
+        if step.plan.structured:
+            step.draw(None)
         await step.result()
     except Exception as error:  # noqa: BLE001 - its predecessor's failure is the one that is reported
         log.debug("step %d was given up: %s", step.plan.step, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -158,11 +158,22 @@ class ChatLogprobsBody(msgspec.Struct, frozen=True):
     content: list[CandidateWithTop] | None
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCallBody(msgspec.Struct, frozen=True):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(msgspec.Struct, frozen=True):
     role: Literal["assistant"]
     content: str | None
-    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
-    tool_calls: list[dict[str, Any]] | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallBody] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http import sse
+from aengine.http.answer_reading import AnswerReading
+from aengine.http.chat_structs import messages_for_template, tools_for_template
+from aengine.http.chat_wording import ChatDialect, word_completion
 from aengine.http.endpoint import Endpoint
-from aengine.http.engine_like import StreamLike
-from aengine.http.openai_dialect import OpenAIDialect
 from aengine.http.prompt_wording import told_prompts
-from aengine.http.structs import ChatRequest, UsageTold
-from aengine.http.wording import chat_logprobs, usage_body
-from aengine.types import Completion, Fragment
+from aengine.http.structs import ChatRequest
+from aengine.http.tool_use import tool_use
+from aengine.text.answer import AnswerParser
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -37,19 +36,35 @@ class Chat(Endpoint):
             body.max_tokens = body.max_completion_tokens
         usage_told = body.usage_told()
         params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
-        stream = await engine.submit_chat(
-            [message.for_template() for message in body.messages],
-            params,
-            tools=body.tools,
+        tools = tool_use(body)
+        may_think = (body.chat_template_kwargs or {}).get("enable_thinking") is not False
+        reading = AnswerReading(
+            self._state.config,
+            engine.answer_format,
+            tools,
+            may_think=may_think,
+            formed=params.structured is not None,
+        )
+        prompt = await engine.encode_chat(
+            messages_for_template(body.messages),
+            tools=tools_for_template(tools.offered),
             template_kwargs=body.chat_template_kwargs,
+        )
+        stream = await engine.submit(
+            prompt.token_ids,
+            reading.asked(params, prompt.opens_thought),
             request_id=request_id,
             priority=body.priority,
             cache_salt=body.cache_salt,
         )
+
+        def make_parser() -> AnswerParser:
+            return reading.parser(prompt.opens_thought)
+
         if not body.stream:
             stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
-            return self._whole(stream, lambda completion: word_completion(head | prompt_of(0), completion))
-        return self._stream(stream, ChatDialect(head, stream, usage_told, params.n))
+            return self._whole(stream, lambda completion: word_completion(head | prompt_of(0), completion, make_parser))
+        return self._stream(stream, ChatDialect(head, stream, usage_told, params.n, make_parser))
 
 
 def _logprobs(body: ChatRequest) -> int | None:
@@ -58,38 +73,3 @@ def _logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
     return None
-
-
-class ChatDialect(OpenAIDialect):
-    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold, n: int) -> None:
-        super().__init__(head, stream, usage_told)
-        self._n = n
-
-    def opening(self) -> bytes:
-        """The role, once per choice."""
-        delta = {"role": "assistant", "content": ""}
-        return b"".join(
-            sse.event(self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}))
-            for index in range(self._n)
-        )
-
-    def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": {"content": text} if text else {},
-            "logprobs": chat_logprobs(fragment.logprobs) if fragment is not None else None,
-            "finish_reason": fragment.finish_reason if fragment is not None else None,
-        }
-
-
-def word_completion(head: dict[str, Any], completion: Completion) -> bytes:
-    choices = [
-        {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text},
-            "logprobs": chat_logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
-        }
-        for choice in completion.choices
-    ]
-    return sse.encode({**head, "choices": choices, "usage": usage_body(completion.usage)})

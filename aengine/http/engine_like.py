@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from aengine.latency import Latencies
+from aengine.text.answer import AnswerFormat, ChatPrompt
 from aengine.types import Fragment, SamplingParams, Stats
 
 
@@ -103,18 +104,19 @@ class EngineLike(Protocol):
         """Validate and enqueue. Raises `InvalidRequestError`, `QueueFullError` and their like at once."""
         ...
 
-    async def submit_chat(
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """How the model writes thoughts and calls of tools."""
+        ...
+
+    async def encode_chat(
         self,
         messages: list[dict[str, Any]],
-        params: SamplingParams | None = None,
         *,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> StreamLike:
-        """As `submit`, with the prompt rendered by the model's chat template."""
+    ) -> ChatPrompt:
+        """The chat as the model reads it. Raises `InvalidRequestError` where it does not suit the chat template."""
         ...
 
     def stats(self) -> Stats: ...

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from aengine.errors import InvalidRequestError
+from aengine.http.chat_structs import ChatMessage, Tool, ToolChoice
+from aengine.http.structured import ResponseFormat, StructuredOutputs, asked_structured
 from aengine.types import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
@@ -34,6 +36,7 @@ TokenId = Count
 Logprobs = Annotated[int, _range(minimum=0, maximum=MAX_LOGPROBS)]
 Penalty = Annotated[float, _range(minimum=-2, maximum=2)]
 StopString = Annotated[str, _range(minLength=1, maxLength=MAX_STOP_LENGTH)]
+Tools = Annotated[list[Tool], Meta(max_length=128)]
 BadWord = Annotated[str, _range(minLength=1, maxLength=MAX_BAD_WORD_LENGTH)]
 Bias = Annotated[float, _range(minimum=-100, maximum=100)]
 
@@ -60,6 +63,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     prompt_logprobs: Logprobs | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    shown_special_ids: list[TokenId] | None = None
     n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
     model: str | None = None
     priority: Int = 0
@@ -85,7 +89,27 @@ class Sampling(msgspec.Struct, kw_only=True):
 _SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
 
 
-class GenerateRequest(Sampling, kw_only=True):
+class StructuredSampling(Sampling, kw_only=True):
+    """And what the output must match."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
+        structured = asked_structured(self.response_format, self.structured_outputs, guided)
+        params = super().params(defaults, max_tokens=max_tokens, logprobs=logprobs)
+        return params if structured is None else msgspec.structs.replace(params, structured=structured)
+
+
+_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+class GenerateRequest(StructuredSampling, kw_only=True):
     """`POST /generate`. Exactly one of `prompt` and `input_ids`."""
 
     prompt: str | list[TokenId] | None = None
@@ -103,7 +127,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 UsageTold = Literal["never", "last", "always"]
 
 
-class OpenAIRequest(Sampling, kw_only=True):
+class OpenAIRequest(StructuredSampling, kw_only=True):
     """What OpenAI's two endpoints have in common."""
 
     stream: bool | None = None
@@ -138,29 +162,6 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     suffix: str | None = None  # refused
 
 
-class TextPart(msgspec.Struct, kw_only=True):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """One message, as the chat template gets it: text parts joined, `developer` read as `system`."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        content = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        for name in ("name", "tool_calls", "tool_call_id"):
-            if (value := getattr(self, name)) is not None:
-                message[name] = value
-        return message
-
-
 class ChatRequest(OpenAIRequest, kw_only=True):
     """`POST /v1/chat/completions`."""
 
@@ -168,7 +169,9 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
+    parallel_tool_calls: bool | None = None  # None: true
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -177,7 +180,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None  # None: true
     add_special_tokens: bool | None = None  # None: true for a prompt, false for messages

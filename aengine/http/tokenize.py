@@ -11,6 +11,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http import sse
 from aengine.http.answers import Detokenized, Tokenized
 from aengine.http.body import decode, read_body
+from aengine.http.chat_structs import messages_for_template, tools_for_template
 from aengine.http.engine_like import EngineLike
 from aengine.http.state import ServerState
 from aengine.http.structs import DetokenizeRequest, TokenizeRequest
@@ -59,8 +60,8 @@ async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
     if body.add_special_tokens:
         raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
     return await engine.tokenizer.encode_chat(
-        [message.for_template() for message in body.messages],
-        body.tools,
+        messages_for_template(body.messages),
+        tools_for_template(body.tools),
         body.chat_template_kwargs,
         body.add_generation_prompt is not False,
     )

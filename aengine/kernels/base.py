@@ -12,15 +12,19 @@ class Kernels(Protocol):
 
     Every method enqueues only: no host sync, no shape that depends on a tensor's values, so that a step
     can be captured into a CUDA graph. Norms and rotary embeddings compute in float32 whatever the dtype
-    of their input is. Inputs are never modified, except for the caches.
+    of their input is. Inputs are never modified, except for the caches and where it says so.
     """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [tokens, hidden], weight [hidden] -> [tokens, hidden]."""
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The norm of `x + residual`, and `x + residual` itself; all [tokens, hidden]."""
+    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`linear` of `rms_norm`: x [tokens, in], norm_weight [in], weight [out, in] -> [tokens, out]."""
+        ...
+
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+        """`residual + linear(x)`: x [tokens, in], weight [out, in], residual [tokens, out], which may be used up."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -47,7 +51,7 @@ class Kernels(Protocol):
         v_cache: Tensor,
         slots: Tensor,
         num_heads: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Tensor:
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
         qkv [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v.
@@ -57,6 +61,6 @@ class Kernels(Protocol):
         k_cache, v_cache [pages, page_size, kv_heads, dim]: written at slots [tokens] int64, each
         page * page_size + offset. Several tokens may name one slot only in page 0, which is scratch.
 
-        Returns q [tokens, heads, dim], k and v [tokens, kv_heads, dim]; strides may not be contiguous.
+        Returns q [tokens, heads, dim]; its strides may not be contiguous.
         """
         ...

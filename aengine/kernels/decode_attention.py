@@ -78,6 +78,7 @@ def _decode_kernel(
     MERGE: tl.constexpr,  # parts added up at a time
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
     WINDOWED: tl.constexpr,
     SHARED: tl.constexpr,  # parts of what the shared positions gave, a power of two; 0: nothing is shared
     PRECISION: tl.constexpr,
@@ -96,7 +97,7 @@ def _decode_kernel(
     if SHARED:
         starts = tl.load(starts_ptr + all_rows, mask=exists, other=0)
     _firsts, counts = span_blocks(lens, starts, window, BLOCK, WINDOWED)
-    counts = tl.where(exists, counts, 0)
+    counts = tl.where(exists & (lens >= 0), counts, 0)
     line = tl.sum(counts, axis=0)
     share = tl.cdiv(line, workers)
     place = worker * share
@@ -114,8 +115,8 @@ def _decode_kernel(
     k_head = k_ptr + head * DIM
     v_head = v_ptr + head * DIM
     if OVERLAP:  # noqa: SIM102 (one is known to the compiler, the other is not)
-        # A worker without a share ends here: it leaves its place to the next kernel, and the others wait for it.
-        if place < end:
+        # A worker without a share ends here: it leaves its place to the next kernel. The first one waits in any case.
+        if (place < end) | (worker == 0):
             gdc_wait()
 
     while place < end:
@@ -139,16 +140,20 @@ def _decode_kernel(
         total = tl.zeros([GROUP_PAD], tl.float32)
         acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
-            visible = (positions >= low) & (positions < seq_len)
-            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
+            visible = positions < seq_len
+            if WINDOWED or SHARED:
+                visible &= positions >= low
+            if WIDE:
+                pages = pages.to(tl.int64)
+            offsets = ((pages * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
             next_positions = positions + BLOCK
             pages = tl.load(table + next_positions // PAGE, mask=next_positions < seq_len, other=0)
-            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
-            k = tl.load(k_head + offsets, mask=visible[:, None], other=0.0)
+            k = tl.load(k_head + offsets)  # past the end something finite or not: its score is replaced
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             scores = tl.where(visible[None, :], scores, float("-inf"))
             best, total, acc, weights = softmax_step(scores, best, total, acc)
+            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
             v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             positions = next_positions
@@ -285,10 +290,10 @@ class DecodeConfig:
     merged: int = 4096
 
 
-def decode_config(rows: int, dim: int, element_size: int, shared: bool = False) -> DecodeConfig:
+def decode_config(rows: int, group: int, dim: int, element_size: int, shared: bool = False) -> DecodeConfig:
     """Measured for 2-byte elements and dim 128 (bench/KERNELS.md); the others only have to fit into shared memory.
 
-    shared: what is left of each row is short.
+    group: query heads of each KV head; shared: what is left of each row is short.
     """
     if element_size > 2:
         return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
@@ -297,12 +302,13 @@ def decode_config(rows: int, dim: int, element_size: int, shared: bool = False) 
     if shared and rows > 16:
         return DecodeConfig(block=32, stages=4, warps=2, crowd=4)
     if rows <= 2:
+        if group <= 2:
+            return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
         # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
-        return DecodeConfig(block=64, stages=2, warps=2, crowd=4, merged=8192)
+        return DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
     if 8 < rows <= 32:
         return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
-    # The parts that are added up take the registers that keep a third program away.
-    return DecodeConfig(block=64, stages=3, warps=4, crowd=2, merged=8192)
+    return DecodeConfig(block=32, stages=3, warps=2, crowd=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +344,8 @@ class PagedDecode:
         out: Tensor | None = None,
     ) -> Tensor:
         """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
-        [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros.
+        [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
+        which must come last, are left alone.
 
         Lengths are read on the device only. Raises ValueError where the layout is not this one.
         """
@@ -353,7 +360,7 @@ class PagedDecode:
         if rows == 0:
             return out
         group = heads // kv_heads
-        config = config or decode_config(rows, dim, q.element_size(), shared is not None)
+        config = config or decode_config(rows, group, dim, q.element_size(), shared is not None)
         launch = launch_for(q.device)
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
@@ -367,7 +374,7 @@ class PagedDecode:
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=max(16, power_of_two(group)), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),
-            BLOCK=config.block, STAGES=config.stages,
+            BLOCK=config.block, STAGES=config.stages, WIDE=k_cache.numel() >= 2**31,
             WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
             PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
             maxnreg=REGISTERS // (config.crowd * config.warps * 32) // 8 * 8, launch_pdl=launch.overlap,

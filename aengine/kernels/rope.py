@@ -36,7 +36,6 @@ def _qk_norm_rope_store_kernel(
     k_cache_ptr,  # [pages * page_size, KV_HEADS, DIM]
     v_cache_ptr,
     q_ptr,  # [tokens, HEADS, DIM]
-    k_ptr,  # [tokens, KV_HEADS, DIM]
     eps,
     qkv_stride,
     HEADS: tl.constexpr,
@@ -88,7 +87,6 @@ def _qk_norm_rope_store_kernel(
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
     high = (wide_high * cos + wide_low * sin).to(high.dtype)
     _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, DIM)
-    _store_halves(k_ptr, low, high, heads, token * KV_HEADS - HEADS, is_k, DIM)
     _store_halves(k_cache_ptr, low, high, heads, slot * KV_HEADS - HEADS, is_k, DIM)
 
 
@@ -103,13 +101,13 @@ def qk_norm_rope_store(
     v_cache: Tensor,
     slots: Tensor,
     num_heads: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm (where a weight is given), rotate, and write K and V at `slots`; returns q, k, v.
+) -> Tensor:
+    """Norm (where a weight is given), rotate, and write K and V at `slots`; returns q [tokens, heads, dim].
 
     qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, dim] float32, the
     cosines, then the sines; k_cache, v_cache [pages, page_size, kv_heads, dim], contiguous; slots [tokens] =
     page * page_size + offset.
-    The returned v is a view of qkv. Raises ValueError where the caches are not contiguous or dim is no power of two.
+    Raises ValueError where the caches are not contiguous or dim is no power of two.
     """
     tokens = qkv.shape[0]
     kv_heads, dim = k_cache.shape[2:]
@@ -118,8 +116,6 @@ def qk_norm_rope_store(
     if dim & (dim - 1):
         raise ValueError(f"head_dim must be a power of two, got {dim}")
     q = qkv.new_empty(tokens, num_heads, dim)
-    k = qkv.new_empty(tokens, kv_heads, dim)
-    v = qkv[:, (num_heads + kv_heads) * dim :].unflatten(1, (kv_heads, dim))
     heads = num_heads + 2 * kv_heads
     # Many tokens fill the device with whole programs each; few need the heads spread.
     tile = min(16 if tokens >= 64 else 4, power_of_two(heads))
@@ -127,9 +123,9 @@ def qk_norm_rope_store(
     if tokens:
         _qk_norm_rope_store_kernel[(tokens, triton.cdiv(heads, tile))](
             qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight,
-            cos_sin, positions, slots, k_cache, v_cache, q, k, eps, qkv.stride(0),
+            cos_sin, positions, slots, k_cache, v_cache, q, eps, qkv.stride(0),
             HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim,
             Q_NORM=q_weight is not None, K_NORM=k_weight is not None, TILE=tile, OVERLAP=overlap,
             num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
         )  # fmt: skip
-    return q, k, v
+    return q

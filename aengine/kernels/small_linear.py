@@ -1,5 +1,7 @@
 """x @ weight.T for a handful of rows: the weights are read once, at the speed of memory, and nothing else matters.
 
+What comes before and after goes along where it costs nothing: the norm of a single row, the sum with a residual.
+
 A program owns BLOCK_N rows of the weight and one of SPLITS equal pieces of K. It has the first columns of its piece on
 the way before it waits for the kernel that makes x, so that memory does not idle between two kernels. Where K is split,
 the last program to arrive at a tile adds the parts up in order: deterministic, and no second launch.
@@ -36,10 +38,13 @@ def _small_linear_kernel(
     x_ptr,  # [m, K]
     w_ptr,  # [N, K]
     bias_ptr,  # [N]
+    residual_ptr,  # [m, N], ADD only; may be out_ptr
+    norm_ptr,  # [K], NORM only
     out_ptr,  # [m, N]
     part_ptr,  # [tiles, SPLITS, M, BLOCK_N] float32
     arrived_ptr,  # [tiles] int32, zero between launches
     m,
+    eps,
     N: tl.constexpr,
     K: tl.constexpr,
     M: tl.constexpr,  # m, padded to the height of a matrix product; 1: one row, without one
@@ -50,6 +55,8 @@ def _small_linear_kernel(
     EARLY: tl.constexpr,  # columns of the piece that are loaded before the wait
     WEIGHT_FIRST: tl.constexpr,
     BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    NORM: tl.constexpr,  # one row, in one piece: its RMS norm comes first
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -68,10 +75,16 @@ def _small_linear_kernel(
         gdc_launch_dependents()
     # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
     w_early = tl.load(w_rows + early_k)
+    if NORM:
+        g_early = tl.load(norm_ptr + early_k).to(tl.float32)
+        squares = tl.zeros([1, BLOCK_K], tl.float32)
     if OVERLAP:
         gdc_wait()
     if M > 1:
         x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
+    residual = 0.0
+    if ADD and SPLITS == 1:  # on its way while the weights stream
+        residual = _load_residual(residual_ptr, m, n, rows_m, N)
     if M == 1:
         acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     elif WEIGHT_FIRST:
@@ -87,7 +100,11 @@ def _small_linear_kernel(
             w = tl.load(w_rows + step + k, mask=inside, other=0.0)
             x = tl.load(x_rows + step + k, mask=used & inside, other=0.0)
         if M == 1:
-            acc += w.to(tl.float32) * x.to(tl.float32)
+            wide = x.to(tl.float32)
+            if NORM:
+                squares += wide * wide
+                wide *= tl.load(norm_ptr + step + k, mask=step + k < PIECE, other=0.0).to(tl.float32)
+            acc += w.to(tl.float32) * wide
         elif WEIGHT_FIRST:
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
         else:
@@ -95,9 +112,15 @@ def _small_linear_kernel(
 
     # Before the loop, the use of x_early would hold up the loop's first loads; here, nothing.
     if M == 1:
-        x_early = tl.load(x_rows + early_k)
-        early = tl.sum(w_early.to(tl.float32) * x_early.to(tl.float32), axis=1)
+        x_early = tl.load(x_rows + early_k).to(tl.float32)
+        square = 0.0
+        if NORM:
+            square = tl.sum(x_early * x_early) + tl.sum(squares)
+            x_early *= g_early
+        early = tl.sum(w_early.to(tl.float32) * x_early, axis=1)
         result = (tl.sum(acc, axis=1) + early)[None, :]
+        if NORM:
+            result *= tl.math.rsqrt(square / K + eps)
     elif WEIGHT_FIRST:
         x_early = _not_before(x_early, OVERLAP)
         result = tl.trans(tl.dot(w_early, tl.trans(x_early), acc, input_precision=PRECISION))
@@ -105,7 +128,7 @@ def _small_linear_kernel(
         x_early = _not_before(x_early, OVERLAP)
         result = tl.dot(x_early, tl.trans(w_early), acc, input_precision=PRECISION)
     if SPLITS == 1:
-        _write(result, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
+        _write(result + residual, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
     else:
         size: tl.constexpr = M * BLOCK_N
         parts = part_ptr + tile * (SPLITS * size) + rows_m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -118,7 +141,15 @@ def _small_linear_kernel(
             for other in tl.static_range(SPLITS):
                 # Other processors wrote these: read past the first-level cache.
                 whole += tl.load(parts + other * size, mask=used, other=0.0, cache_modifier=".cg")
-            _write(whole, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
+            if ADD:
+                residual = _load_residual(residual_ptr, m, n, rows_m, N)
+            _write(whole + residual, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
+
+
+@triton.jit
+def _load_residual(residual_ptr, m, n, rows_m, N: tl.constexpr):
+    inside = (rows_m < m)[:, None] & (n < N)[None, :]
+    return tl.load(residual_ptr + (rows_m * N)[:, None] + n[None, :], mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -178,6 +209,14 @@ def _early(piece: int, most: int) -> int:
     return min(most, 1 << (piece.bit_length() - 1))
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMS norm of the rows before the product."""
+
+    weight: Tensor  # [k]
+    eps: float
+
+
 class SmallLinear:
     """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
 
@@ -191,22 +230,38 @@ class SmallLinear:
             return False
         return linear_config(m, n, k, x.element_size(), launch_for(x.device).processors) is not None
 
+    def norms(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether the norm of x comes for free: of a single row, which every program reads whole."""
+        if len(x) != 1 or not weight.is_contiguous():
+            return False
+        n, k = weight.shape
+        config = linear_config(1, n, k, x.element_size(), launch_for(x.device).processors)
+        # Where x is longer, the norm holds up the stream of weights by more than its own launch takes.
+        return config is not None and config.one_row and config.early == k
+
     def __call__(
         self,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
         *,
+        residual: Tensor | None = None,
+        norm: Norm | None = None,
         config: LinearConfig | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """x [m, k], weight [n, k] (contiguous), bias [n] -> [m, n]. Raises ValueError where it is not supported."""
+        """x [m, k], weight [n, k] (contiguous), bias [n], residual [m, n] (contiguous; may be `out`) -> [m, n].
+
+        Raises ValueError where it is not supported; a norm is where `norms` says so.
+        """
         x = x.contiguous()
         (m, k), n = x.shape, weight.shape[0]
         launch = launch_for(x.device)
         config = config or linear_config(m, n, k, x.element_size(), launch.processors)
         if config is None:
             raise ValueError(f"a product of {m} rows with a weight [{n}, {k}] is not for this kernel")
+        if norm is not None and not config.one_row:
+            raise ValueError("a norm goes with products of one row only")
         if out is None:
             out = x.new_empty(m, n)
         padded = 1 if config.one_row else max(16, power_of_two(m))
@@ -216,9 +271,11 @@ class SmallLinear:
             self._scratch_for(x.device, tiles, config.splits * padded * config.block_n) if config.splits > 1 else (x, x)
         )
         _small_linear_kernel[(tiles * config.splits,)](
-            x, weight, x if bias is None else bias, out, parts, arrived, m,
+            x, weight, x if bias is None else bias, x if residual is None else residual,
+            x if norm is None else norm.weight, out, parts, arrived, m, 0.0 if norm is None else norm.eps,
             N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
             STAGES=config.stages, EARLY=config.early, WEIGHT_FIRST=config.weight_first, BIAS=bias is not None,
+            ADD=residual is not None, NORM=norm is not None,
             PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
             num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip

@@ -18,9 +18,11 @@ class TorchKernels:
         # The weight is applied in the model's dtype, after rounding, as the models were trained.
         return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype).mul_(weight)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total = x + residual
-        return self.rms_norm(total, weight, eps), total
+    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias)
+
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+        return self.linear(x, weight, bias).add_(residual)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -44,7 +46,7 @@ class TorchKernels:
         v_cache: Tensor,
         slots: Tensor,
         num_heads: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Tensor:
         kv_heads, dim = k_cache.shape[2:]
         heads = qkv.view(qkv.shape[0], -1, dim)  # [tokens, heads + 2 * kv_heads, dim]
         qk = heads.narrow(1, 0, num_heads + kv_heads)
@@ -61,4 +63,4 @@ class TorchKernels:
         q, k = turned.narrow(1, 0, num_heads), turned.narrow(1, num_heads, kv_heads)
         k_cache.view(-1, kv_heads, dim).index_copy_(0, slots, k.to(k_cache.dtype))
         v_cache.view(-1, kv_heads, dim).index_copy_(0, slots, v.to(v_cache.dtype))
-        return q, k, v
+        return q

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels import norms, rope
-from aengine.kernels.small_linear import SmallLinear
+from aengine.kernels.small_linear import Norm, SmallLinear
 
 
 class TritonKernels:
@@ -18,8 +18,17 @@ class TritonKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norms.rms_norm(x, weight, eps)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return norms.add_rms_norm(x, residual, weight, eps)
+    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self._small_linear.norms(x, weight):
+            return self._small_linear(x, weight, bias, norm=Norm(norm_weight, eps))
+        return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias)
+
+    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+        if self._small_linear.supports(x, weight):
+            return self._small_linear(x, weight, bias, residual=residual, out=residual)
+        if bias is not None:
+            residual += bias
+        return residual.addmm_(x, weight.t())
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
@@ -44,7 +53,7 @@ class TritonKernels:
         v_cache: Tensor,
         slots: Tensor,
         num_heads: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Tensor:
         return rope.qk_norm_rope_store(
             qkv, q_weight, k_weight, eps, cos_sin, positions, k_cache, v_cache, slots, num_heads
         )

@@ -63,20 +63,34 @@ class Decoder:
         for linear in linears:
             linear.weight = self.kernels.pack(linear.weight)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, batch: AttentionBatch, kv: KVPool) -> Tensor:
-        """input_ids, positions [tokens] int64 -> normed hidden states [tokens, hidden]; K and V go into `kv`."""
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        kv: KVPool,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """input_ids, positions [tokens] int64 -> normed hidden states; K and V of all tokens go into `kv`.
+
+        wanted [n] int64: the tokens whose hidden states are returned, [n, hidden]; None: all of them, in order. Behind
+        the last layer's attention nobody looks at the others, so they go no further.
+        """
         kernels, eps = self.kernels, self.config.rms_norm_eps
-        # The norm that follows a layer is the next layer's first one, so each is fused with the sum before it.
-        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
-        residual = F.embedding(input_ids, self._embedding)
-        x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
+        x = F.embedding(input_ids, self._embedding)
         for i, layer in enumerate(self._layers):
-            x = layer.attention.forward(x, positions, self._cos_sin, batch, kv.layer(i), kernels, self.attention)
-            x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = layer.mlp.forward(x, kernels)
-            x, residual = kernels.add_rms_norm(x, residual, next_norms[i], eps)
-        return x
+            mixed = layer.attention.mix(
+                x, layer.input_norm, positions, self._cos_sin, batch, kv.layer(i), kernels, self.attention
+            )
+            if wanted is not None and i == len(self._layers) - 1:
+                if not len(wanted):
+                    return x[:0]
+                mixed, x = mixed.index_select(0, wanted), x.index_select(0, wanted)
+            x = kernels.linear_add(mixed, layer.attention.out.weight, layer.attention.out.bias, x)
+            inner = layer.mlp.inner(x, layer.post_norm, eps, kernels)
+            x = kernels.linear_add(inner, layer.mlp.down.weight, layer.mlp.down.bias, x)
+        return kernels.rms_norm(x, self._final_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden] from `forward` -> [n, vocab] float32."""
-        return self.kernels.linear(hidden, self._head.weight, None).float()
+        """hidden [n, hidden] from `forward` -> [n, vocab] in the model's dtype."""
+        return self.kernels.linear(hidden, self._head.weight, None)

@@ -78,9 +78,10 @@ class SelfAttention:
             eps=config.rms_norm_eps,
         )
 
-    def forward(
+    def mix(
         self,
         x: Tensor,
+        norm: Tensor,
         positions: Tensor,
         cos_sin: Tensor,
         batch: AttentionBatch,
@@ -88,14 +89,16 @@ class SelfAttention:
         kernels: Kernels,
         attention: AttentionBackend,
     ) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]; writes this step's K and V into the layer's cache."""
+        """x [tokens, hidden] -> [tokens, heads * head_dim], which `out` projects back to the hidden size.
+
+        norm [hidden] is the weight of the norm that comes first. Writes this step's K and V into the layer's cache.
+        """
         k_cache, v_cache = cache
-        qkv = kernels.linear(x, self.qkv.weight, self.qkv.bias)
-        q, _, _ = kernels.qk_norm_rope_store(
+        qkv = kernels.norm_linear(x, norm, self.eps, self.qkv.weight, self.qkv.bias)
+        q = kernels.qk_norm_rope_store(
             qkv, self.q_norm, self.k_norm, self.eps, cos_sin, positions, k_cache, v_cache, batch.slots, self.num_heads
         )
-        mixed = attention.forward(q, k_cache, v_cache, batch, self.scale, self.window)  # [tokens, heads, dim]
-        return kernels.linear(mixed.flatten(1), self.out.weight, self.out.bias)
+        return attention.forward(q, k_cache, v_cache, batch, self.scale, self.window).flatten(1)
 
 
 @dataclass(slots=True)
@@ -112,10 +115,9 @@ class MLP:
             down=Linear.build(make, {f"{prefix}.down_proj": config.hidden_size}, inner, config.mlp_bias),
         )
 
-    def forward(self, x: Tensor, kernels: Kernels) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]."""
-        inner = kernels.silu_mul(kernels.linear(x, self.gate_up.weight, self.gate_up.bias))
-        return kernels.linear(inner, self.down.weight, self.down.bias)
+    def inner(self, x: Tensor, norm: Tensor, eps: float, kernels: Kernels) -> Tensor:
+        """x [tokens, hidden], norm [hidden] -> [tokens, intermediate], which `down` projects back to hidden."""
+        return kernels.silu_mul(kernels.norm_linear(x, norm, eps, self.gate_up.weight, self.gate_up.bias))
 
 
 @dataclass(slots=True)

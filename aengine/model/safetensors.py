@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -34,7 +34,6 @@ _ITEM_BYTES = {
     "I64": 8,
     "F64": 8,
 }
-FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class TensorEntry:
 
     dtype: str
     shape: tuple[int, ...]
-    start: int  # byte range after the header
+    start: int  # byte range in the file
     end: int
 
     @property
@@ -77,7 +76,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     header.pop("__metadata__", None)
     entries = {name: _entry(path, name, value) for name, value in header.items()}
     _check_tiling(path, entries, size - 8 - length)
-    return entries
+    first = 8 + length  # the header counts from its own end
+    return {name: replace(entry, start=first + entry.start, end=first + entry.end) for name, entry in entries.items()}
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """Filling a decoder from the safetensors files of a checkpoint.
 
 All headers are read first and every parameter is accounted for, so that a checkpoint that does not fit
-is refused before any memory is taken. Then tensors stream one by one into their places.
+is refused before any memory is taken. Then the files are read from front to back, in pieces that go
+straight to their places.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
 from aengine.errors import WeightsError
 from aengine.model.fields import read_json_object
-from aengine.model.safetensors import FLOATS, TensorEntry, read_header
+from aengine.model.pieces import FLOATS, cut
+from aengine.model.safetensors import TensorEntry, read_header
+from aengine.model.staging import BUFFER_BYTES, copy_pieces, staging_ring
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 # Buffers that old files carry and that follow from config.json.
 _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-_TIED_HEAD = "lm_head.weight"
+_HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -49,25 +51,21 @@ class Checkpoint:
         embeddings may be there: `copy_into` checks that it is the embedding.
         """
         self._sources: dict[str, _Source] = {}
-        self._tied_head: _Source | None = None
         unexpected: list[str] = []
         for path in _files(folder):
             for spelled, entry in read_header(path).items():
                 # Files saved from the bare decoder lack the prefix.
-                name = spelled if spelled in shapes or spelled == _TIED_HEAD else f"model.{spelled}"
+                name = spelled if spelled in shapes or spelled == _HEAD else f"model.{spelled}"
+                shape = shapes.get(_EMBEDDING if tied and name == _HEAD else name)
+                if shape is None:
+                    if not _DERIVED.fullmatch(spelled):
+                        unexpected.append(spelled)
+                    continue
                 source = _Source(path, spelled, entry)
-                if spelled == _TIED_HEAD and tied:
-                    if self._tied_head is not None:
-                        raise WeightsError(f"{path}: {spelled} is also in {self._tied_head.path.name}")
-                    _check(source, shapes[_EMBEDDING])
-                    self._tied_head = source
-                elif name in shapes:
-                    if name in self._sources:
-                        raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
-                    _check(source, shapes[name])
-                    self._sources[name] = source
-                elif not _DERIVED.fullmatch(spelled):
-                    unexpected.append(spelled)
+                if name in self._sources:
+                    raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
+                _check(source, shape)
+                self._sources[name] = source
         if missing := [name for name in shapes if name not in self._sources]:
             raise WeightsError(f"{folder}: the weights lack {_listed(missing)}")
         if unexpected:
@@ -76,35 +74,33 @@ class Checkpoint:
     def copy_into(self, parameters: Mapping[str, Tensor], progress: bool) -> None:
         """Fill every parameter, converted to its own dtype. Raises `WeightsError` when reading fails.
 
-        `progress` shows a bar on a terminal once it has taken two seconds.
+        Blocks until all is there. `progress` shows a bar on a terminal once it has taken two seconds.
         """
-        by_file: dict[Path, list[tuple[str, _Source]]] = {}
-        for name, source in self._sources.items():
-            by_file.setdefault(source.path, []).append((name, source))
-        total = sum(source.entry.nbytes for source in self._sources.values())
+        embedding = parameters[_EMBEDDING]
+        places = dict(parameters)
+        if _HEAD in self._sources and _HEAD not in parameters:
+            places[_HEAD] = torch.empty_like(embedding)  # tied: only to be held against the embedding
+        # Files are read from front to back.
+        sources = sorted(self._sources.items(), key=lambda item: (item[1].path, item[1].entry.start))
+        pieces = [
+            piece
+            for name, source in sources
+            for piece in cut(source.path, source.name, source.entry, places[name], BUFFER_BYTES)
+        ]
         hidden = None if progress else True  # None: unless stderr is a terminal
         with tqdm(
-            desc="loading weights", total=total, unit="B", unit_scale=True, delay=2, disable=hidden, leave=False
+            desc="loading weights",
+            total=sum(piece.nbytes for piece in pieces),
+            unit="B",
+            unit_scale=True,
+            delay=2,
+            disable=hidden,
+            leave=False,
         ) as bar:
-            for path, wanted in by_file.items():
-                try:
-                    with safe_open(path, framework="pt", device="cpu") as file:
-                        for name, source in wanted:
-                            parameters[name].copy_(file.get_tensor(source.name))
-                            bar.update(source.entry.nbytes)
-                except (SafetensorError, OSError) as error:
-                    raise WeightsError(f"{path}: {error}") from error
-        self._check_tied_head(parameters)
-
-    def _check_tied_head(self, parameters: Mapping[str, Tensor]) -> None:
-        if self._tied_head is None:
-            return
-        embedding = parameters[_EMBEDDING]
-        with safe_open(self._tied_head.path, framework="pt", device="cpu") as file:
-            head = file.get_tensor(self._tied_head.name).to(embedding.device, embedding.dtype)
-        if not torch.equal(head, embedding):
+            copy_pieces(pieces, staging_ring(embedding.device), bar.update)
+        if _HEAD not in parameters and _HEAD in places and not torch.equal(places[_HEAD], embedding):
             raise WeightsError(
-                f"{self._tied_head.path}: {_TIED_HEAD} differs from {_EMBEDDING}, but config.json ties them; "
+                f"{self._sources[_HEAD].path}: {_HEAD} differs from {_EMBEDDING}, but config.json ties them; "
                 f"set tie_word_embeddings to false there if both are meant"
             )
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.runtime.clock import DeviceClock
 from aengine.runtime.decode_graphs import DecodeGraphs
-from aengine.runtime.runner import StepExecutor, read_draws
+from aengine.runtime.prefill_graphs import PrefillGraphs, PrefillShape
+from aengine.runtime.runner import Forwarded, StepExecutor, read_draws
 from aengine.runtime.scoring import ChunkScores
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws
@@ -18,30 +22,65 @@ from aengine.types import StepPlan, StepResult
 
 RING = 4  # results in flight, one more than steps can be
 
+# When a step is done, and its draws and scores on the host, valid from then on.
+OnItsWay = tuple[asyncio.Future[None], Draws | None, Sequence[ChunkScores]]
+
 
 class GraphedExecutor(StepExecutor):
-    """Replays a graph where a step is all decode; everything else is enqueued kernel by kernel."""
+    """Replays a graph where one was captured for the step; everything else is enqueued kernel by kernel."""
 
-    graphs: DecodeGraphs | None = None
+    decode_graphs: DecodeGraphs | None = None
+    prefill_graphs: PrefillGraphs | None = None
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> Draws | None:
-        graphs = self.graphs
-        if graphs is None or plan.prefill or len(plan.decode) > graphs.sizes[-1]:
+    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]:
+        graphs = self._decode_graphs_for(plan)
+        if graphs is None or not self._sampler.simple(plan.decode):
             return super().execute(plan)
-        rows = self._rows
+        self._replay_decode(plan, graphs)
+        return graphs.draw(plan.decode), ()  # which also feeds back and advances
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Forwarded:
+        if (decode := self._decode_graphs_for(plan)) is not None:
+            logits, row_index = self._replay_decode(plan, decode)
+            lengths = self._rows.length[row_index] + 1
+            self._rows.length[row_index] = lengths
+            return Forwarded(logits, plan.decode, row_index, lengths)
+        if (prefill := self.prefill_graphs) is not None and plan.prefill and not plan.scoring:
+            shape = prefill.shape_for(plan)
+            if shape is not None:
+                return self._replay_prefill(plan, prefill, shape)
+        return super().forward(plan)
+
+    def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
+        graphs = self.decode_graphs
+        return None if graphs is None or plan.prefill or len(plan.decode) > graphs.sizes[-1] else graphs
+
+    def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> tuple[Tensor, Tensor]:
+        self._rows.grow(plan.new_pages)
+        for row in plan.decode:
+            self._rows.lengths[row] += 1
+        return graphs.forward(plan.decode, plan.shared)
+
+    def _replay_prefill(self, plan: StepPlan, graphs: PrefillGraphs, shape: PrefillShape) -> Forwarded:
+        rows, row_list = self._rows, plan.sampled_rows
+        rows.admit(plan.new_rows)
+        self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
-        logits, row_index = graphs.forward(plan.decode, plan.shared)
-        if self._sampler.simple(plan.decode):
-            draws = graphs.draw(plan.decode)
-        else:
-            lengths = rows.length[row_index] + 1
-            draws = self._sampler.sample(logits, plan.decode, row_index, lengths)
-            rows.last_token[row_index] = draws.token_ids
-            rows.length[row_index] = lengths
+        hidden, draw_rows, draw_positions = graphs.replay(plan, shape)
         for row in plan.decode:
             rows.lengths[row] += 1
-        return draws
+        for chunk in plan.prefill:
+            rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
+        self._copy_pages(plan)
+        logits = self._decoder.logits(hidden) if row_list else None
+        return Forwarded(logits, row_list, draw_rows, draw_positions)
+
+    def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
+        if masks is None and self._sampler.simple(draws.row_list):
+            return self._sampler.draw_simple(logits, draws.rows, draws.positions)
+        return super()._sample(logits, draws, masks)
 
 
 @dataclass(slots=True)
@@ -55,23 +94,27 @@ class _Slot:
 class CudaStep:
     """A step on the device's queue."""
 
-    def __init__(
-        self,
-        plan: StepPlan,
-        runner: CudaRunner,
-        event: torch.cuda.Event,
-        draws: Draws | None,
-        scores: list[ChunkScores],
-    ) -> None:
+    def __init__(self, plan: StepPlan, runner: CudaRunner) -> None:
         self.plan = plan
         self._runner = runner
-        self._future = runner.watch(event)
-        self._draws = draws  # on the host once the event has happened
-        self._scores = scores  # likewise
+        self._forwarded: Forwarded | None = None
+        self._done: OnItsWay | None = None
+        if plan.structured:
+            self._forwarded = runner.enqueue_forward(plan)
+        else:
+            self._done = runner.enqueue(plan)
+
+    def draw(self, masks: NDArray[np.int32] | None) -> None:
+        if self._forwarded is not None:
+            self._done = self._runner.enqueue_draws(self.plan, self._forwarded, masks)
+            self._forwarded = None
 
     async def result(self) -> StepResult:
-        await self._future
-        return read_draws(self._draws, self._runner.logprobs_of, self.plan, self._scores)
+        if self._done is None:
+            raise RuntimeError(f"the draws of step {self.plan.step} were never enqueued")
+        future, draws, scores = self._done
+        await future
+        return read_draws(draws, self._runner.logprobs_of, self.plan, scores)
 
 
 class CudaRunner:
@@ -94,19 +137,31 @@ class CudaRunner:
     def launch(self, plan: StepPlan) -> CudaStep:
         for new in plan.new_rows:
             self._asked[new.row] = new.params.logprobs
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            draws = self._executor.execute(plan)
-            host = None if draws is None else self._to_host(plan, draws)
-            scores = [one.mapped(_pinned) for one in self._executor.take_scores()]
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return CudaStep(plan, self, event, host, scores)
+        return CudaStep(plan, self)
 
-    def watch(self, event: torch.cuda.Event) -> asyncio.Future[None]:
-        """A future for a recorded event."""
+    def enqueue(self, plan: StepPlan) -> OnItsWay:
+        """A whole step."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._finish(plan, *self._executor.execute(plan))
+
+    def enqueue_forward(self, plan: StepPlan) -> Forwarded:
+        """Its forward pass only."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._executor.forward(plan)
+
+    def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> OnItsWay:
+        """The rest of it."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._finish(plan, self._executor.draw(forwarded, masks), forwarded.scores)
+
+    def _finish(self, plan: StepPlan, draws: Draws | None, scores: Sequence[ChunkScores]) -> OnItsWay:
+        host = None if draws is None else self._to_host(plan, draws)
+        host_scores = [one.mapped(_pinned) for one in scores]
+        event = torch.cuda.Event()
+        event.record(self._stream)
         if self._clock is None:  # made on the loop that launches
             self._clock = DeviceClock(self._device)
-        return self._clock.watch(event)
+        return self._clock.watch(event), host, host_scores
 
     def logprobs_of(self, row: int) -> int | None:
         """How many logprobs the row's owner asked for."""

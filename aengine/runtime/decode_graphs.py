@@ -7,8 +7,9 @@ and pages. Between two replays the host sends only what changed.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,10 +17,14 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.prefix_attention import SharedRuns
+from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.types import MOST_SHARED_RUNS, SharedRun
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 WARM_UPS = 2
 LEAST_SHARERS = 4  # smaller batches have too little to gain
@@ -40,7 +45,7 @@ class _Captured:
     forward: torch.cuda.CUDAGraph
     forward_shared: torch.cuda.CUDAGraph | None  # reads runs that rows share once
     draw: torch.cuda.CUDAGraph
-    logits: Tensor  # [size, vocab] float32
+    logits: Tensor  # [size, vocab] in the model's dtype
     draws: Draws
 
 
@@ -82,25 +87,52 @@ class SharedBuffers:
 class DecodeGraphs:
     """Captures once, replays for any batch of at most `sizes[-1]` rows. All on the current stream."""
 
-    def __init__(self, decoder: Decoder, kv: KVPool, sampler: Sampler, rows: Rows, sizes: list[int]) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        sampler: Sampler,
+        rows: Rows,
+        sizes: list[int],
+        pool: _POOL_HANDLE | None = None,
+    ) -> None:
+        """pool: memory that graphs share which never run at the same time."""
         self._decoder = decoder
         self._kv = kv
         self._sampler = sampler
         self._rows = rows
         self.sizes = sizes
         self._row_index = torch.full((sizes[-1],), rows.padding, dtype=torch.int64, device=rows.device)
+        self._query_starts = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=rows.device)
         self._current: list[int] = []  # what `_row_index` holds
         self._graphs: dict[int, _Captured] = {}
         self._shared = SharedBuffers(sizes[-1], rows)
-        self._pool = torch.cuda.graph_pool_handle()  # shared: only one graph runs at a time
+        self._pool = pool
 
-    def capture(self, watch: Callable[[Iterable[int]], Iterable[int]] = iter) -> None:
-        """Capture every size, the largest first so that the others fit into its memory. Waits for the device."""
-        for size in watch(self.sizes[::-1]):
-            self._graphs[size] = self._capture(size)
+    def capture(self, size: int) -> None:
+        """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
+        stream = torch.cuda.current_stream(self._rows.device)
+        shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
+        for _ in range(WARM_UPS):
+            self._draw(*self._forward(size))
+            if shareable:
+                self._forward(size, self._shared.runs(size))
+        stream.synchronize()
+        forward, draw = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        forward_shared = torch.cuda.CUDAGraph() if shareable else None
+        with torch.cuda.graph(forward, pool=self._pool, stream=stream):
+            logits, positions = self._forward(size)
+        if forward_shared is not None:
+            with torch.cuda.graph(forward_shared, pool=self._pool, stream=stream):
+                shared_logits, shared_positions = self._forward(size, self._shared.runs(size))
+                logits.copy_(shared_logits)
+                positions.copy_(shared_positions)
+        with torch.cuda.graph(draw, pool=self._pool, stream=stream):
+            draws = self._draw(logits, positions)
+        self._graphs[size] = _Captured(forward, forward_shared, draw, logits, draws)
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
-        """Replay the forward pass for these rows: logits [n, vocab] float32 and the rows as a tensor [n] int64.
+        """Replay the forward pass for these rows: logits [n, vocab] and the rows as a tensor [n] int64.
 
         The logits stay valid until the next replay.
         """
@@ -129,48 +161,25 @@ class DecodeGraphs:
         self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * (size - len(rows))))
         self._current = list(rows)
 
-    def _capture(self, size: int) -> _Captured:
-        stream = torch.cuda.current_stream(self._rows.device)
-        shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
-        for _ in range(WARM_UPS):
-            self._draw(self._forward(size), size)
-            if shareable:
-                self._forward(size, self._shared.runs(size))
-        stream.synchronize()
-        forward, draw = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        forward_shared = torch.cuda.CUDAGraph() if shareable else None
-        with torch.cuda.graph(forward, pool=self._pool, stream=stream):
-            logits = self._forward(size)
-        if forward_shared is not None:
-            with torch.cuda.graph(forward_shared, pool=self._pool, stream=stream):
-                logits.copy_(self._forward(size, self._shared.runs(size)))
-        with torch.cuda.graph(draw, pool=self._pool, stream=stream):
-            draws = self._draw(logits, size)
-        return _Captured(forward, forward_shared, draw, logits, draws)
-
-    def _forward(self, size: int, shared: SharedRuns | None = None) -> Tensor:
+    def _forward(self, size: int, shared: SharedRuns | None = None) -> tuple[Tensor, Tensor]:
+        """Logits [size, vocab], and where the drawn tokens will stand [size] int64."""
         rows = self._rows
-        index = self._row_index[:size]
-        positions = rows.length[index]
+        inputs = begin_decode(self._row_index[:size], rows.last_token, rows.length, rows.page_table, self._kv.page_size)
         attention = AttentionBatch(
-            slots=rows.slots(index, positions, self._kv.page_size),
-            page_table=rows.page_table[index],
-            seq_lens=(positions + 1).to(torch.int32),
-            query_starts=torch.arange(size + 1, dtype=torch.int32, device=rows.device),
+            slots=inputs.slots,
+            page_table=inputs.page_table,
+            seq_lens=inputs.seq_lens,
+            query_starts=self._query_starts[: size + 1],
             num_decodes=size,
             query_lens=[1] * size,
             context_lens=[rows.page_table.shape[1] * self._kv.page_size] * size,
             shared=shared,
         )
-        hidden = self._decoder.forward(rows.last_token[index], positions, attention, self._kv)
-        return self._decoder.logits(hidden)
+        hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention, self._kv)
+        return self._decoder.logits(hidden), inputs.next_positions
 
-    def _draw(self, logits: Tensor, size: int) -> Draws:
-        rows = self._rows
-        index = self._row_index[:size]
-        lengths = rows.length[index] + 1
-        draws = self._sampler.draw_simple(logits, index, lengths)
-        rows.last_token[index] = draws.token_ids
-        rows.length[index] = lengths
-        rows.length[rows.padding :].zero_()
+    def _draw(self, logits: Tensor, positions: Tensor) -> Draws:
+        rows, index = self._rows, self._row_index[: len(logits)]
+        draws = self._sampler.draw_simple(logits, index, positions)
+        end_decode(index, draws.token_ids, rows.last_token, rows.length, rows.padding)
         return draws

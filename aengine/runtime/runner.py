@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.cache.kv import KVPool
@@ -25,6 +28,14 @@ class LaunchedStep(Protocol):
 
     plan: StepPlan
 
+    def draw(self, masks: NDArray[np.int32] | None) -> None:
+        """Enqueue the draws of a step whose plan is `structured`; to be called once, before the next launch.
+
+        masks [structured draws, ceil(vocab / 32)] int32: the tokens that each may be, in the order of the draws. None
+        where the step is given up: its draws will be looked at by nobody.
+        """
+        ...
+
     async def result(self) -> StepResult:
         """Wait for the step without blocking the loop. Raises what the step raised."""
         ...
@@ -34,12 +45,26 @@ class Runner(Protocol):
     """What the engine needs of a device."""
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Enqueue a step behind those launched before; returns at once."""
+        """Enqueue a step behind those launched before; returns at once.
+
+        Of a step whose plan is `structured` only the forward pass: its draws wait for `LaunchedStep.draw`.
+        """
         ...
 
     def close(self) -> None:
         """Wait for what is still running and let go of the device."""
         ...
+
+
+@dataclass(slots=True)
+class Forwarded:
+    """A step after its forward pass."""
+
+    logits: Tensor | None  # [draws, vocab] in the model's dtype; None where nothing draws
+    row_list: list[int]  # which rows draw
+    rows: Tensor  # [draws] int64, the same
+    positions: Tensor  # [draws] int64, as in `StepInputs`
+    scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
 
 
 class StepExecutor:
@@ -50,40 +75,48 @@ class StepExecutor:
         self._kv = kv
         self._sampler = sampler
         self._rows = rows
-        self._scores: list[ChunkScores] = []
 
-    def take_scores(self) -> list[ChunkScores]:
-        """The prompt logprobs of the step that was executed last, on the device; once."""
-        scores, self._scores = self._scores, []
-        return scores
+    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]:
+        """Enqueue (GPU) or compute (CPU) a step; no draws when nothing draws. All stays on the device."""
+        forwarded = self.forward(plan)
+        return self.draw(forwarded), forwarded.scores
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> Draws | None:
-        """Enqueue (GPU) or compute (CPU) a step; None when nothing draws. The ids stay on the device."""
+    def forward(self, plan: StepPlan) -> Forwarded:
+        """The first half of a step: all but its draws."""
         rows = self._rows
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
         inputs = build_inputs(plan, rows, self._kv.page_size)
-        hidden = self._decoder.forward(inputs.input_ids, inputs.positions, inputs.attention, self._kv)
-        self._scores = score_chunks(plan, hidden, self._decoder.logits, rows.upload)
-        draws = self._draw(hidden, inputs)
+        # What is scored are all the prompt's tokens, of which the draws read a few.
+        wanted = None if plan.scoring else inputs.draw_tokens
+        hidden = self._decoder.forward(inputs.input_ids, inputs.positions, inputs.attention, self._kv, wanted)
+        scores = score_chunks(plan, hidden, self._decoder.logits, rows.upload)
+        if plan.scoring and inputs.draw_tokens is not None:
+            hidden = hidden[inputs.draw_tokens]
+        logits = self._decoder.logits(hidden) if inputs.draw_row_list else None
         self._advance(plan, inputs)
-        if plan.page_copies:
-            pairs = rows.upload([page for copy in plan.page_copies for page in copy])
-            source, destination = pairs.view(-1, 2).unbind(1)
-            self._kv.copy_pages(source, destination)
+        self._copy_pages(plan)
+        return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores)
+
+    @torch.inference_mode()
+    def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
+        """The second half; the masks are those of `Sampler.sample`."""
+        if forwarded.logits is None:
+            return None
+        draws = self._sample(forwarded.logits, forwarded, masks)
+        self._rows.last_token[forwarded.rows] = draws.token_ids
         return draws
 
-    def _draw(self, hidden: Tensor, inputs: StepInputs) -> Draws | None:
-        if not inputs.draw_row_list:
-            return None
-        if inputs.draw_tokens is not None:
-            hidden = hidden[inputs.draw_tokens]
-        logits = self._decoder.logits(hidden)
-        draws = self._sampler.sample(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions)
-        self._rows.last_token[inputs.draw_rows] = draws.token_ids
-        return draws
+    def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
+        return self._sampler.sample(logits.float(), draws.row_list, draws.rows, draws.positions, masks)
+
+    def _copy_pages(self, plan: StepPlan) -> None:
+        if plan.page_copies:
+            pairs = self._rows.upload([page for copy in plan.page_copies for page in copy])
+            source, destination = pairs.view(-1, 2).unbind(1)
+            self._kv.copy_pages(source, destination)
 
     def _advance(self, plan: StepPlan, inputs: StepInputs) -> None:
         """Lengths grow by what was computed, on the device and on the host alike."""
@@ -121,14 +154,23 @@ def read_draws(
     return StepResult(draws.token_ids.tolist(), draws.finite.tolist(), logprobs, prompts)
 
 
-class CpuStep:
-    """A step in the worker thread."""
+EnqueueDraws = Callable[[NDArray[np.int32] | None], asyncio.Future[StepResult]]
 
-    def __init__(self, plan: StepPlan, future: asyncio.Future[StepResult]) -> None:
+
+class CpuStep:
+    """A step in the worker thread; a structured one is two pieces of work."""
+
+    def __init__(self, plan: StepPlan, future: asyncio.Future[StepResult] | EnqueueDraws) -> None:
         self.plan = plan
-        self._future = future
+        self._future = future  # what makes it, until the draws are enqueued
+
+    def draw(self, masks: NDArray[np.int32] | None) -> None:
+        if not isinstance(self._future, asyncio.Future):
+            self._future = self._future(masks)
 
     async def result(self) -> StepResult:
+        if not isinstance(self._future, asyncio.Future):
+            raise RuntimeError(f"the draws of step {self.plan.step} were never enqueued")
         return await self._future
 
 
@@ -143,15 +185,28 @@ class CpuRunner:
 
     def launch(self, plan: StepPlan) -> CpuStep:
         loop = asyncio.get_running_loop()
-        return CpuStep(plan, loop.run_in_executor(self._worker, self._run, plan))
+        if not plan.structured:
+            return CpuStep(plan, loop.run_in_executor(self._worker, self._run, plan))
+        forwarded = self._worker.submit(self._forward, plan)
+        return CpuStep(plan, lambda masks: loop.run_in_executor(self._worker, self._draw, plan, forwarded, masks))
 
     def _run(self, plan: StepPlan) -> StepResult:
+        return self._finish(plan, self._forward(plan))
+
+    def _forward(self, plan: StepPlan) -> Forwarded:
         for new in plan.new_rows:
             self._logprobs[new.row] = new.params.logprobs
         # OpenMP keeps its thread count per thread: it must be set in the one that computes.
         torch.set_num_threads(self._threads.of(plan.num_tokens))
-        draws = self._executor.execute(plan)
-        return read_draws(draws, self._logprobs.get, plan, self._executor.take_scores())
+        return self._executor.forward(plan)
+
+    def _draw(self, plan: StepPlan, forwarded: Future[Forwarded], masks: NDArray[np.int32] | None) -> StepResult:
+        # The one worker is done with the forward pass, or raised what this step then raises.
+        return self._finish(plan, forwarded.result(), masks)
+
+    def _finish(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> StepResult:
+        draws = self._executor.draw(forwarded, masks)
+        return read_draws(draws, self._logprobs.get, plan, forwarded.scores)
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)

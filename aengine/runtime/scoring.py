@@ -31,7 +31,7 @@ class ChunkScores:
 def score_chunks(plan: StepPlan, hidden: Tensor, head: Callable[[Tensor], Tensor], upload: Upload) -> list[ChunkScores]:
     """Scores for each chunk that asks, in the plan's order.
 
-    hidden [tokens, hidden] of all the step's tokens, decodes first; `head` makes logits [n, vocab] float32 of some.
+    hidden [tokens, hidden] of all the step's tokens, decodes first; `head` makes logits [n, vocab] of some.
     """
     scores: list[ChunkScores] = []
     first = len(plan.decode)
@@ -74,7 +74,8 @@ def read_scores(scores: Sequence[ChunkScores], plan: StepPlan) -> list[list[Prom
 
 
 def _score(logits: Tensor, targets: Tensor, top: int) -> ChunkScores:
-    """logits [n, vocab] float32, targets [n] int64."""
+    """logits [n, vocab] in the model's dtype, targets [n] int64."""
+    logits = logits.float()
     total = logits.logsumexp(dim=-1)
     own = logits.gather(1, targets[:, None])
     ranks = (logits > own).sum(dim=-1) + 1

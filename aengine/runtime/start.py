@@ -22,10 +22,12 @@ from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, Runner, StepExecutor
 from aengine.runtime.sizing import CPU_KV_GIB, PoolSize, size_pool
 from aengine.sampling.sampler import Sampler
+from aengine.types import MixedLimit
 
 log = logging.getLogger("aengine")
 
 CPU_STEP_TOKENS = 512  # a chunk of a long prompt takes about as long as a stream tolerates waiting
+MIXED_MULTIPLE = 128  # tokens: matrix products come in such tiles, and prefill graphs in such steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Runtime:
     model: ModelConfig
     pool: PoolSize
     max_step_tokens: int
+    mixed_limit: MixedLimit | None = None  # None: a step that also decodes is as large as any
 
 
 def start_runtime(config: EngineConfig, folder: Path) -> Runtime:
@@ -84,7 +87,18 @@ def start_cpu(config: EngineConfig, folder: Path) -> Runtime:
         attention.name,
     )
     log_pool(config, pool, max_step_tokens, f"ready in {time.perf_counter() - began:.1f} s")
-    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens)
+    return Runtime(
+        CpuRunner(executor, threads), model, pool, max_step_tokens, mixed_limit(config, decoder, max_step_tokens)
+    )
+
+
+def mixed_limit(config: EngineConfig, decoder: Decoder, default: int) -> MixedLimit:
+    """How many prompt tokens go beside decodes: as many as asked for, or `default`."""
+    model = decoder.config
+    # Multiply-adds of one token in the layers' products, and with one key in attention.
+    products = decoder.num_parameters - (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    attention = 2 * model.num_layers * model.num_heads * model.head_dim
+    return MixedLimit(config.max_mixed_tokens or default, products / attention, MIXED_MULTIPLE)
 
 
 def step_tokens(config: EngineConfig, default: int) -> int:

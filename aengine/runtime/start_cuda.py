@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
 from aengine.cache.kv import KVPool
 from aengine.config import EngineConfig
@@ -19,18 +22,51 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
+from aengine.runtime.cuda_memory import room_for_kv
 from aengine.runtime.cuda_runner import CudaRunner, GraphedExecutor
 from aengine.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.device import resolve_dtype
+from aengine.runtime.prefill_graphs import PrefillGraphs, prefill_sizes
 from aengine.runtime.rows import Rows
 from aengine.runtime.sizing import size_pool
-from aengine.runtime.start import Runtime, log_model, log_pool, step_tokens
+from aengine.runtime.start import MIXED_MULTIPLE, Runtime, log_model, log_pool, mixed_limit, step_tokens
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
-from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
 
 CUDA_STEP_TOKENS = 8192
-MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
+MIXED_STEP_FLOP = 5.1e13  # 75 ms or so on an H100 or H200
+MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching its kernels takes the host
+GRAPH_BYTES = 8 * 2**20
+
+
+def default_mixed_tokens(parameters: int, max_step_tokens: int) -> int:
+    """Prompt tokens that take about as long as a stream should wait, in whole multiples."""
+    tokens = int(MIXED_STEP_FLOP / (2 * parameters)) // MIXED_MULTIPLE * MIXED_MULTIPLE
+    return min(max(tokens, MIXED_MULTIPLE), max_step_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _GraphSizes:
+    """What is captured: batch sizes of decode steps, numbers of tokens of steps with prefill chunks."""
+
+    decode: list[int]
+    prefill: list[int]
+
+    @classmethod
+    def of(cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int) -> _GraphSizes:
+        if not config.cuda_graphs:
+            return cls([], [])
+        close = min(mixed, MOST_CLOSE_TOKENS)
+        return cls(graph_sizes(config.max_num_seqs), prefill_sizes(close, max_step_tokens) if prefill else [])
+
+    @property
+    def largest(self) -> _GraphSizes:
+        """The largest of each alone."""
+        return _GraphSizes(self.decode[-1:], self.prefill[-1:])
+
+    @property
+    def count(self) -> int:
+        return len(self.decode) + len(self.prefill)
 
 
 @torch.inference_mode()
@@ -41,11 +77,13 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     torch.cuda.set_device(device)
     stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
+    with ThreadPoolExecutor(1, "imports") as imports, torch.cuda.stream(stream):
         model = ModelConfig.from_folder(folder)
         dtype = resolve_dtype(config.dtype, device, model.dtype)
         max_step_tokens = step_tokens(config, CUDA_STEP_TOKENS)
-        attention = TritonAttention(device, dtype)
+        prefill = imports.submit(choose_prefill, device, dtype)
+        attention = TritonAttention(prefill.result)
         decoder = load_model(
             folder,
             model,
@@ -60,15 +98,21 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         )
         stream.synchronize()
         loaded = time.perf_counter()
-        pool = size_pool(config, model, dtype, _room_for_kv(config, decoder, device, max_step_tokens))
-        executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len)
+        limit = mixed_limit(config, decoder, default_mixed_tokens(decoder.num_parameters, max_step_tokens))
+        sizes = _GraphSizes.of(config, attention.capturable, limit.tokens, max_step_tokens)
+
+        def trial(num_pages: int, length: int) -> GraphedExecutor:
+            return _executor(config, decoder, device, num_pages, length, sizes.largest, attention.fits)
+
+        # The smaller graphs live in the largest one's memory; each adds its own nodes, and the logits of decodes.
+        logits = sum(sizes.decode[:-1]) * model.vocab_size * dtype.itemsize
+        more_graphs = sizes.count * GRAPH_BYTES + logits
+        room = room_for_kv(config, decoder, max_step_tokens, trial, _capture, more_graphs)
+        pool = size_pool(config, model, dtype, room)
+        executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes, attention.fits)
         sized = time.perf_counter()
-        graphs = executor.graphs
-        if graphs is not None:
-            graphs.capture(
-                lambda sizes: tqdm(sizes, desc="capturing graphs", unit="graph", delay=2, disable=not config.progress)
-            )
-            stream.synchronize()
+        _capture(executor, config.progress)
+        stream.synchronize()
     log_model(decoder, f"{torch.cuda.get_device_name(device)} ({device})", f"{attention.name}, {attention.why}")
     captured = time.perf_counter()
     phases = (
@@ -77,11 +121,17 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
     )
     log_pool(config, pool, max_step_tokens, phases)
     runner = CudaRunner(executor, device, stream, max_draws=config.max_num_seqs)
-    return Runtime(runner, model, pool, max_step_tokens)
+    return Runtime(runner, model, pool, max_step_tokens, limit)
 
 
 def _executor(
-    config: EngineConfig, decoder: Decoder, device: torch.device, num_pages: int, max_model_len: int
+    config: EngineConfig,
+    decoder: Decoder,
+    device: torch.device,
+    num_pages: int,
+    max_model_len: int,
+    sizes: _GraphSizes,
+    fits: Callable[[int, Sequence[int], int], bool],
 ) -> GraphedExecutor:
     model = decoder.config
     kv = KVPool(
@@ -94,77 +144,22 @@ def _executor(
     rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send)
     sampler = Sampler(rows.count, model.vocab_size, device)
     executor = GraphedExecutor(decoder, kv, sampler, rows)
-    if config.cuda_graphs:
-        executor.graphs = DecodeGraphs(decoder, kv, sampler, rows, graph_sizes(config.max_num_seqs))
+    memory = torch.cuda.graph_pool_handle()  # for all graphs: only one runs at a time
+    if sizes.decode:
+        executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory)
+    if sizes.prefill:
+        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory)
     return executor
 
 
-def _room_for_kv(config: EngineConfig, decoder: Decoder, device: torch.device, max_step_tokens: int) -> int:
-    """Bytes that are left for the KV pool once weights, the largest step and the graphs have theirs.
-
-    Runs the largest step and captures the largest graph over a small pool of its own, and looks at what that took.
-    """
-    budget = int(torch.cuda.mem_get_info(device)[1] * config.gpu_memory_utilization)
-    weights = torch.cuda.memory_allocated(device)
-    outside = (
-        torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
-    )
-    if config.kv_cache_gib is not None:
-        return int(config.kv_cache_gib * 2**30)
-    length = min(-(-max_step_tokens // config.max_num_seqs), decoder.config.max_position_embeddings)
-    pages_per_row = -(-length // config.page_size)
-    num_pages = config.max_num_seqs * pages_per_row + 1
-    page_bytes = KVPool.bytes_per_page(
-        decoder.config.num_layers,
-        config.page_size,
-        decoder.config.num_kv_heads,
-        decoder.config.head_dim,
-        decoder.dtype,
-    )
-    trial = _executor(config, decoder, device, num_pages, length)
-    torch.cuda.reset_peak_memory_stats(device)
-    trial.execute(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens))
-    torch.cuda.current_stream(device).synchronize()
-    step = torch.cuda.max_memory_allocated(device) - weights - num_pages * page_bytes
-    torch.cuda.empty_cache()
-    graphs = 0
-    if trial.graphs is not None:
-        before = torch.cuda.mem_get_info(device)[0]
-        trial.graphs.sizes = trial.graphs.sizes[-1:]
-        trial.graphs.capture()
-        # The smaller graphs live in the largest one's memory; each adds its own nodes and little else.
-        graphs = before - torch.cuda.mem_get_info(device)[0] + len(graph_sizes(config.max_num_seqs)) * 8 * 2**20
-    del trial
-    torch.cuda.empty_cache()
-    room = budget - outside - weights - step - graphs - MARGIN
-    if room <= 0:
-        gib = 2.0**30
-        raise ConfigError(
-            f"gpu_memory_utilization: the model does not fit. Of {budget / gib:.1f} GiB "
-            f"({config.gpu_memory_utilization:.0%} of the device) others use {outside / gib:.1f}, the weights "
-            f"{weights / gib:.1f}, the largest step {step / gib:.1f}, the graphs {graphs / gib:.1f}: nothing is left "
-            f"for the KV pool. Raise it, lower max_step_tokens or max_num_seqs, or take a smaller model"
-        )
-    return room
-
-
-def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int) -> StepPlan:
-    """Every row at once prefills `length` tokens and draws, as many as one step may carry."""
-    rows = min(rows, max(1, max_step_tokens // length))
-    new_rows = [
-        NewRow(
-            row=row,
-            params=SamplingParams(),
-            seed=row,
-            stop_ids=(),
-            prompt_len=length,
-            tokens=[0] * length,
-            length=0,
-            pages=list(range(1 + row * pages_per_row, 1 + (row + 1) * pages_per_row)),
-        )
-        for row in range(rows)
+def _capture(executor: GraphedExecutor, progress: bool) -> None:
+    """Record every graph, those of the largest steps first."""
+    todo = [
+        (graphs, size)
+        for graphs in (executor.prefill_graphs, executor.decode_graphs)
+        if graphs is not None
+        for size in reversed(graphs.sizes)
     ]
-    prefill = [PrefillChunk(row=row, start=0, token_ids=[0] * length, samples=True) for row in range(rows)]
-    return StepPlan(
-        step=0, new_rows=new_rows, new_pages=[], decode=[], prefill=prefill, page_copies=[], max_context=length
-    )
+    hidden = None if progress else True  # None: unless stderr is a terminal
+    for graphs, size in tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
+        graphs.capture(size)

@@ -16,6 +16,7 @@ from aengine.sampling.parameters import (
     BANNED,
     BIAS,
     FILTER,
+    GRAMMAR,
     LOGPROBS,
     MIN_P,
     MIN_TOKENS,
@@ -48,6 +49,7 @@ class Groups:
     biased: Tensor | None
     min_tokens: Tensor | None
     banned: Tensor | None
+    grammar: list[Tensor | None]
 
 
 def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device) -> Groups:
@@ -83,4 +85,5 @@ def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: t
         biased=on_device(having(BIAS)),
         min_tokens=on_device(having(MIN_TOKENS)),
         banned=on_device(having(BANNED)),
+        grammar=blocks(having(GRAMMAR)),
     )

@@ -22,6 +22,7 @@ MIN_TOKENS = 16
 PENALTY = 32
 LOGPROBS = 64
 BANNED = 128
+GRAMMAR = 256
 
 _TOP_P_OFF = 2.0  # above any share of the probability
 _LEAST_REPETITION = 1e-30  # a divisor: what is smaller would overflow float32
@@ -100,4 +101,6 @@ class RowParameters:
             needs |= PENALTY
         if params.logprobs is not None:
             needs |= LOGPROBS
+        if params.structured is not None:
+            needs |= GRAMMAR
         return needs

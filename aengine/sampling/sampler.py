@@ -1,6 +1,6 @@
 """The batched sampler: parameters live on the device per row, stages run only for the draws that need them.
 
-The order of the stages is logit_bias, repetition/presence/frequency penalties, masks (min_tokens, bad_words),
+The order of the stages is logit_bias, repetition/presence/frequency penalties, masks (min_tokens, bad_words, grammar),
 temperature, top_k, top_p, min_p, draw. Nothing here waits for the device.
 """
 
@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.sampling.banned import BannedSequences
 from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain
 from aengine.sampling.groups import Groups, group
 from aengine.sampling.logprobs import DrawLogprobs, raw_logprobs
+from aengine.sampling.masks import allow_only
 from aengine.sampling.noise import row_keys, token_codes
 from aengine.sampling.parameters import BANNED, BIAS, MIN_TOKENS, NOISE, PENALTY, RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
 from aengine.sampling.token_table import TokenTable
+from aengine.sampling.upload import upload
 from aengine.types import NewRow
 
 
@@ -65,11 +69,20 @@ class Sampler:
         self._counts.set_rows([new for new in rows if needs[new.row] & PENALTY])
         self._banned.set_rows([new for new in rows if needs[new.row] & BANNED])
 
-    def sample(self, logits: Tensor, rows: list[int], row_index: Tensor, positions: Tensor) -> Draws:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: list[int],
+        row_index: Tensor,
+        positions: Tensor,
+        masks: NDArray[np.int32] | None = None,
+    ) -> Draws:
         """Draw a token for each row of logits, and count it where the row has penalties.
 
         logits [draws, vocab] float32, contiguous, used up; rows and row_index [draws] int64 name the same rows, on
         the host and on the device; positions [draws] int64: where in the sequence the drawn token will stand.
+        masks [structured draws, ceil(vocab / 32)] int32: the tokens that each of the draws with `structured` may be,
+        in their order, as `allow_only` reads them; it must not change afterwards. None lets them be any.
         """
         if self._groups is None or self._groups.rows != rows:
             self._groups = group(rows, self._parameters, self._vocab_size, self._device)
@@ -77,6 +90,8 @@ class Sampler:
         finite = logits.amax(dim=-1).isfinite()  # a maximum is NaN if anything is
         raw = [raw_logprobs(_take(logits, block), groups.top_logprobs) for block in groups.logprobs]
         self._adjust(logits, groups, row_index, positions)
+        if masks is not None:
+            _mask(logits, groups, upload(masks, self._device))
         token_ids = self._draw(logits, groups, row_index, positions)
         for block in groups.penalized:
             self._counts.add(_take(row_index, block), _take(token_ids, block))
@@ -146,6 +161,14 @@ def _put(into: Tensor, block: Tensor | None, values: Tensor) -> None:
         into.copy_(values)
     else:
         into.index_copy_(0, block, values)
+
+
+def _mask(logits: Tensor, groups: Groups, bits: Tensor) -> None:
+    start = 0
+    for block in groups.grammar:
+        rows = _take(logits, block)
+        _put(logits, block, allow_only(rows, bits[start : start + len(rows)]))
+        start += len(rows)
 
 
 def _gather_logprobs(token_ids: Tensor, groups: Groups, raw: list[tuple[Tensor, Tensor, Tensor]]) -> DrawLogprobs:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from aengine.errors import ContextLengthError, QueueFullError
+from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.counters import Counters
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.integrity import check_flights, check_idle, check_pages, check_rows
@@ -18,7 +19,7 @@ from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update
 from aengine.scheduling.sharing import shared_runs
-from aengine.types import NewRow, PrefillChunk, SharedRun, StepPlan, StepResult
+from aengine.types import MixedLimit, NewRow, PrefillChunk, SharedRun, StepPlan, StepResult
 
 MAX_ADMISSIONS = 64  # sequences that enter in one step, and
 MAX_LOOKED_UP = 131_072  # tokens looked up in the cache for them: a burst must not delay the steps of those who run
@@ -31,7 +32,8 @@ class Scheduler:
     has begun is read to its end before the next one begins, so that at most one stands half read. When pages
     run out the cache is evicted, then the running sequence of the largest rank is preempted.
 
-    `max_step_tokens` must not be below `max_rows` (`ValueError`): decoding alone would fill every step.
+    `max_step_tokens` must not be below `max_rows` (`ValueError`): decoding alone would fill every step. `mixed_limit`
+    bounds the prompt tokens of steps that also decode.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Scheduler:
         max_step_tokens: int,
         max_queue: int,
         prefix_cache: bool = True,
+        mixed_limit: MixedLimit | None = None,
         on_begin: Callable[[Sequence], None] | None = None,  # told of each sequence that enters for the first time
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
@@ -51,12 +54,14 @@ class Scheduler:
         self.counters = Counters()
         self.max_rows = max_rows
         self._max_step_tokens = max_step_tokens
+        self._mixed_limit = mixed_limit
         self._max_queue = max_queue
         self._page_size = page_size
         self._on_begin = on_begin
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # RUNNING only, by rank
+        self._structured = 0  # rows whose sequence has a grammar
         self._leaving = 0  # rows whose sequence is PREEMPTED or FINISHED and still in flight
         self._promised = 0  # pages that the leaving will give back
         self._flights: deque[Flight] = deque()
@@ -103,14 +108,13 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step and count it as launched, or return None when nothing can run now."""
-        plan = StepPlan(
-            step=self._next_step, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[], max_context=0
-        )
+        plan = StepPlan(step=self._next_step, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[])
         flight = Flight(plan)
         self._plan_decode(plan, flight)
         self._plan_prefill(plan, flight)
         if not plan.decode and not plan.prefill:
             return None
+        plan.structured = self._structured > 0 and any(sequence.grammar is not None for sequence in flight.draws())
         self._next_step += 1
         self._flights.append(flight)
         return plan
@@ -143,6 +147,11 @@ class Scheduler:
         for sequence in flight.carried():
             self._land(sequence)
         return updates
+
+    def structured(self, plan: StepPlan) -> list[Sequence]:
+        """The sequences with a grammar that draw in a step in flight, in the order of the draws."""
+        flight = next(flight for flight in self._flights if flight.plan is plan)
+        return [sequence for sequence in flight.draws() if sequence.grammar is not None]
 
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
         """End a sequence after its first `n_tokens` output tokens (a stop string matched there)."""
@@ -185,6 +194,9 @@ class Scheduler:
         check_pages(self.memory, {*self._running, *leaving})
         if len(leaving) != self._leaving or sum(sequence.promised for sequence in leaving) != self._promised:
             raise AssertionError(f"{self._leaving} sequences leave and {self._promised} pages are promised, not so")
+        structured = sum(sequence.grammar is not None for sequence in (*self._running, *leaving))
+        if structured != self._structured:
+            raise AssertionError(f"{self._structured} rows have a grammar, not so: {structured}")
         if self.idle:
             check_idle(self.memory)
 
@@ -211,8 +223,6 @@ class Scheduler:
             sequence.in_flight += 1
             plan.decode.append(sequence.row)
             flight.decode.append(sequence)
-            if total > plan.max_context:
-                plan.max_context = total
         if plan.decode != self._shared_rows:
             self._shared_rows = plan.decode
             self._shared = shared_runs(flight.decode, page_size)
@@ -230,14 +240,14 @@ class Scheduler:
         return True
 
     def _plan_prefill(self, plan: StepPlan, flight: Flight) -> None:
-        budget = self._max_step_tokens - len(plan.decode)
+        budget = PrefillBudget(self._max_step_tokens, len(plan.decode), self._mixed_limit)
         for sequence in self._running:
-            if budget <= 0:
+            if not budget.left:
                 return
             if not sequence.decoding:
-                budget -= self._plan_chunk(sequence, budget, plan, flight)
+                self._plan_chunk(sequence, budget, plan, flight)
         admitted = looked_up = 0
-        while budget > 0 and self._free_rows and (head := self._waiting.head()) is not None:
+        while budget.left and self._free_rows and (head := self._waiting.head()) is not None:
             if admitted == MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
                 return
             if not self.memory.admit(head, headroom=len(self._running)):
@@ -246,7 +256,7 @@ class Scheduler:
             admitted += 1
             looked_up += len(head.tokens)
             self._enter(head, plan)
-            budget -= self._plan_chunk(head, budget, plan, flight)
+            self._plan_chunk(head, budget, plan, flight)
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
         """Put an admitted sequence on a row."""
@@ -258,6 +268,7 @@ class Scheduler:
                 self._on_begin(sequence)
         sequence.phase = Phase.RUNNING
         sequence.row = self._free_rows.pop()
+        self._structured += sequence.grammar is not None
         self._insert_running(sequence)
         plan.new_rows.append(
             NewRow(
@@ -280,10 +291,10 @@ class Scheduler:
             place -= 1
         self._running.insert(place, sequence)
 
-    def _plan_chunk(self, sequence: Sequence, budget: int, plan: StepPlan, flight: Flight) -> int:
-        """Add the next chunk of a prefill; returns its tokens."""
+    def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
+        """Add the next chunk of a prefill."""
         start = sequence.launched
-        end = min(len(sequence.tokens), start + budget)
+        end = start + budget.take(start, len(sequence.tokens) - start)
         chunk = PrefillChunk(
             row=sequence.row,
             start=start,
@@ -303,8 +314,6 @@ class Scheduler:
             chunk.forks = [fork.row for fork in forks]
         plan.prefill.append(chunk)
         flight.prefill.append((sequence, chunk, forks))
-        plan.max_context = max(plan.max_context, end)
-        return end - start
 
     def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
         """Let the siblings draw from the leader's logits; those without a row or page queue up instead."""
@@ -344,6 +353,8 @@ class Scheduler:
                 continue
             token_id = result.token_ids[place]
             sequence.tokens.append(token_id)
+            if sequence.grammar is not None:
+                sequence.grammar.accept(token_id)
             self.counters.generated_tokens += 1
             update = Update(sequence, token_id, logprobs[place] if logprobs else None, None)
             if token_id in sequence.stops:
@@ -368,6 +379,7 @@ class Scheduler:
         """Give row and pages back; a preempted sequence returns to its place in the queue."""
         self.memory.release(sequence)
         self._free_rows.append(sequence.row)
+        self._structured -= sequence.grammar is not None
         sequence.row = -1
         sequence.launched = sequence.computed = 0
         sequence.decoding = False

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from aengine.cache.radix import Node
+from aengine.text.grammar import Matcher
 from aengine.types import FinishReason, PromptLogprob, RowLogprobs, SamplingParams
 
 
@@ -39,6 +40,7 @@ class Sequence:
     siblings: list[Sequence] = field(default_factory=list)  # fork from this one after its prefill
     scores: list[PromptLogprob] = field(default_factory=list)  # from the prompt's second token on; siblings share it
     owner: object = None  # the caller's, untouched
+    grammar: Matcher | None = None  # has seen the committed output, no more and no less
 
     phase: Phase = Phase.WAITING
     prompt_len: int = 0

@@ -61,6 +61,7 @@ class ChatTemplates:
         self._sandbox.globals.update(
             raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_Dict()
         )
+        self._knows_developer = any("developer" in source for source in sources.values())
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
 
@@ -84,7 +85,7 @@ class ChatTemplates:
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
         data = {
-            "messages": [_message(message) for message in messages],
+            "messages": [_message(message, self._knows_developer) for message in messages],
             "tools": None if tools is None else plain_data(tools, "tools"),
             "add_generation_prompt": add_generation_prompt,
             "documents": None,
@@ -219,14 +220,34 @@ def _strftime_now(format: str) -> str:  # noqa: A002  the name that templates ma
     return datetime.now().strftime(format)
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, object]:
-    """A message as templates expect it: no null fields, and its reasoning under every name in use."""
+def _message(message: Mapping[str, Any], knows_developer: bool) -> dict[str, object]:
+    """A message as templates expect it: no null fields, its reasoning under every name in use, arguments as objects.
+
+    A `developer` is the `system` to a template that does not know the role.
+    """
     data = plain_data(message, "messages")
     if not isinstance(data, dict):
         raise InvalidRequestError("each message must be an object", "messages")
     data = {name: value for name, value in data.items() if value is not None}
+    if data.get("role") == "developer" and not knows_developer:
+        data["role"] = "system"
+    calls = data.get("tool_calls")
+    if isinstance(calls, list):
+        data["tool_calls"] = [_call(call) for call in calls]
     reasoning = next((data[name] for name in _REASONING if name in data), None)
     return data if reasoning is None else {"thinking": reasoning, **data, "reasoning_content": reasoning}
+
+
+def _call(call: object) -> object:
+    """A call with its arguments as an object, even if the client sends them back in the form of JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = plain_data(json.loads(function["arguments"] or "{}"), "messages")
+    except (ValueError, RecursionError):  # the model's own mistake: it may see what it wrote
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 _EXACT: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from aengine.text.pieces import leading
@@ -24,21 +24,29 @@ class Detokenizer:
     `prompt_ids` come before the output: the text is then that of prompt and output together without the
     prompt's own. This matters only to decoders that treat the start of a text in their own way, such as those
     that take one space off it. A character that begins in the prompt's last bytes is not completed by the output.
+
+    `shown_special_ids` are special tokens that `skip_special_tokens` does not skip.
     """
 
-    __slots__ = ("_first", "_held", "_lead", "_plain", "_skip", "_table", "_texts", "_window")
+    __slots__ = ("_first", "_held", "_hidden", "_lead", "_plain", "_table", "_texts", "_window")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
+        shown_special_ids: Sequence[int] = (),
+    ) -> None:
         table = tokenizer.pieces
         self._table = table
-        self._skip = skip_special_tokens
+        self._hidden = tokenizer.special_ids.difference(shown_special_ids) if skip_special_tokens else frozenset()
         self._held = b""  # at most 3 bytes: the beginning of a character
         self._window: _Window | None = None
         self._first = False  # the next token that leaves a trace is the text's first
         self._lead = 0  # characters that may still be taken off the start
         if table is None:
             self._texts: dict[int, str] = {}
-            self._window = _Window(tokenizer, skip_special_tokens, prompt_ids)
+            self._window = _Window(tokenizer, self._hidden, prompt_ids)
             self._plain = False
             return
         self._texts = table.skipped if skip_special_tokens else table.shown
@@ -68,19 +76,18 @@ class Detokenizer:
         return held.decode("utf-8", "replace")
 
     def _feed_slowly(self, token_id: int) -> str:
-        """A character is unfinished, or the text is at its start, or the id is not in the vocabulary."""
+        """A character is unfinished, the text is at its start, or the id is special or not in the vocabulary."""
         table = self._table
         if table is None:
             return self._window.feed(token_id) if self._window is not None else ""
         if self._first:
-            first = table.first_bytes(token_id, self._skip)
+            first = table.first_bytes(token_id, self._hidden)
             if first is None:
                 return ""
             self._first = False
             data = first
         else:
-            known = self._texts.get(token_id)
-            data = table.partial.get(token_id, b"") if known is None else known.encode()
+            data = b"" if token_id in self._hidden else table.bytes_of(token_id)
         data = self._held + data
         text, consumed = utf_8_decode(data, "replace", False)
         self._held = data[consumed:]
@@ -101,12 +108,12 @@ class _Window:
 
     __slots__ = ("_decode", "_ids", "_is_text", "_prefix", "_read")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: Set[int], prompt_ids: Sequence[int]) -> None:
         def leaves_trace(token_id: int) -> bool:
-            return tokenizer.is_token(token_id) and not (skip_special_tokens and token_id in tokenizer.special_ids)
+            return tokenizer.is_token(token_id) and token_id not in hidden
 
         def decode(token_ids: list[int]) -> str:
-            return tokenizer.decode(token_ids, skip_special_tokens)
+            return tokenizer.decode(token_ids, skip_special_tokens=False)  # what is hidden is not among them
 
         self._is_text: Callable[[int], bool] = leaves_trace
         self._decode: Callable[[list[int]], str] = decode

@@ -19,7 +19,7 @@ class OutputText:
     __slots__ = ("_detokenizer", "_matcher", "_unchecked")
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, prompt_ids)
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, prompt_ids, params.shown_special_ids)
         self._matcher = StopMatcher(params.stop, params.include_stop) if params.stop else None
         self._unchecked = params.min_tokens
 

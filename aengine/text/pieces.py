@@ -8,7 +8,7 @@ tokens is the concatenation of the tokens' bytes, read as UTF-8; only the start 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import NamedTuple
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -105,8 +105,8 @@ def _byte_level_piece(token: str) -> bytes:
 class PieceTable:
     """The pieces of a whole vocabulary, built once per tokenizer and shared by all its detokenizers.
 
-    `shown` and `skipped` map token ids to text where a token is valid UTF-8 by itself, with special tokens
-    written out or left out; `partial` maps the remaining ids to bytes. Ids outside the vocabulary are in none.
+    `shown` maps token ids to text where a token is valid UTF-8 by itself, `skipped` does so without special
+    tokens; `partial` maps the remaining ids to bytes. Ids outside the vocabulary are in none.
     """
 
     __slots__ = ("_special", "_tokens", "partial", "rules", "shown", "skipped")
@@ -121,7 +121,7 @@ class PieceTable:
                 self.shown[token_id] = data.decode()
             except UnicodeDecodeError:
                 self.partial[token_id] = data
-        self.skipped = {token_id: "" if token_id in special else text for token_id, text in self.shown.items()}
+        self.skipped = {token_id: text for token_id, text in self.shown.items() if token_id not in special}
         self._tokens = tokens
         self._special = special
 
@@ -130,22 +130,22 @@ class PieceTable:
         text = self.shown.get(token_id)
         return self.partial.get(token_id, b"") if text is None else text.encode()
 
-    def first_bytes(self, token_id: int, skip_special: bool) -> bytes | None:
+    def first_bytes(self, token_id: int, hidden: Set[int]) -> bytes | None:
         """A token's bytes at the very start of the text; None if it leaves no trace there."""
         token = self._tokens.get(token_id)
-        if token is None or (skip_special and token_id in self._special):
+        if token is None or token_id in hidden:
             return None
         return (self.rules.first_piece or self.rules.piece)(token)
 
     def decode(self, token_ids: Iterable[int], skip_special: bool) -> str:
         """The text of all the ids at once; bytes that are not UTF-8 become U+FFFD."""
         remaining = iter(token_ids)
+        hidden = self._special if skip_special else frozenset()
         pieces: list[bytes] = []
         if self.rules.first_piece is not None:
-            firsts = (self.first_bytes(token_id, skip_special) for token_id in remaining)
+            firsts = (self.first_bytes(token_id, hidden) for token_id in remaining)
             pieces.append(next((data for data in firsts if data is not None), b""))
-        special = self._special if skip_special else frozenset()
-        pieces.extend(self.bytes_of(token_id) for token_id in remaining if token_id not in special)
+        pieces.extend(self.bytes_of(token_id) for token_id in remaining if token_id not in hidden)
         text = b"".join(pieces).decode("utf-8", "replace")
         return text[leading(text, self.rules.lead, self.rules.lead_count) :]
 

@@ -15,13 +15,16 @@ from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from aengine.errors import AengineError, CheckpointError, InvalidRequestError
+from aengine.text.answer import ChatPrompt, answer_format_of
 from aengine.text.chat_template import ChatTemplates
 from aengine.text.markers import ControlTokens
 from aengine.text.pieces import PieceTable, rules_of
+from aengine.text.reasoning import THOUGHT_BEGIN
 from aengine.text.settings import TokenizerSettings, read_settings
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_TOKEN_ID = 2**24 - 1
+_MARKER_TOKENS = 16  # a marker and blanks behind it have no more
 _THREADS = 4  # at once; a slow rendering may hold one for seconds
 
 
@@ -42,6 +45,8 @@ class Tokenizer:
         self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
         special = [tokens[token_id] for token_id in self.special_ids]
         control = ControlTokens(special, foreign="".join(settings.templates.values()))
+        token_ids = {token: token_id for token_id, token in tokens.items()}
+        self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
         self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
         self._quoting_backend = _quoting(backend, control) if self._templates else backend
 
@@ -123,6 +128,17 @@ class Tokenizer:
             return self._encode(backend, text, add_special_tokens=False)
 
         return await self._in_thread(work)
+
+    async def encode_chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """`encode_chat`, and whether the template has opened the thought that the answer goes on with."""
+        token_ids = await self.encode_chat(messages, tools, template_kwargs)
+        end = self.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
+        return ChatPrompt(token_ids, end.rstrip().endswith(THOUGHT_BEGIN))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary add nothing."""

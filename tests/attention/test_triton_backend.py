@@ -14,6 +14,7 @@ from aengine.attention.base import AttentionBatch
 
 pytest.importorskip("triton")
 triton_backend = pytest.importorskip("aengine.attention.triton_backend")
+Flash4 = pytest.importorskip("aengine.attention.flash4").Flash4
 pytestmark = pytest.mark.gpu
 
 PAGE = 16
@@ -34,7 +35,7 @@ def prefill_path(name: str, device: torch.device) -> flash_backend.PrefillAttent
         kernel = flash_backend._import("flash_attn.cute", "flash_attn_varlen_func")
         if kernel is None or torch.cuda.get_device_capability(device)[0] not in (9, 10):
             pytest.skip("flash-attn-4 is not installed, or not for this device")
-        return flash_backend._Cute("test", kernel)
+        return Flash4("test", kernel)
     if name == "flash-attn-2":
         if flash_backend._import("flash_attn", "flash_attn_varlen_func") is None:
             pytest.skip("flash-attn 2 is not installed")
@@ -98,6 +99,7 @@ STEPS = {
     "one chunk": ([], [(100, 100)]),
     "chunks of longer contexts": ([], [(500, 100), (64, 64), (33, 1), (700, 17)]),
     "both": ([5, 300], [(200, 77), (90, 90)]),
+    "chunks that are worth copying their pages": ([5, 300], [(2000, 700), (90, 90), (300, 300)]),
 }
 
 
@@ -108,10 +110,22 @@ def test_a_step_is_the_references(
     case: str, path: str, heads: int, kv_heads: int, dim: int, device: torch.device
 ) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], heads, kv_heads, dim, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
     backend._prefill = prefill_path(path, device)
     layers = [backend.forward(q, k_cache, v_cache, batch, SCALE, None) for _ in range(2)]
     for out in layers:
+        assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
+
+
+def test_more_keys_than_are_copied_at_a_time_go_in_groups(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash_backend, "MOST_GATHERED", 150)
+    q, k_cache, v_cache, batch = step([9], [(100, 50), (40, 40), (700, 3), (8, 8)], 4, 2, 128, torch.bfloat16, device)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
+    backend._prefill = prefill_path("torch flash", device)
+    for _ in range(2):  # the second layer uses the first one's plan
+        out = backend.forward(q, k_cache, v_cache, batch, SCALE, None)
         assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 
 
@@ -119,7 +133,7 @@ def test_a_step_is_the_references(
 @pytest.mark.parametrize("window", [1, 40, 1000])
 def test_a_window_hides_what_is_older(window: int, path: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step([5, 300], [(200, 77), (90, 90)], 4, 2, 128, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(device, torch.bfloat16)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
     backend._prefill = prefill_path(path, device)
     out = backend.forward(q, k_cache, v_cache, batch, SCALE, window)
     assert error(out, reference(q, k_cache, v_cache, batch, window)) < 6e-3
@@ -128,7 +142,7 @@ def test_a_window_hides_what_is_older(window: int, path: str, device: torch.devi
 @pytest.mark.parametrize("case", STEPS)
 def test_float32_is_exact(case: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 16, 8, 128, torch.float32, device)
-    backend = triton_backend.TritonAttention(device, torch.float32)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32))
     assert (
         error(backend.forward(q, k_cache, v_cache, batch, SCALE, None), reference(q, k_cache, v_cache, batch, None))
         < 3e-6
@@ -136,5 +150,35 @@ def test_float32_is_exact(case: str, device: torch.device) -> None:
 
 
 def test_the_choice_says_what_runs_and_why(device: torch.device) -> None:
-    assert triton_backend.TritonAttention(device, torch.bfloat16).why
-    assert "float32" in triton_backend.TritonAttention(device, torch.float32).why
+    assert triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16)).why
+    assert "float32" in triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32)).why
+
+
+@pytest.mark.parametrize("decodes", [[], [5, 300, 17]])
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_step_whose_numbers_only_the_device_knows(
+    decodes: list[int], window: int | None, device: torch.device
+) -> None:
+    """The form that a CUDA graph holds: room for 8 decodes and 5 chunks, 160 tokens, the rest padding."""
+    work = [(200, 77), (40, 40), (30, 30)]  # the last chunk stands for the padding
+    q, k_cache, v_cache, batch = step(decodes, work, 32, 8, 128, torch.bfloat16, device)
+    expected = reference(q, k_cache, v_cache, batch, window)
+    n, total = len(decodes), q.shape[0]
+    table = torch.zeros(13, batch.page_table.shape[1], dtype=torch.int32, device=device)
+    table[:n] = batch.page_table[:n]
+    table[8:11] = batch.page_table[n:]
+    lens = torch.full((13,), -1, dtype=torch.int32, device=device)
+    lens[:n], lens[8:11], lens[11:] = batch.seq_lens[:n], batch.seq_lens[n:], 0
+    starts = torch.full((6,), total, dtype=torch.int32, device=device)
+    starts[:3] = batch.query_starts[n : n + 3]
+
+    def part(rows: slice, **rest: object) -> AttentionBatch:
+        known = {"slots": batch.slots, "query_starts": starts, "context_lens": [], "query_lens": [], "num_decodes": 8}
+        return AttentionBatch(**{"page_table": table[rows], "seq_lens": lens[rows], **known, **rest})
+
+    chunks = part(slice(8, 13), num_decodes=0, query_lens=[total])
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
+    if not backend.capturable:
+        pytest.skip("no prefill attention here reads pages directly")
+    out = backend.forward(q, k_cache, v_cache, part(slice(0, 8), chunks=chunks), SCALE, window)
+    assert error(out, expected) < 6e-3

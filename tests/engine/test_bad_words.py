@@ -34,6 +34,15 @@ async def test_siblings_and_others_of_the_batch(engine: aengine.Engine) -> None:
     assert all("Paris" not in choice.text for choice in held.choices)
 
 
+async def test_a_grammar_and_bad_words_hold_together(engine: aengine.Engine) -> None:
+    form = aengine.Structured(choice=("Paris", "London"))
+    free, held = (
+        await engine.complete(PROMPT, max_tokens=8, temperature=0, structured=form),
+        await engine.complete(PROMPT, max_tokens=8, temperature=0, structured=form, bad_words=["Paris"]),
+    )
+    assert (free.text, held.text) == ("Paris", "London")
+
+
 @pytest.mark.parametrize("words", [["x"] * 257, [""], ["  "], ["ü" * 129], ["𒀀" * 33], [3]])
 async def test_what_is_refused(engine: aengine.Engine, words: list[str]) -> None:
     with pytest.raises(InvalidRequestError) as caught:

@@ -6,7 +6,9 @@ import asyncio
 import gc
 
 import anyio
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import aengine
 from aengine import EngineClosedError, EngineFailedError, InvalidRequestError, NonFiniteLogitsError, QueueFullError
@@ -155,6 +157,7 @@ class Sabotage:
         self.fail_launch: set[int] = set()
         self.fail_result: set[int] = set()
         self.spoil: dict[int, int] = {}  # step -> which draw comes back as not finite
+        self.given_up: list[int] = []  # structured steps whose draws nobody will look at
 
     def launch(self, plan: StepPlan) -> CpuStep:
         if plan.step in self.fail_launch:
@@ -163,6 +166,11 @@ class Sabotage:
         outer = self
 
         class Spoiled(CpuStep):
+            def draw(self, masks: NDArray[np.int32] | None) -> None:
+                if masks is None:
+                    outer.given_up.append(plan.step)
+                step.draw(masks)
+
             async def result(self) -> StepResult:
                 result = await step.result()
                 if plan.step in outer.fail_result:

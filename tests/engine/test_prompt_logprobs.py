@@ -75,6 +75,18 @@ async def test_only_who_asks_gets_them(engine: aengine.Engine) -> None:
     assert single.choices[0].prompt_logprobs == []
 
 
+async def test_an_output_that_follows_a_grammar_has_them_too(engine: aengine.Engine) -> None:
+    form = aengine.Structured(choice=("yes", "no"))
+    plain, structured, *_ = await asyncio.gather(
+        engine.complete(PROMPT, max_tokens=4, prompt_logprobs=2),
+        engine.complete(PROMPT, max_tokens=4, prompt_logprobs=2, structured=form, n=2),
+        *(engine.complete("Once upon", max_tokens=20, ignore_eos=True) for _ in range(3)),
+    )
+    assert {choice.text for choice in structured.choices} <= {"yes", "no"}
+    for choice in structured.choices:
+        assert plainly(choice.prompt_logprobs) == numbers(plain.choices[0].prompt_logprobs)
+
+
 async def test_the_cache_is_not_read_for_them_but_filled_by_them(engine: aengine.Engine) -> None:
     async def ask(**options: Any) -> aengine.Completion:
         return await engine.complete(PROMPT, max_tokens=1, **options)

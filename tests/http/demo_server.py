@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
@@ -19,9 +19,21 @@ from tests.http.serving import listen
 
 
 @contextmanager
-def demo_server(max_model_len: int | None = None, **knobs: Any) -> Iterator[str]:
-    """Serve the demo model with these `ServerConfig` knobs; gives the URL once it is ready."""
-    config = EngineConfig(device="cpu", max_num_seqs=32, kv_cache_gib=0.1, progress=False, max_model_len=max_model_len)
+def demo_server(
+    max_model_len: int | None = None, load_format: Literal["auto", "dummy"] = "auto", **knobs: Any
+) -> Iterator[str]:
+    """Serve the demo model with these `ServerConfig` knobs; gives the URL once it is ready.
+
+    `dummy`: the same model with random weights.
+    """
+    config = EngineConfig(
+        device="cpu",
+        max_num_seqs=32,
+        kv_cache_gib=0.1,
+        progress=False,
+        max_model_len=max_model_len,
+        load_format=load_format,
+    )
     ready: Future[str] = Future()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()

@@ -12,6 +12,7 @@ import msgspec
 
 from aengine.errors import ContextLengthError
 from aengine.latency import Latencies
+from aengine.text.answer import AnswerFormat, ChatPrompt
 from aengine.types import Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
 
 VOCAB_SIZE = 1000
@@ -39,9 +40,17 @@ IDLE = Stats(
 class Submitted(msgspec.Struct):
     """What the HTTP layer asked for."""
 
-    prompt: Any  # text, ids, or messages
+    prompt: Any  # text or ids
     params: SamplingParams
     options: dict[str, Any]
+
+
+class Chat(msgspec.Struct):
+    """What was to be rendered."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] | None = None
 
 
 class FakeStream:
@@ -107,7 +116,7 @@ class FakeTokenizer:
 
 
 class FakeEngine:
-    """Recites `WORDS`, or with `held=True` leaves its streams to the test; with `refuse` it admits nothing."""
+    """Recites its `words`, or with `held=True` leaves its streams to the test; with `refuse` it admits nothing."""
 
     def __init__(self, *, held: bool = False, refuse: Exception | None = None) -> None:
         self.model_name = "fake"
@@ -119,6 +128,10 @@ class FakeEngine:
         self.refuse = refuse
         self.entered = asyncio.Event()
         self.left = False
+        self.answer_format = AnswerFormat()
+        self.opens_thought = False
+        self.words: Sequence[str] = WORDS
+        self.chats: list[Chat] = []
         self.submitted: list[Submitted] = []
         self.numbers = IDLE
         self.latencies = Latencies()
@@ -145,11 +158,10 @@ class FakeEngine:
     ) -> FakeStream:
         return self._admit(prompt, len(prompt.split() if isinstance(prompt, str) else prompt), params, options)
 
-    async def submit_chat(
-        self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **options: Any
-    ) -> FakeStream:
+    async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> ChatPrompt:
+        self.chats.append(Chat(messages, **options))
         length = sum(len(str(message["content"]).split()) for message in messages)
-        return self._admit(messages, length, params, options)
+        return ChatPrompt([1] * length, self.opens_thought)
 
     def _admit(
         self, prompt: Any, prompt_tokens: int, params: SamplingParams | None, options: dict[str, Any]
@@ -166,7 +178,7 @@ class FakeEngine:
         self.submitted.append(Submitted(prompt, params, options))
         stream = FakeStream(str(options["request_id"]), prompt_tokens, one_by_one=not self.held)
         if not self.held:
-            stream.put(*recital(prompt_tokens, params))
+            stream.put(*recital(prompt_tokens, params, self.words))
         self._streams.put_nowait(stream)
         return stream
 
@@ -177,16 +189,16 @@ class FakeEngine:
         return self.numbers
 
 
-def recital(prompt_tokens: int, params: SamplingParams) -> list[Fragment]:
-    """`WORDS` one token each, round robin over the choices, cut at max_tokens."""
-    count = min(params.max_tokens or len(WORDS), len(WORDS))
+def recital(prompt_tokens: int, params: SamplingParams, words: Sequence[str] = WORDS) -> list[Fragment]:
+    """The words one token each, round robin over the choices, cut at max_tokens."""
+    count = min(params.max_tokens or len(words), len(words))
     usage = Usage(prompt_tokens, count * params.n, CACHED_TOKENS)
     fragments = [
         Fragment(
-            WORDS[position],
+            words[position],
             (100 + position,),
-            _logprobs(position, params.logprobs),
-            ("stop" if count == len(WORDS) else "length") if position == count - 1 else None,
+            _logprobs(position, words[position], params.logprobs),
+            ("stop" if count == len(words) else "length") if position == count - 1 else None,
             index=index,
         )
         for position in range(count)
@@ -196,8 +208,8 @@ def recital(prompt_tokens: int, params: SamplingParams) -> list[Fragment]:
     return fragments
 
 
-def _logprobs(position: int, top: int | None) -> tuple[TokenLogprob, ...] | None:
+def _logprobs(position: int, word: str, top: int | None) -> tuple[TokenLogprob, ...] | None:
     if top is None:
         return None
     others = tuple(TopLogprob(500 + rank, f"other{rank}", -2.0 - rank) for rank in range(top))
-    return (TokenLogprob(100 + position, WORDS[position], -0.25, others),)
+    return (TokenLogprob(100 + position, word, -0.25, others),)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
+from starlette.types import ASGIApp
 
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
@@ -107,6 +108,16 @@ async def serving(
     """Serve `engine` with these `ServerConfig` knobs."""
     engine = engine or FakeEngine()
     app = create_app(EngineConfig(), ServerConfig(**knobs), engine_factory=lambda config: engine)
+    async with hosting(app, graceful_timeout) as (port, stop):
+        async with asyncio.timeout(5):
+            await engine.entered.wait()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as client:
+            yield Server(engine, client, port, stop)
+
+
+@asynccontextmanager
+async def hosting(app: ASGIApp, graceful_timeout: float = 0.1) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A hypercorn that runs `app`: its port, and what stops it."""
     stop = asyncio.Event()
     file, port = listen()
     config = Config()
@@ -116,10 +127,7 @@ async def serving(
     # A plain task: hypercorn wants to be told to stop, and answers cancellation with an error of its own.
     task = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
     try:
-        async with asyncio.timeout(5):
-            await engine.entered.wait()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as client:
-            yield Server(engine, client, port, stop)
+        yield port, stop
     finally:
         stop.set()
         await task

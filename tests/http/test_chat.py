@@ -88,19 +88,15 @@ async def test_messages_reach_the_template_as_plain_text() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}], "name": "me"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ]
     tools = [{"type": "function", "function": {"name": "f"}}]
     async with serving() as server:
         response = await server.post(PATH, messages=messages, tools=tools, chat_template_kwargs={"thinking": False})
         assert response.status_code == 200
-        request = server.engine.submitted[0]
-    assert request.prompt == [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "one two", "name": "me"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "3", "tool_call_id": "1"},
-    ]
-    assert request.options["tools"] == tools
-    assert request.options["template_kwargs"] == {"thinking": False}
+        chat = server.engine.chats[0]
+    messages[1]["content"] = "one two"
+    assert chat.messages == messages
+    assert chat.tools == tools
+    assert chat.template_kwargs == {"thinking": False}

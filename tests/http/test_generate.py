@@ -85,7 +85,8 @@ async def test_logprobs() -> None:
 
 
 def test_takes_every_sampling_parameter_by_its_name() -> None:
-    assert set(SamplingParams.__struct_fields__) <= set(GenerateRequest.__struct_fields__)
+    fields = {*GenerateRequest.__struct_fields__, "structured"}  # which has names of its own
+    assert set(SamplingParams.__struct_fields__) <= fields
 
 
 async def test_hands_parameters_to_the_engine() -> None:
@@ -107,6 +108,7 @@ async def test_hands_parameters_to_the_engine() -> None:
         "include_stop": True,
         "ignore_eos": True,
         "skip_special_tokens": False,
+        "shown_special_ids": [5],
         "logprobs": 2,
         "prompt_logprobs": 3,
         "n": 2,
@@ -115,7 +117,7 @@ async def test_hands_parameters_to_the_engine() -> None:
         response = await server.post("/generate", prompt=PROMPT, priority=-1, cache_salt="me", **given)
         assert response.status_code == 200, response.text
         request = server.engine.submitted[0]
-    assert msgspec.json.decode(msgspec.json.encode(request.params)) == given
+    assert msgspec.json.decode(msgspec.json.encode(request.params)) == {**given, "structured": None}
     assert request.options["priority"] == -1
     assert request.options["cache_salt"] == "me"
 

@@ -70,14 +70,53 @@ def test_every_answer_is_as_described(described: BaseSchema, method: str, path: 
     assert statuses[200] or (mode is GenerationMode.NEGATIVE) or "{" in path
 
 
+FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "shown_special_ids")
+
+
+@pytest.mark.parametrize("fields", [*((form,) for form in FORMS), TOOLS], ids=lambda fields: str(fields[0]))
+def test_so_are_answers_that_follow_a_form_or_may_call_tools(short_demo: str, fields: tuple[str, ...]) -> None:
+    """These fields are seldom among all the others that a request may have; here they always are."""
+    document = httpx.get(f"{short_demo}/openapi.json", headers=KEY_HEADER, trust_env=False).json()
+    request = document["components"]["schemas"]["ChatRequest"]
+    asked = ("messages", "max_tokens", "stream", *fields)
+    request["properties"] = {name: without_null(request["properties"][name]) for name in asked}
+    request["required"] = asked
+    operation = schemathesis.openapi.from_dict(document)["/v1/chat/completions"]["POST"]
+
+    @BOUNDED
+    @given(operation.as_strategy(generation_mode=GenerationMode.POSITIVE))
+    def holds(case: schemathesis.Case) -> None:
+        make_likelier(case.body)
+        response = case.call_and_validate(
+            base_url=short_demo, headers=KEY_HEADER, timeout=30, excluded_checks=[positive_data_acceptance]
+        )
+        statuses[response.status_code] += 1
+
+    statuses: Counter[int] = Counter()
+    holds()
+    assert sum(statuses.values()) == BOUNDED.max_examples
+
+
+def without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    return {"anyOf": kinds} if kinds else schema
+
+
 def make_likelier(body: Any) -> None:
     """Most requests name a model that is not served and a token that is none; then little would be tried."""
     if isinstance(body, dict):
         for name in ("model", "input_ids", "logit_bias", "stop_token_ids", "stream_options", "best_of", "suffix"):
             body.pop(name, None)
+        for name, value in body.items():
+            if isinstance(value, float) and value.is_integer():
+                body[name] = int(value)  # which a schema takes for an integer
         for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
             if isinstance(body.get(name), int):
                 body[name] = 1 + body[name] % 8
+        for message in body.get("messages") or ():
+            for part in message["content"] if isinstance(message.get("content"), list) else ():
+                part["type"], part["text"] = "text", part.get("text") or ""
         if "messages" not in body and not isinstance(body.get("prompt"), str):
             body["prompt"] = "a prompt"
 

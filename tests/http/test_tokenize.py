@@ -36,6 +36,13 @@ def test_a_chat_is_counted_as_it_would_be_sent(demo: httpx.Client) -> None:
     assert again == tokens
 
 
+def test_the_tools_are_counted_too(demo: httpx.Client) -> None:
+    chat = CHAT | {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
+    tokens = demo.post("/tokenize", json=chat).json()["tokens"]
+    usage = demo.post("/v1/chat/completions", json=chat | {"max_tokens": 1}).json()["usage"]
+    assert len(tokens) == usage["prompt_tokens"] > len(demo.post("/tokenize", json=CHAT).json()["tokens"])
+
+
 def test_a_long_text_does_not_go_through_the_loop(demo: httpx.Client) -> None:
     text = "one two three " * 2000
     tokens = demo.post("/tokenize", json={"prompt": text}).json()["tokens"]

@@ -17,8 +17,10 @@ TINY = " or ".join(
     (
         "test_norms.py",
         "test_rope.py",
+        "test_row_steps.py",
+        "test_gather_pages.py",
         "(test_gumbel.py and (blocks or finite))",
-        "(test_small_linear.py and every_cut and one)",
+        "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
         "(test_decode_attention.py and (page-of-4 or (hides and 16)))",
         "(test_prefix_attention.py and (float32-tiny or without))",
     )

@@ -38,6 +38,43 @@ def test_every_cut_gives_the_product(
     assert torch.equal(out, linear(x, weight, bias, config=CUTS[cut]))
 
 
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_a_residual_is_added_in_its_place(
+    m: int, n: int, k: int, cut: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    m = 1 if CUTS[cut].one_row else m
+    x, weight, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n, k), (m, n)))
+    expected = F.linear(x.double(), weight.double()) + residual.double()
+    out = small_linear.SmallLinear()(x, weight, config=CUTS[cut], residual=residual, out=residual)
+    assert out is residual
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "cut"),
+    [
+        pytest.param(72, 256, LinearConfig(8, 64, 1, 2, 2, 128, one_row=True), id="tiny"),
+        pytest.param(9, 320, LinearConfig(4, 128, 1, 1, 2, 64, one_row=True), id="tiny-uneven"),
+        (6144, 4096, None),
+        (24576, 4096, None),
+        (4096, 1024, None),
+    ],
+)
+def test_a_single_row_is_normed_on_the_way(
+    n: int, k: int, cut: object, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight, scale = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n, k), (k,)))
+    linear = small_linear.SmallLinear()
+    if cut is None and not linear.norms(x, weight):
+        assert dtype == torch.float32
+        return
+    wide = x.double() * 3
+    normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
+    out = linear(x * 3, weight, config=cut, norm=small_linear.Norm(scale, 1e-5))
+    assert relative_error(out, F.linear(normed, weight.double())) < tolerance(dtype)
+
+
 @pytest.mark.parametrize("m", [1, 2, 16, 32])
 @pytest.mark.parametrize(
     ("n", "k"),

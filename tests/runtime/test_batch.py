@@ -19,7 +19,6 @@ def plan(**parts: object) -> StepPlan:
         "decode": [],
         "prefill": [],
         "page_copies": [],
-        "max_context": 0,
     }
     return StepPlan(**{**empty, **parts})
 

@@ -278,3 +278,34 @@ async def test_compiling_computes_nothing(make: Make) -> None:
 
 async def test_an_empty_prompt_is_possible(make: Make) -> None:
     assert await make("").ours.encode_chat(CHATS["one question"]) == []
+
+
+async def test_a_developer_is_the_system_to_templates_that_do_not_know_the_role(make: Make) -> None:
+    messages = [{"role": "developer", "content": "be brief"}]
+    for template, expected in (
+        ("{{ messages[0].role }}", "system"),
+        ("{{ messages[0].role }}{# developer #}", "developer"),
+    ):
+        pair = make(template)
+        assert pair.ours.decode(await pair.ours.encode_chat(messages)) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"city":"Łódź", "n": [1]}', '{"city": "Łódź", "n": [1]}'),
+        ({"city": "Oslo"}, '{"city": "Oslo"}'),
+        ("", "{}"),
+        ('{"city": ', '"{\\"city\\": "'),
+        ("[1]", '"[1]"'),
+        ("1" * 5000, json.dumps("1" * 5000)),
+        ("[" * 5000, json.dumps("[" * 5000)),
+        ('{"a":' * 70 + "1" + "}" * 70, json.dumps('{"a":' * 70 + "1" + "}" * 70)),
+    ],
+    ids=str,
+)
+async def test_arguments_reach_the_template_as_an_object(make: Make, arguments: object, expected: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    pair = make("{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    ids = await pair.ours.encode_chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert pair.ours.decode(ids) == expected

@@ -56,6 +56,17 @@ def test_after_a_prompt_the_fragments_are_what_the_prompt_does_not_say(
 
 @quick
 @given(data=st.data())
+def test_some_special_tokens_may_be_shown(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(ids_of(any_tokenizer))
+    shown = sorted(any_tokenizer.special_ids)[: data.draw(st.integers(0, 2))]
+    detokenizer = Detokenizer(any_tokenizer, True, shown_special_ids=shown)
+    visible = [token_id for token_id in ids if token_id in shown or token_id not in any_tokenizer.special_ids]
+    text = "".join([*map(detokenizer.feed, ids), detokenizer.flush()])
+    assert text == any_tokenizer.decode(visible, skip_special_tokens=False)
+
+
+@quick
+@given(data=st.data())
 def test_no_fragment_is_broken_unless_the_text_is(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(ids_of(any_tokenizer))
     if "\ufffd" not in any_tokenizer.decode(ids):

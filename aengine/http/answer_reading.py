@@ -1,0 +1,80 @@
+"""What is looked for in the answer to one request: thoughts, and calls of the tools that it offers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aengine.config import ServerConfig
+from aengine.errors import InvalidRequestError
+from aengine.http.tool_use import ToolUse
+from aengine.structured import Structured
+from aengine.text.answer import AnswerFormat, AnswerParser
+from aengine.text.reasoning import ThoughtParser
+from aengine.text.tool_calls import ToolCallParser
+from aengine.text.tool_grammar import Thought, tool_grammar
+from aengine.text.tool_syntax import SYNTAXES, CallSyntax
+from aengine.types import SamplingParams
+
+
+class AnswerReading:
+    """The model's format, as far as the server's knobs leave it, and the request's tools.
+
+    `may_think` is False where the request keeps the model from thinking. `formed`: the request has given the answer
+    a form from its first token on, so that it is content and nothing else, unless calls are forced.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        answer_format: AnswerFormat,
+        tools: ToolUse,
+        *,
+        may_think: bool = True,
+        formed: bool = False,
+    ) -> None:
+        self._format = answer_format
+        self._tools = tools
+        self._may_think = may_think
+        self._thoughts = answer_format.thoughts if config.reasoning == "auto" else config.reasoning == "think"
+        call_format = answer_format.calls if config.tool_format == "auto" else config.tool_format
+        self._syntax: CallSyntax | None = None
+        if call_format is not None and call_format != "off" and tools.callable_tools:
+            self._syntax = SYNTAXES[call_format]
+        if tools.forced and self._syntax is None:
+            raise InvalidRequestError(
+                "tool_choice: this model's way to call tools is not known, so that it cannot be made to; "
+                "the server's knob tool_format names it",
+                "tool_choice",
+            )
+        if formed and not tools.forced:
+            self._thoughts, self._syntax = False, None
+
+    def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
+        """What the engine is asked for: markers that can be seen, and calls where they are forced."""
+        markers = self._format.shown_special_ids(self._thoughts, self._syntax)
+        grammar = self.forced_calls(opens_thought)
+        return msgspec.structs.replace(
+            params,
+            shown_special_ids=(*params.shown_special_ids, *markers),
+            structured=params.structured if grammar is None else Structured(grammar=grammar, origin="tools"),
+        )
+
+    def forced_calls(self, opens_thought: bool) -> str | None:
+        """The grammar, in Lark's notation, of an answer that must call tools; None where it need not."""
+        if self._syntax is None or not self._tools.forced:
+            return None
+        thought: Thought = "possible" if self._format.thoughts and self._may_think else "never"
+        return tool_grammar(
+            {tool.function.name: tool.function.parameters for tool in self._tools.callable_tools},
+            self._syntax,
+            parallel=self._tools.parallel,
+            thought="open" if opens_thought else thought,
+            special_tokens=self._format.special_markers,
+        )
+
+    def parser(self, opens_thought: bool) -> AnswerParser:
+        """A parser for one answer. `opens_thought`: the prompt ends within a thought."""
+        return AnswerParser(
+            ThoughtParser(opens_thought) if self._thoughts else None,
+            ToolCallParser(self._syntax, self._tools.names, self._tools.parallel) if self._syntax is not None else None,
+        )

@@ -1,0 +1,100 @@
+"""What a chat is made of in a request: messages, tools, and which of them is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from aengine.errors import InvalidRequestError
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message. All types but `text` are refused, with a sentence."""
+
+    type: str
+    text: str | None = None
+
+
+# No line break at the end either, which Python's `$` alone would let pass.
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+
+
+class WrittenFunction(msgspec.Struct, kw_only=True):
+    name: FunctionName
+    arguments: str | dict[str, Any] = ""  # JSON text, as OpenAI has it, or the object itself
+
+
+class WrittenCall(msgspec.Struct, kw_only=True):
+    """A call in an assistant's message: one that a model has written earlier."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: WrittenFunction
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, as others call it
+    tool_calls: list[WrittenCall] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        """The message as the chat template gets it, text parts joined. Raises `InvalidRequestError`."""
+        message: dict[str, Any] = {"role": self.role, "content": self._text(where)}
+        for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = msgspec.to_builtins(self.tool_calls)
+        return message
+
+    def _text(self, where: str) -> str | None:
+        if not isinstance(self.content, list):
+            return self.content
+        texts = []
+        for index, part in enumerate(self.content):
+            path = f"{where}.content[{index}]"
+            if part.type != "text":
+                raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
+            if part.text is None:
+                raise InvalidRequestError(f"{path}.text: a part of type 'text' must have it", f"{path}.text")
+            texts.append(part.text)
+        return "".join(texts)
+
+
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema; None: it has no parameters
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(msgspec.Struct, kw_only=True):
+    name: str
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as the chat template gets them. Raises `InvalidRequestError`, naming the part that is no text."""
+    return [message.for_template(f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """The tools as the chat template gets them; None where there are none."""
+    return msgspec.to_builtins(tools) if tools else None

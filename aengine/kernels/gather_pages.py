@@ -1,0 +1,101 @@
+"""K and V of some sequences copied out of their pages, one after the other: what prefill attention reads fastest."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aengine.kernels.launch import power_of_two
+
+# A kernel that reads whole tiles of keys looks up to so many tokens past a sequence's end. There it must find nothing
+# of another sequence: a NaN weighed with zero is still NaN.
+GAP = 176
+TILE = 16
+
+
+@dataclass(slots=True)
+class GatherPlan:
+    """Where each sequence goes; the same for all layers of a step."""
+
+    first_pages: Tensor  # [seqs + 1] int32: the first page of each sequence's place, and their total
+    starts: Tensor  # [seqs + 1] int32: the same in tokens
+
+
+def gathered_tokens(length: int, page_size: int) -> int:
+    """How much room a sequence takes."""
+    return (-(-length // page_size) + -(-GAP // page_size)) * page_size if length else 0
+
+
+def plan_gather(seq_lens: Tensor, page_size: int) -> GatherPlan:
+    """seq_lens [seqs] int32; those of length 0 take no room. Nothing is read on the host."""
+    pages = torch.where(seq_lens > 0, (seq_lens + (page_size - 1)) // page_size + -(-GAP // page_size), 0)
+    first_pages = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).to(torch.int32)
+    return GatherPlan(first_pages, first_pages * page_size)
+
+
+@triton.jit(do_not_specialize=["table_stride", "seqs"])
+def _gather_kernel(
+    k_ptr,  # [pages, PAGE, ROW]
+    v_ptr,
+    k_out_ptr,  # [programs * PAGE, ROW]
+    v_out_ptr,
+    table_ptr,  # [seqs, ...] int32
+    seq_lens_ptr,  # [seqs] int32
+    first_pages_ptr,  # [seqs + 1] int32
+    table_stride,
+    seqs,
+    SEQS_PAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROW: tl.constexpr,
+    ROW_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    page_out = tl.program_id(0)
+    if page_out < tl.load(first_pages_ptr + seqs):
+        all_seqs = tl.arange(0, SEQS_PAD)
+        exists = all_seqs < seqs
+        ends = tl.load(first_pages_ptr + 1 + all_seqs, mask=exists, other=0x7FFFFFFF)
+        seq = tl.sum((exists & (ends <= page_out)).to(tl.int32), axis=0)
+        page = page_out - tl.load(first_pages_ptr + seq)
+        length = tl.load(seq_lens_ptr + seq)
+        source = tl.load(table_ptr + seq.to(tl.int64) * table_stride + page, mask=page * PAGE < length, other=0).to(
+            tl.int64
+        )
+        columns = tl.arange(0, ROW_PAD)[None, :]
+        for base in tl.static_range(0, PAGE, TILE):
+            token = base + tl.arange(0, TILE)
+            inside = (token < PAGE)[:, None] & (columns < ROW)
+            known = inside & (page * PAGE + token < length)[:, None]
+            from_ = (source * PAGE + token)[:, None] * ROW + columns
+            to = (page_out.to(tl.int64) * PAGE + token)[:, None] * ROW + columns
+            tl.store(k_out_ptr + to, tl.load(k_ptr + from_, mask=known, other=0.0), mask=inside)
+            tl.store(v_out_ptr + to, tl.load(v_ptr + from_, mask=known, other=0.0), mask=inside)
+
+
+def gather_pages(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    plan: GatherPlan,
+    k_out: Tensor,
+    v_out: Tensor,
+) -> None:
+    """Copy each sequence's K and V to its place in k_out and v_out; zeros between its end and the next place.
+
+    caches [pages, page_size, kv_heads, dim], contiguous; page_table [seqs, ...] int32; seq_lens [seqs] int32;
+    k_out, v_out [tokens, kv_heads, dim], contiguous: room for all places, which are not checked.
+    """
+    page_size = k_cache.shape[1]
+    row = k_cache.shape[2] * k_cache.shape[3]
+    seqs = len(seq_lens)
+    _gather_kernel[(len(k_out) // page_size,)](
+        k_cache, v_cache, k_out, v_out, page_table, seq_lens, plan.first_pages, page_table.stride(0), seqs,
+        SEQS_PAD=max(64, power_of_two(seqs)), PAGE=page_size, ROW=row, ROW_PAD=power_of_two(row), TILE=TILE,
+        num_warps=8,
+    )  # fmt: skip

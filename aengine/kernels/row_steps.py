@@ -1,0 +1,96 @@
+"""Both ends of a decode step: what its rows feed, and what their draws change. One launch each."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@dataclass(slots=True)
+class DecodeInputs:
+    """What a decode step reads of its rows, in the order of the batch."""
+
+    token_ids: Tensor  # [n] int64: drawn last
+    positions: Tensor  # [n] int64
+    slots: Tensor  # [n] int64: page * page_size + offset of those positions
+    seq_lens: Tensor  # [n] int32: positions + 1
+    next_positions: Tensor  # [n] int64: the same; where the drawn tokens will stand
+    page_table: Tensor  # [n, width] int32; only the entries below the row's length are set
+
+
+@triton.jit
+def _begin_kernel(
+    row_index_ptr,  # [n] int64
+    last_token_ptr,  # [rows] int64
+    length_ptr,  # [rows] int64
+    table_ptr,  # [rows, WIDTH] int32
+    token_ids_ptr,
+    positions_ptr,
+    slots_ptr,
+    seq_lens_ptr,
+    next_positions_ptr,
+    table_out_ptr,  # [n, WIDTH] int32
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0)
+    row = tl.load(row_index_ptr + place)
+    length = tl.load(length_ptr + row)
+    page = tl.load(table_ptr + row * WIDTH + length // PAGE).to(tl.int64)
+    tl.store(token_ids_ptr + place, tl.load(last_token_ptr + row))
+    tl.store(positions_ptr + place, length)
+    tl.store(slots_ptr + place, page * PAGE + length % PAGE)
+    tl.store(seq_lens_ptr + place, (length + 1).to(tl.int32))
+    tl.store(next_positions_ptr + place, length + 1)
+    out = table_out_ptr + place.to(tl.int64) * WIDTH
+    pages = (length // PAGE + 1).to(tl.int32)
+    for start in range(0, pages, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < pages
+        tl.store(out + columns, tl.load(table_ptr + row * WIDTH + columns, mask=inside, other=0), mask=inside)
+
+
+def begin_decode(
+    row_index: Tensor, last_token: Tensor, length: Tensor, page_table: Tensor, page_size: int
+) -> DecodeInputs:
+    """Gather the inputs of rows row_index [n] int64.
+
+    last_token, length [rows] int64; page_table [rows, width] int32, contiguous; every length below width * page_size.
+    """
+    n, width = len(row_index), page_table.shape[1]
+    token_ids, positions, slots, next_positions = torch.empty((4, n), dtype=torch.int64, device=row_index.device)
+    seq_lens = torch.empty(n, dtype=torch.int32, device=row_index.device)
+    table = torch.empty((n, width), dtype=torch.int32, device=row_index.device)
+    if n:
+        _begin_kernel[(n,)](
+            row_index, last_token, length, page_table,
+            token_ids, positions, slots, seq_lens, next_positions, table,
+            WIDTH=width, PAGE=page_size, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+    return DecodeInputs(token_ids, positions, slots, seq_lens, next_positions, table)
+
+
+@triton.jit
+def _end_kernel(row_index_ptr, token_ids_ptr, last_token_ptr, length_ptr, PADDING: tl.constexpr):
+    place = tl.program_id(0)
+    row = tl.load(row_index_ptr + place)
+    if row != PADDING:
+        tl.store(last_token_ptr + row, tl.load(token_ids_ptr + place))
+        tl.store(length_ptr + row, tl.load(length_ptr + row) + 1)
+
+
+def end_decode(row_index: Tensor, token_ids: Tensor, last_token: Tensor, length: Tensor, padding: int) -> None:
+    """Each row feeds what it drew next, and is one token longer; the padding row stays as it is.
+
+    row_index [n] int64, rows other than `padding` only once; token_ids [n] int64; last_token, length [rows] int64.
+    """
+    if len(row_index):
+        _end_kernel[(len(row_index),)](row_index, token_ids, last_token, length, PADDING=padding, num_warps=1)

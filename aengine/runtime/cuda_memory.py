@@ -1,0 +1,112 @@
+"""How much of a CUDA device's memory the KV pool may have: what is left once everything else has had its most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from aengine.cache.kv import KVPool
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.model.decoder import Decoder
+from aengine.runtime.cuda_runner import GraphedExecutor
+from aengine.types import MAX_LOGPROBS, NewRow, PrefillChunk, SamplingParams, StepPlan
+
+MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
+GIB = 2.0**30
+
+# Everything at once that takes memory of its own.
+GREEDIEST = SamplingParams(
+    temperature=1.0,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    logprobs=MAX_LOGPROBS,
+    prompt_logprobs=MAX_LOGPROBS,
+    logit_bias={0: 1.0},
+    min_tokens=1,
+)
+
+
+def room_for_kv(
+    config: EngineConfig,
+    decoder: Decoder,
+    max_step_tokens: int,
+    make: Callable[[int, int], GraphedExecutor],
+    capture: Callable[[GraphedExecutor, bool], None],
+    more_graphs: int,
+) -> int:
+    """Bytes for the KV pool. Raises `ConfigError` with the arithmetic where nothing is left.
+
+    Runs the largest step, once with the plainest and once with the greediest sampling, and captures the largest graphs,
+    over `make(num_pages, max_model_len)`, and looks at what that took. more_graphs: bytes of those not captured here.
+    From then on the process may not allocate more than its budget: torch empties its own cache before it would.
+    """
+    device, model = decoder.device, decoder.config
+    free, total = torch.cuda.mem_get_info(device)
+    budget = int(total * config.gpu_memory_utilization)
+    others = total - free - torch.cuda.memory_reserved(device)  # other processes, and this one's CUDA context
+    if config.kv_cache_gib is not None:
+        return int(config.kv_cache_gib * GIB)
+    weights = torch.cuda.memory_allocated(device)
+    length = min(-(-max_step_tokens // config.max_num_seqs), model.max_position_embeddings)
+    pages_per_row = -(-length // config.page_size)
+    num_pages = config.max_num_seqs * pages_per_row + 1
+    pool = num_pages * KVPool.bytes_per_page(
+        model.num_layers, config.page_size, model.num_kv_heads, model.head_dim, decoder.dtype
+    )
+    trial = make(num_pages, length)
+    torch.cuda.reset_peak_memory_stats(device)
+    for params in (SamplingParams(), GREEDIEST):
+        trial.execute(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, params))
+    torch.cuda.current_stream(device).synchronize()
+    step = torch.cuda.max_memory_allocated(device) - weights - pool
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info(device)[0]
+    capture(trial, False)
+    graphs = before - torch.cuda.mem_get_info(device)[0] + more_graphs
+    del trial
+    torch.cuda.empty_cache()
+    held = total - torch.cuda.mem_get_info(device)[0]  # by others, by weights and by code that is loaded now
+    room = budget - held - step - graphs - MARGIN
+    if room <= 0:
+        raise ConfigError(
+            f"gpu_memory_utilization: the model does not fit. Of {budget / GIB:.1f} GiB "
+            f"({config.gpu_memory_utilization:.0%} of the device) others use {others / GIB:.1f}, the weights "
+            f"{weights / GIB:.1f}, the largest step {step / GIB:.1f}, the graphs {graphs / GIB:.1f}: nothing is left "
+            f"for the KV pool. Raise it, lower max_step_tokens or max_num_seqs, or take a smaller model"
+        )
+    torch.cuda.set_per_process_memory_fraction((budget - others) / total, device)
+    return room
+
+
+def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:
+    """Every row at once prefills `length` tokens and draws, as many as one step may carry."""
+    rows = min(rows, max(1, max_step_tokens // length))
+    new_rows = [
+        NewRow(
+            row=row,
+            params=params,
+            seed=row,
+            stop_ids=(0,),
+            prompt_len=length,
+            tokens=[0] * length,
+            length=0,
+            pages=list(range(1 + row * pages_per_row, 1 + (row + 1) * pages_per_row)),
+        )
+        for row in range(rows)
+    ]
+    scored = 0 if params.prompt_logprobs is None else length
+    prefill = [
+        PrefillChunk(
+            row=row,
+            start=0,
+            token_ids=[0] * length,
+            samples=True,
+            score_ids=[0] * scored,
+            top=params.prompt_logprobs or 0,
+        )
+        for row in range(rows)
+    ]
+    return StepPlan(step=0, new_rows=new_rows, new_pages=[], decode=[], prefill=prefill, page_copies=[])

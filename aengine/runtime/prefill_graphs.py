@@ -1,0 +1,226 @@
+"""Steps with prefill chunks as CUDA graphs: one forward pass per number of tokens, whatever the tokens belong to.
+
+A step of a few hundred tokens takes the device less time than launching its kernels one by one takes the host. So the
+forward pass is captured for some numbers of tokens, over buffers that say which row each token belongs to and where
+each chunk ends; a step is padded to the next number with tokens of the padding row, whose KV goes into page 0.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.cache.kv import KVPool
+from aengine.model.decoder import Decoder
+from aengine.runtime.rows import Rows
+from aengine.sampling.upload import upload
+from aengine.types import StepPlan
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
+MOST_CHUNKS = 72  # more than enter in one step
+MOST_PADDING = 128  # tokens; beyond, the padding costs more than the launches
+
+
+def prefill_sizes(most_mixed: int, most: int) -> list[int]:
+    """Numbers of tokens to capture, ascending: close to each other up to `most_mixed`, and `most` itself."""
+    sizes = [
+        *range(16, 64, 16),
+        *range(64, 256, 32),
+        *range(256, 512, 64),
+        *range(512, most_mixed + MOST_PADDING, MOST_PADDING),
+    ]
+    return [size for size in sizes if size < most] + [most]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """What a captured step has room for: tokens, decodes and draws among them, and chunks, the padding's included."""
+
+    tokens: int
+    rows: int
+    chunks: int
+
+    @classmethod
+    def of(cls, tokens: int, max_rows: int) -> PrefillShape:
+        return cls(tokens, min(tokens, max_rows), min(tokens + 1, MOST_CHUNKS))
+
+    @property
+    def widths(self) -> list[int]:
+        """How many numbers of each kind describe the step, in the order of `StepCells`."""
+        rows, chunks = self.rows, self.chunks
+        return [self.tokens] * 3 + [rows + chunks] * 2 + [chunks + 1] + [rows] * 3
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Whether the step's chunks and draws fit. Its tokens do."""
+        return len(plan.prefill) < self.chunks and len(plan.sampled_rows) <= self.rows
+
+
+@dataclass(slots=True)
+class StepCells:
+    """A step in numbers, all int64; on the host to be written, on the device to be read."""
+
+    token_ids: Tensor  # [tokens]; -1: what the row drew last
+    positions: Tensor  # [tokens]
+    token_rows: Tensor  # [tokens]
+    rows: Tensor  # [rows + chunks]: of the decodes, the last ones padding, then of the chunks
+    lens: Tensor  # [rows + chunks]: how long they are after the step; a decode that does not exist: -1
+    chunk_starts: Tensor  # [chunks + 1]: which token each chunk begins with
+    wanted: Tensor  # [rows]: the token behind each draw
+    draw_rows: Tensor  # [rows]
+    draw_positions: Tensor  # [rows]: the place that the drawn token takes in its sequence
+
+    @classmethod
+    def over(cls, cells: Tensor, shape: PrefillShape) -> StepCells:
+        return cls(*cells[: sum(shape.widths)].split(shape.widths))
+
+
+def describe(plan: StepPlan, shape: PrefillShape, lengths: list[int], padding: int, limit: int) -> NDArray[np.int64]:
+    """The numbers of a step that `shape` takes.
+
+    lengths: of all rows, before the step; padding: the padding row, which holds `limit` tokens.
+    """
+    cells = np.zeros(sum(shape.widths), dtype=np.int64)
+    token_ids, positions, token_rows, rows, lens, starts, wanted, draw_rows, draw_positions = np.split(
+        cells, np.cumsum(shape.widths)[:-1]
+    )
+    decodes, first = len(plan.decode), shape.rows
+    rows[:] = padding
+    lens[:first] = -1
+    token_ids[:decodes] = -1
+    positions[:decodes] = [lengths[row] for row in plan.decode]
+    token_rows[:decodes] = rows[:decodes] = draw_rows[:decodes] = plan.decode
+    lens[:decodes] = draw_positions[:decodes] = positions[:decodes] + 1
+    wanted[:decodes] = range(decodes)
+    at = draw = decodes
+    for place, chunk in enumerate(plan.prefill):
+        end, count = chunk.start + len(chunk.token_ids), len(chunk.token_ids)
+        token_ids[at : at + count] = chunk.token_ids
+        positions[at : at + count] = range(chunk.start, end)
+        token_rows[at : at + count] = rows[first + place] = chunk.row
+        lens[first + place] = end
+        starts[place] = at
+        at += count
+        if chunk.samples:
+            drawing = [chunk.row, *chunk.forks]
+            draw_rows[draw : draw + len(drawing)] = drawing
+            draw_positions[draw : draw + len(drawing)] = end
+            wanted[draw : draw + len(drawing)] = at - 1
+            draw += len(drawing)
+    # The rest is one chunk of the padding row, from its beginning.
+    rest, chunks = shape.tokens - at, len(plan.prefill)
+    positions[at:] = np.arange(rest) % limit
+    token_rows[at:] = padding
+    lens[first + chunks] = min(rest, limit)
+    starts[chunks] = at
+    starts[chunks + 1 :] = shape.tokens
+    return cells
+
+
+class PrefillGraphs:
+    """Captures once, replays for any step that fits. All on the current stream."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        rows: Rows,
+        sizes: list[int],
+        fits: Callable[[int, Sequence[int], int], bool],
+        pool: _POOL_HANDLE | None = None,
+    ) -> None:
+        """fits: the attention backend's; pool: memory that graphs share which never run at the same time."""
+        self._decoder = decoder
+        self._kv = kv
+        self._rows = rows
+        self._pool = pool
+        self.sizes = sizes
+        self._fits = fits
+        self._shapes = {size: PrefillShape.of(size, rows.padding) for size in sizes}
+        widest = sum(self._shapes[sizes[-1]].widths)
+        self._cells = torch.zeros(widest, dtype=torch.int64, device=rows.device)
+        self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # The table of a row ends with a page that may be in use only in part.
+        self._limit = max(1, (rows.page_table.shape[1] - 1) * kv.page_size)
+
+    def capture(self, size: int) -> None:
+        """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
+        stream = torch.cuda.current_stream(self._rows.device)
+        shape = self._shapes[size]
+        self._send(StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[]), shape)
+        self.forward(shape)  # what is compiled or loaded on first use
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            self.forward(shape)
+        self._graphs[size] = graph
+
+    def shape_for(self, plan: StepPlan) -> PrefillShape | None:
+        """The captured shape that this step fits into without much padding."""
+        tokens = plan.num_tokens
+        place = bisect.bisect_left(self.sizes, tokens)
+        if place == len(self.sizes) or self.sizes[place] - tokens > MOST_PADDING:
+            return None
+        if self.sizes[place] not in self._graphs:
+            return None
+        shape = self._shapes[self.sizes[place]]
+        contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
+        return shape if shape.takes(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
+
+    def replay(self, plan: StepPlan, shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the forward pass: hidden states, rows and positions of the draws, each valid until the next replay.
+
+        [draws, hidden] in the model's dtype, [draws] int64, [draws] int64.
+        """
+        self._send(plan, shape)
+        self._graphs[shape.tokens].replay()
+        cells = StepCells.over(self._cells, shape)
+        draws = len(plan.sampled_rows)
+        return self._hidden[:draws], cells.draw_rows[:draws], cells.draw_positions[:draws]
+
+    def forward(self, shape: PrefillShape) -> None:
+        """The step that the cells describe: hidden states of the wanted tokens, and the lengths of its rows."""
+        rows, cells = self._rows, StepCells.over(self._cells, shape)
+        decode_rows, chunk_rows = cells.rows.split([shape.rows, shape.chunks])
+        decode_lens, chunk_lens = cells.lens.to(torch.int32).split([shape.rows, shape.chunks])
+        chunk_starts = cells.chunk_starts.to(torch.int32)
+        slots = rows.slots(cells.token_rows, cells.positions, self._kv.page_size)
+        chunks = AttentionBatch(
+            slots=slots,
+            page_table=rows.page_table[chunk_rows],
+            seq_lens=chunk_lens,
+            query_starts=chunk_starts,
+            num_decodes=0,
+            query_lens=[shape.tokens],
+            context_lens=[],
+        )
+        batch = AttentionBatch(
+            slots=slots,
+            page_table=rows.page_table[decode_rows],
+            seq_lens=decode_lens,
+            query_starts=chunk_starts,
+            num_decodes=shape.rows,
+            query_lens=[],
+            context_lens=[],
+            chunks=chunks,
+        )
+        drawn = rows.last_token[cells.token_rows]
+        token_ids = torch.where(cells.token_ids < 0, drawn, cells.token_ids)
+        hidden = self._decoder.forward(token_ids, cells.positions, batch, self._kv, cells.wanted)
+        self._hidden[: shape.rows].copy_(hidden)
+        rows.length.index_copy_(0, cells.rows, cells.lens)
+        rows.length[rows.padding :].zero_()
+
+    def _send(self, plan: StepPlan, shape: PrefillShape) -> None:
+        cells = describe(plan, shape, self._rows.lengths, self._rows.padding, self._limit)
+        self._cells[: len(cells)].copy_(upload(cells, self._rows.device))

@@ -1,0 +1,44 @@
+"""How many prompt tokens a step may carry."""
+
+from __future__ import annotations
+
+import math
+
+from aengine.types import MixedLimit
+
+
+class PrefillBudget:
+    """What is left of one step for prompt tokens; `take` uses it up.
+
+    Beside decodes there is a second bound, on the time that their streams have to wait for the step.
+    """
+
+    def __init__(self, tokens: int, decodes: int, limit: MixedLimit | None) -> None:
+        """tokens: that the step may carry, the decodes' included."""
+        self._tokens = tokens - decodes
+        self._limit = limit if decodes else None
+        self._time = math.inf
+        if self._limit is not None:
+            self._time = max(self._limit.tokens - decodes, self._limit.multiple)
+        self._carried = decodes
+
+    @property
+    def left(self) -> bool:
+        """Whether another chunk may begin."""
+        return self._tokens > 0 and self._time >= 1
+
+    def take(self, start: int, count: int) -> int:
+        """How many of `count` tokens at position `start` the step carries: at least one while anything is `left`."""
+        taken = min(count, self._tokens)
+        if self._limit is not None:
+            cost = 1 + start / self._limit.context
+            taken = max(1, min(taken, int(self._time / cost)))
+            self._time -= taken * cost
+            if taken < count:
+                over = (self._carried + taken) % self._limit.multiple
+                taken -= over if over < taken else 0
+        if taken < count:
+            self._tokens = 0  # a prompt that has begun is read to its end before the next one begins
+        self._carried += taken
+        self._tokens = max(0, self._tokens - taken)
+        return taken

@@ -1,0 +1,64 @@
+"""What an output must match, as a request asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from aengine.errors import InvalidRequestError
+
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The language of the output; exactly one of its fields is given.
+
+    The output ends where its language does: `ignore_eos` has no say, and `min_tokens` only where the language leaves
+    a choice. A stop string or stop token id still ends it earlier.
+    """
+
+    json: Mapping[str, Any] | str | None = None  # a JSON schema, as an object or as its text
+    json_object: bool = False  # any JSON object
+    regex: str | None = None  # matched against the whole output
+    choice: tuple[str, ...] | None = None  # one of these texts
+    grammar: str | None = None  # in Lark's notation, as llguidance reads it; `start` is the start rule
+    origin: str | None = None  # the name of the request's field, for errors
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return self._given()[0]
+
+    @property
+    def param(self) -> str:
+        """What errors call the field that is given."""
+        given = self._given()
+        return self.origin or (f"structured.{given[0]}" if len(given) == 1 else "structured")
+
+    def validate(self) -> None:
+        """Raise `InvalidRequestError`, naming the field, unless one is given and of its type."""
+        given = self._given()
+        if len(given) != 1:
+            raise InvalidRequestError(
+                f"{self.param} takes exactly one of {', '.join(KINDS)}, got {' and '.join(given) or 'none'}", self.param
+            )
+        value = getattr(self, given[0])
+        match given[0]:
+            case "json":
+                good, wanted = isinstance(value, (Mapping, str)), "a JSON schema: an object, or its text"
+            case "json_object":
+                good, wanted = value is True, "true or false"
+            case "choice":
+                good = (
+                    isinstance(value, tuple) and all(isinstance(text, str) and text for text in value) and value != ()
+                )
+                wanted = "a list of texts that are not empty"
+            case _:
+                good, wanted = isinstance(value, str) and value != "", "text that is not empty"
+        if not good:
+            raise InvalidRequestError(f"{self.param} must be {wanted}", self.param)
+
+    def _given(self) -> list[str]:
+        return [kind for kind in KINDS if getattr(self, kind) not in (None, False)]

@@ -1,0 +1,105 @@
+"""How a model's answers are written, and reading one: thought, content, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from aengine.text.deltas import Answer, ContentDelta, Delta, put_together
+from aengine.text.reasoning import THOUGHT_BEGIN, THOUGHT_END, ThoughtParser
+from aengine.text.tool_calls import ToolCallParser
+from aengine.text.tool_syntax import SYNTAXES, CallFormat, CallSyntax, call_format_of
+
+_MARKERS = (
+    THOUGHT_BEGIN,
+    THOUGHT_END,
+    *(marker for syntax in SYNTAXES.values() for marker in (syntax.begin, syntax.end) if marker),
+)
+_READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is linear only in small pieces
+
+
+class AnswerFormat(msgspec.Struct, frozen=True):
+    """What a checkpoint's chat template and vocabulary tell about its answers."""
+
+    calls: CallFormat | None = None
+    thoughts: bool = False
+    markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
+    special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
+
+    def shown_special_ids(self, thoughts: bool, calls: CallSyntax | None) -> tuple[int, ...]:
+        """The ids that must be written in the text for these to be found in it."""
+        looked_for = {THOUGHT_BEGIN, THOUGHT_END} if thoughts else set()
+        if calls is not None:
+            looked_for |= {calls.begin, calls.end}
+        return tuple(sorted(self.markers[marker] for marker in self.special_markers & looked_for))
+
+
+def answer_format_of(
+    templates: Iterable[str], token_ids: Mapping[str, int], special_ids: frozenset[int]
+) -> AnswerFormat:
+    """Find out from chat templates and from the vocabulary, as text to id."""
+    templates = list(templates)
+    markers = {marker: token_ids[marker] for marker in _MARKERS if marker in token_ids}
+    return AnswerFormat(
+        calls=call_format_of(templates),
+        thoughts=any(THOUGHT_END in template for template in templates)
+        or (THOUGHT_BEGIN in markers and THOUGHT_END in markers),
+        markers=markers,
+        special_markers=frozenset(marker for marker, token_id in markers.items() if token_id in special_ids),
+    )
+
+
+class ChatPrompt(NamedTuple):
+    """A chat as the model reads it."""
+
+    token_ids: list[int]
+    opens_thought: bool  # the answer begins within a thought
+
+
+class AnswerParser:
+    """Reads one answer as it comes. None for what is not to be looked for."""
+
+    __slots__ = ("_calls", "_thoughts")
+
+    def __init__(self, thoughts: ThoughtParser | None = None, calls: ToolCallParser | None = None) -> None:
+        self._thoughts = thoughts
+        self._calls = calls
+
+    @property
+    def plain(self) -> bool:
+        """Whether all further text is content, and nothing is held back."""
+        return self._calls is None and (self._thoughts is None or self._thoughts.over)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._calls is not None and self._calls.calls > 0
+
+    def feed(self, text: str) -> list[Delta]:
+        """The pieces that are complete now that `text` has come."""
+        deltas: list[Delta] = [ContentDelta(text)] if text else []
+        if self._thoughts is not None:
+            deltas = self._thoughts.feed(text)
+        return self._with_calls(deltas)
+
+    def finish(self) -> list[Delta]:
+        """What was held back, once no further text will come."""
+        deltas = [] if self._thoughts is None else self._thoughts.finish()
+        return self._with_calls(deltas) + ([] if self._calls is None else self._calls.finish())
+
+    def read(self, text: str) -> Answer:
+        """A whole answer at once."""
+        deltas: list[Delta] = []
+        for at in range(0, len(text), _READ_CHARACTERS):
+            deltas += self.feed(text[at : at + _READ_CHARACTERS])
+        return put_together(deltas + self.finish())
+
+    def _with_calls(self, deltas: list[Delta]) -> list[Delta]:
+        if self._calls is None:
+            return deltas
+        found: list[Delta] = []
+        for delta in deltas:
+            found += self._calls.feed(delta.text) if isinstance(delta, ContentDelta) else [delta]
+        return found

@@ -1,0 +1,220 @@
+"""How long the engine takes from nothing to its first token, on a checkpoint of Qwen3-8B's or 0.6B's shape.
+
+    python bench/startup.py [--shape 8b] [--folder /dev/shm/NAME] [--keep] [--warm 2]
+
+Writes random weights (sharded safetensors, bfloat16) and a tokenizer of full size, unless the folder already has them.
+Then fresh processes load it one after the other: a cold one, whose kernel caches are empty, and warm ones, which
+find what it compiled. Prints a JSON line for each and a table. In all of them the files are in memory already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARD_BYTES = 4 * 10**9
+VOCAB = 151643  # without the special tokens
+PROMPT_TOKENS = 16
+# Whatever compiles kernels keeps them in one of these.
+CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- the checkpoint, made in a process of its own so that no context on the device is left behind ---------------
+
+
+def make_checkpoint(folder: Path, shape: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from aengine.attention.torch_backend import TorchAttention
+    from aengine.kernels.torch_kernels import TorchKernels
+    from aengine.model.config import ModelConfig
+    from aengine.model.decoder import Decoder
+    from bench.gpu import write_config
+
+    began = time.perf_counter()
+    write_config(folder, shape)
+    write_tokenizer(folder)
+    views = Decoder(ModelConfig.from_folder(folder), TorchKernels(), TorchAttention(), torch.bfloat16).weights
+    shards: list[list[str]] = [[]]
+    room = SHARD_BYTES
+    for name, view in views.items():
+        if view.nbytes > room and shards[-1]:
+            shards.append([])
+            room = SHARD_BYTES
+        shards[-1].append(name)
+        room -= view.nbytes
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device).manual_seed(0)
+
+    def weight(shape: torch.Size) -> torch.Tensor:
+        values = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        return (values.normal_(0.0, 0.02, generator=generator) if len(shape) > 1 else values.fill_(1.0)).cpu()
+
+    files = {}
+    for number, names in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file({name: weight(views[name].shape) for name in names}, folder / file, metadata={"format": "pt"})
+        files.update(dict.fromkeys(names, file))
+        say(f"wrote {file} ({(folder / file).stat().st_size / 1e9:.1f} GB, {time.perf_counter() - began:.1f} s)")
+    index = {"metadata": {"total_size": sum(view.nbytes for view in views.values())}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))  # the last file: all is there
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer with as many tokens as the real one, joined from random letters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    rng = random.Random(0)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: number for number, letter in enumerate(letters)}
+    beginnings, merges = list(letters), []
+    while len(vocab) < VOCAB:
+        left, right = rng.choice(beginnings), rng.choice(letters)
+        if left + right not in vocab:
+            vocab[left + right] = len(vocab)
+            merges.append((left, right))
+            if len(left) < 6:
+                beginnings.append(left + right)
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+# ---- a fresh process ---------------------------------------------------------------------------------------------
+
+
+async def serve(folder: Path, knobs: dict[str, str]) -> None:
+    """Start the engine, ask for a token twice, and print when each was done (monotonic seconds) and what was logged."""
+    stamps = {"interpreter": time.monotonic()}
+    import aengine
+
+    engine_type = aengine.Engine  # brings torch
+    stamps["import"] = time.monotonic()
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("aengine").addHandler(handler)
+    async with engine_type(str(folder), **knobs) as engine:
+        stamps["ready"] = time.monotonic()
+        host_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        for number, name in enumerate(("first token", "again")):
+            prompt = [number * 100 + place for place in range(PROMPT_TOKENS)]
+            await engine.complete(prompt, max_tokens=1, temperature=0, ignore_eos=True)
+            stamps[name] = time.monotonic()
+    print(json.dumps({"stamps": stamps, "log": logged, "host_peak_gib": round(host_peak / 2**30, 2)}))
+
+
+def measure(folder: Path, caches: Path, kind: str, options: argparse.Namespace) -> dict[str, Any]:
+    environment = {**os.environ, **{name: str(caches / name.lower()) for name in CACHES}}
+    command = [sys.executable, "-m", "bench.startup", "--child", "serve", "--folder", str(folder), "--knob"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, *options.knob], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    ended = time.monotonic()
+    if done.returncode:
+        raise SystemExit(f"the {kind} process ended with {done.returncode}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    phases: dict[str, float] = {}
+    before = began
+    for name, stamp in [*told.pop("stamps").items(), ("exit", ended)]:
+        phases[name] = round(stamp - before, 3)
+        if name == "ready":
+            # What start-up itself logged, such as "weights 5.7 s, memory 7.1 s", and the rest of entering the engine.
+            inner = {name: float(seconds) for name, seconds in _logged_seconds(told["log"])}
+            entering = inner.pop("ready", sum(inner.values()))
+            phases |= {f"- {name}": seconds for name, seconds in inner.items()}
+            phases["- tokenizer and the rest"] = round(phases["ready"] - entering, 3)
+            phases["**all until ready**"] = round(stamp - began, 3)
+        if name == "first token":
+            phases["**all until the first token**"] = round(stamp - began, 3)
+        before = stamp
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    rate = round(size / 1e9 / phases["- weights"], 2) if phases.get("- weights") else None
+    line = {"bench": "startup", "kind": kind, "shape": options.shape, "weights_gb": round(size / 1e9, 2)}
+    line |= {"weights_gb_per_s": rate, "phases": phases, **told}
+    print(json.dumps(line), flush=True)
+    return line
+
+
+def _logged_seconds(messages: list[str]) -> list[tuple[str, str]]:
+    return [found for message in messages for found in re.findall(r"(\w+)(?: in)? (\d+(?:\.\d+)?) s\b", message)]
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Seconds of each phase; warm ones are medians."""
+    kinds = list(dict.fromkeys(line["kind"] for line in lines))
+    rows = [f"| seconds | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+    for phase in dict.fromkeys(phase for line in lines for phase in line["phases"]):
+        cells = []
+        for kind in kinds:
+            seconds = [line["phases"][phase] for line in lines if line["kind"] == kind and phase in line["phases"]]
+            cells.append(f"{statistics.median(seconds):.2f}" if seconds else "-")
+        rows.append(f"| {phase} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=["8b", "0.6b"], default="8b")
+    parser.add_argument("--folder", type=Path, help="where the checkpoint is or goes; default: a temporary one")
+    parser.add_argument("--keep", action="store_true", help="leave the checkpoint that was made here")
+    parser.add_argument("--warm", type=int, default=2, help="how many warm starts")
+    parser.add_argument("--knob", nargs="*", default=[], help="name=value of an EngineConfig knob")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", choices=["make", "serve"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child == "make":
+        make_checkpoint(options.folder, options.shape)
+        return
+    if options.child == "serve":
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        asyncio.run(serve(options.folder, dict(pair.split("=", 1) for pair in options.knob)))
+        return
+
+    memory = Path("/dev/shm")
+    folder = (options.folder or Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))).resolve()
+    made_here = not (folder / "model.safetensors.index.json").exists()
+    if made_here and folder.exists() and any(folder.iterdir()):
+        parser.error(f"--folder: {folder} holds something else; name a new or an empty folder")
+    try:
+        if made_here:
+            folder.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-m", "bench.startup", "--child", "make", "--folder", str(folder)]
+            subprocess.run([*command, "--shape", options.shape], cwd=ROOT, check=True)
+        with tempfile.TemporaryDirectory() as caches:
+            kinds = ["cold"] + ["warm"] * options.warm
+            lines = [measure(folder, Path(caches), kind, options) for kind in kinds]
+        print(table(lines))
+        if options.out:
+            options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    finally:
+        if made_here and not options.keep:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

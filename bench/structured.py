@@ -1,0 +1,68 @@
+"""What grammars cost: a batch of which some rows are constrained against one of which none are, on the demo model.
+
+`python -m bench.structured` prints tokens per second of both, and the time that filling a mask takes per row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+
+import aengine
+from aengine import Structured
+from aengine.text.grammar import Grammars, Matcher
+
+ROWS = 32
+TOKENS = 200
+ROUNDS = 5
+SCHEMA = {"type": "array", "items": {"type": "string", "minLength": 5, "maxLength": 30}, "minItems": 100}
+
+
+async def tokens_per_second(engine: aengine.Engine, constrained: int) -> float:
+    options: list[dict[str, Any]] = [{"ignore_eos": True, "temperature": 0.0} for _ in range(ROWS)]
+    for own in options[:constrained]:
+        own["structured"] = Structured(json=SCHEMA)
+    began = time.perf_counter()
+    completions = await asyncio.gather(
+        *(engine.complete([300 + row, 301], max_tokens=TOKENS, **own) for row, own in enumerate(options))
+    )
+    return sum(completion.usage.completion_tokens for completion in completions) / (time.perf_counter() - began)
+
+
+async def fill_microseconds(engine: aengine.Engine) -> list[float]:
+    """Per row and step, in the order of an output drawn at random from the masks."""
+    rng = np.random.default_rng(0)
+    grammars = Grammars(engine.tokenizer, engine.vocab_size, (4091,))
+    matcher: Matcher = await grammars.matcher(Structured(json=SCHEMA))
+    times = []
+    for _ in range(500):
+        began = time.perf_counter()
+        (mask,) = grammars._fill([matcher])
+        times.append((time.perf_counter() - began) * 1e6)
+        allowed = np.nonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0]
+        matcher.accept(int(rng.choice(allowed)))
+    grammars.close()
+    return times
+
+
+async def main() -> None:
+    async with aengine.Engine(device="cpu", progress=False, kv_cache_gib=0.2) as engine:
+        rates: dict[int, list[float]] = {0: [], 4: [], 32: []}
+        await tokens_per_second(engine, 4)
+        for _ in range(ROUNDS):  # in turns: whatever else the machine does hits all alike
+            for constrained, seen in rates.items():
+                seen.append(await tokens_per_second(engine, constrained))
+        for constrained, seen in rates.items():
+            print(
+                f"{constrained:2d} of {ROWS} rows constrained: {max(seen):.0f} tokens/s, median {np.median(seen):.0f}"
+            )
+        times = np.array(await fill_microseconds(engine))
+        high = np.percentile(times, 99)
+        print(f"filling a mask: mean {times.mean():.0f} us, median {np.median(times):.0f}, p99 {high:.0f}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,119 @@
+"""`tool_choice` that forces: the answer is a call, whatever the model would have said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.http.demo_server import demo_server
+
+pytestmark = pytest.mark.anyio
+
+ASKED: dict[str, Any] = {"model": "aengine-demo", "max_tokens": 300}
+SMALL_TALK: Any = [{"role": "user", "content": "hi"}]
+SCHEMAS: dict[str, dict[str, Any] | None] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 16}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "add": {
+        "type": "object",
+        "properties": {name: {"type": "integer", "minimum": 0, "maximum": 99} for name in "ab"},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "stop": None,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name} | ({"parameters": schema} if schema else {})}
+    for name, schema in SCHEMAS.items()
+]
+
+
+def check(call: Any, among: set[str]) -> None:
+    """A call of one of these tools whose arguments are of its schema's form."""
+    assert call.function.name in among
+    arguments = json.loads(call.function.arguments)
+    assert set(arguments) == {"get_weather": {"city"}, "add": {"a", "b"}, "stop": set()}[call.function.name]
+    assert all(0 <= value <= 99 if isinstance(value, int) else len(value) <= 16 for value in arguments.values())
+
+
+@pytest.fixture(scope="module")
+def random_url() -> Iterator[str]:
+    """The same model with random weights."""
+    with demo_server(load_format="dummy") as url:
+        yield url
+
+
+@pytest.mark.parametrize("server", ["demo_url", "random_url"])
+@pytest.mark.parametrize("choice", ["required", "get_weather", "add", "stop"])
+async def test_a_call_comes_whatever_the_model_would_say(
+    request: pytest.FixtureRequest, server: str, choice: str
+) -> None:
+    url = request.getfixturevalue(server)
+    named = choice != "required"
+    asked: dict[str, Any] = {
+        **ASKED,
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": choice}} if named else choice,
+        "parallel_tool_calls": False,
+        "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
+    }
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+        chat = await client.chat.completions.create(**asked, messages=SMALL_TALK, n=4, seed=1)
+        for each in chat.choices:
+            assert each.finish_reason == "tool_calls"
+            assert each.message.content is None
+            (call,) = each.message.tool_calls or ()
+            check(call, {choice} if named else set(SCHEMAS))
+        async with client.chat.completions.stream(**asked, messages=SMALL_TALK, seed=1) as stream:
+            streamed = (await stream.get_final_completion()).choices[0]
+        (streamed_call,) = streamed.message.tool_calls or ()
+        check(streamed_call, {choice} if named else set(SCHEMAS))
+
+
+async def test_it_may_think_before_it_calls(demo_url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
+        chat = await client.chat.completions.create(
+            **ASKED,
+            temperature=0,
+            messages=[{"role": "user", "content": "What is 17 + 25?"}],
+            tools=TOOLS,
+            tool_choice="required",
+            extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+        )
+    (choice,) = chat.choices
+    assert choice.finish_reason == "tool_calls"
+    for call in choice.message.tool_calls or ():
+        check(call, set(SCHEMAS))
+
+
+async def test_an_answer_of_a_given_form_calls_nothing(demo_url: str) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "add", "schema": SCHEMAS["add"]}}
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
+        chat = await client.chat.completions.create(
+            **ASKED,
+            temperature=0,
+            messages=SMALL_TALK,
+            tools=TOOLS,
+            response_format=form,
+            extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+        )
+    (choice,) = chat.choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls is None
+    assert set(json.loads(choice.message.content or "")) == {"a", "b"}
+
+
+async def test_a_schema_that_cannot_be_followed_is_refused(demo_url: str) -> None:
+    bad: Any = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"pattern": "("}}}}}]
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**ASKED, messages=SMALL_TALK, tools=bad, tool_choice="required")
+        assert refused.value.param == "tools"

@@ -1,0 +1,84 @@
+"""What a request says of its output's form reaches the engine, whichever API it speaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aengine.structured import Structured
+from tests.http.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+COMPLETION = ("/v1/completions", {"prompt": "hi"})
+GENERATE = ("/generate", {"prompt": "hi", "stream": False})
+
+FORMS: list[tuple[dict[str, Any], Structured | None]] = [
+    ({}, None),
+    ({"response_format": None}, None),
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, Structured(json_object=True, origin="response_format")),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
+        Structured(json=SCHEMA, origin="response_format"),
+    ),
+    ({"structured_outputs": {"json": SCHEMA}}, Structured(json=SCHEMA, origin="structured_outputs.json")),
+    ({"structured_outputs": {"json": "{}"}}, Structured(json="{}", origin="structured_outputs.json")),
+    (
+        {"structured_outputs": {"json_object": True}},
+        Structured(json_object=True, origin="structured_outputs.json_object"),
+    ),
+    ({"structured_outputs": {"regex": "a+"}}, Structured(regex="a+", origin="structured_outputs.regex")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, Structured(choice=("a", "b"), origin="structured_outputs.choice")),
+    (
+        {"structured_outputs": {"grammar": 'start: "a"'}},
+        Structured(grammar='start: "a"', origin="structured_outputs.grammar"),
+    ),
+    ({"guided_json": SCHEMA}, Structured(json=SCHEMA, origin="guided_json")),
+    ({"guided_choice": ["a"], "response_format": {"type": "text"}}, Structured(choice=("a",), origin="guided_choice")),
+]
+
+
+@pytest.mark.parametrize(("fields", "structured"), FORMS)
+@pytest.mark.parametrize(("path", "body"), [CHAT, COMPLETION, GENERATE])
+async def test_every_spelling(
+    path: str, body: dict[str, Any], fields: dict[str, Any], structured: Structured | None
+) -> None:
+    async with serving() as server:
+        answer = await server.post(path, **body, **fields)
+        assert answer.status_code == 200
+        (submitted,) = server.engine.submitted
+    assert submitted.params.structured == structured
+    assert submitted.params.temperature == 0.5  # the defaults stay
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format"),
+        ({"response_format": {"type": "poem"}}, "response_format.type"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
+        ({"guided_regex": "a", "guided_grammar": "start: /a/"}, "guided_grammar"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs.regex",
+        ),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    path, body = CHAT
+    async with serving() as server:
+        answer = await server.post(path, **body, **fields)
+        assert server.engine.submitted == []
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert param in (error["param"], *error["message"].split("`"), *error["message"].split("$."))

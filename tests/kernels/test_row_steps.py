@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+row_steps = pytest.importorskip("aengine.kernels.row_steps")
+pytestmark = pytest.mark.gpu
+
+PAGE, PADDING = 16, 9
+
+
+@pytest.mark.parametrize("width", [pytest.param(3, id="tiny"), 3000])
+def test_a_step_begins_with_what_its_rows_hold(width: int, device: torch.device) -> None:
+    index = torch.tensor([4, 0, PADDING, 7, PADDING], device=device)
+    last_token = torch.arange(100, 110, device=device)
+    length = torch.randint(0, width * PAGE, (10,), device=device)
+    length[4], length[0], length[PADDING] = width * PAGE - 1, 16, 0
+    table = torch.randint(1, 5000, (10, width), dtype=torch.int32, device=device)
+
+    inputs = row_steps.begin_decode(index, last_token, length, table, PAGE)
+
+    held = length[index]
+    assert torch.equal(inputs.token_ids, last_token[index])
+    assert torch.equal(inputs.positions, held)
+    assert torch.equal(inputs.slots, table[index, held // PAGE].long() * PAGE + held % PAGE)
+    assert torch.equal(inputs.seq_lens, held.int() + 1)
+    assert torch.equal(inputs.next_positions, held + 1)
+    for place, (row, tokens) in enumerate(zip(index.tolist(), held.tolist(), strict=True)):
+        pages = tokens // PAGE + 1
+        assert torch.equal(inputs.page_table[place, :pages], table[row, :pages])
+
+
+def test_a_step_ends_with_one_token_more_for_all_but_the_padding_tiny(device: torch.device) -> None:
+    index = torch.tensor([4, 0, PADDING, PADDING], device=device)
+    drawn = torch.tensor([11, 12, 13, 14], device=device)
+    last_token = torch.arange(100, 110, device=device)
+    length = torch.arange(10, 20, device=device)
+    row_steps.end_decode(index, drawn, last_token, length, PADDING)
+    assert last_token.tolist() == [12, 101, 102, 103, 11, 105, 106, 107, 108, 109]
+    assert length.tolist() == [11, 11, 12, 13, 15, 15, 16, 17, 18, 19]

@@ -1,0 +1,77 @@
+"""Beside running streams a step carries only as many prompt tokens as these can wait for."""
+
+from __future__ import annotations
+
+import pytest
+
+from aengine.scheduling.budget import PrefillBudget
+from aengine.scheduling.scheduler import Scheduler
+from aengine.scheduling.sequence import Sequence
+from aengine.types import MixedLimit, SamplingParams, StepPlan, StepResult
+
+LIMIT = MixedLimit(tokens=64, context=100, multiple=16)
+
+
+def scheduler() -> Scheduler:
+    return Scheduler(
+        num_pages=400, page_size=4, max_rows=4, max_step_tokens=256, max_queue=10, mixed_limit=LIMIT, prefix_cache=False
+    )
+
+
+def add(to: Scheduler, number: int, prompt: int, new: int) -> None:
+    to.add(
+        Sequence(
+            tokens=[number] * prompt,
+            params=SamplingParams(),
+            seed=0,
+            stop_ids=(),
+            max_total=prompt + new,
+            rank=(0.0, number),
+        )
+    )
+
+
+def step(of: Scheduler) -> StepPlan:
+    plan = of.schedule()
+    assert plan is not None
+    draws = len(plan.sampled_rows)
+    of.commit(plan, StepResult(token_ids=[1] * draws, finite=[True] * draws, logprobs=None))
+    return plan
+
+
+def test_alone_a_prompt_fills_the_step() -> None:
+    engine = scheduler()
+    add(engine, 0, 300, 1)
+    assert [step(engine).num_tokens for _ in range(2)] == [256, 44]
+
+
+def test_beside_a_stream_it_comes_in_pieces_that_shrink_with_their_context_and_fill_whole_tiles() -> None:
+    engine = scheduler()
+    add(engine, 0, 4, 100)
+    step(engine)
+    add(engine, 1, 300, 1)
+    plans = [step(engine) for _ in range(20)]
+    chunks = [(chunk.start, len(chunk.token_ids)) for plan in plans for chunk in plan.prefill]
+    assert all(len(plan.decode) == 1 for plan in plans)
+    assert all(plan.num_tokens % 16 == 0 for plan in plans if plan.prefill and not plan.prefill[0].samples)
+    assert all(count * (1 + start / 100) <= 64 for start, count in chunks)
+    assert [count for _, count in chunks] == sorted((count for _, count in chunks), reverse=True)
+    assert sum(count for _, count in chunks) == 300
+
+
+def test_several_prompts_share_what_the_streams_can_wait_for() -> None:
+    engine = scheduler()
+    add(engine, 0, 4, 100)
+    step(engine)
+    for number in (1, 2, 3):
+        add(engine, number, 30, 1)
+    assert [len(chunk.token_ids) for chunk in step(engine).prefill] == [30, 30, 3]  # 1 + 63 is a multiple of 16
+
+
+@pytest.mark.parametrize("start", [0, 5, 10**6])
+@pytest.mark.parametrize("decodes", [0, 1, 30])
+def test_a_step_with_room_always_moves_a_prompt_on(start: int, decodes: int) -> None:
+    budget = PrefillBudget(31, decodes, LIMIT)
+    assert budget.left
+    assert 1 <= budget.take(start, 100) <= 31 - decodes
+    assert not budget.left

@@ -1,0 +1,37 @@
+"""Texts cut into fragments, and what parsers make of them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from aengine.text.deltas import Answer, Delta, put_together
+
+relaxed = settings(max_examples=100, deadline=None)
+
+
+class Parser(Protocol):
+    def feed(self, text: str) -> list[Delta]: ...
+    def finish(self) -> list[Delta]: ...
+
+
+def cuts(text: str) -> st.SearchStrategy[list[str]]:
+    """Every way to cut a text into fragments, empty ones among them."""
+    places = st.lists(st.integers(0, len(text)), max_size=12).map(sorted)
+    return places.map(lambda at: [text[i:j] for i, j in zip([0, *at], [*at, len(text)])])
+
+
+def told(parser: Parser, fragments: list[str]) -> list[Delta]:
+    deltas = [delta for fragment in fragments for delta in parser.feed(fragment)]
+    return deltas + parser.finish()
+
+
+def answer(parser: Parser, *fragments: str) -> Answer:
+    return put_together(told(parser, list(fragments)))
+
+
+def shape(found: Answer) -> tuple[str, str, list[tuple[str, str]]]:
+    """An answer without the random ids of its calls."""
+    return found.reasoning, found.content, [(call.name, call.arguments) for call in found.calls]
