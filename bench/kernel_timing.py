@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from aengine.kernels import decode_attention, gumbel, launch, norms, prefix_attention, rope, small_linear
+from aengine.kernels import cutoff, decode_attention, gumbel, launch, norms, prefix_attention, rope, small_linear
 
 READ_TB_S = 4.54  # of an H200, measured
 DEVICE = torch.device("cuda", 0)
@@ -95,7 +95,7 @@ def precompile(function: Callable[[Any], None], jobs: Sequence[Any], report: Rep
 @contextlib.contextmanager
 def overlapping(on: bool) -> Iterator[None]:
     """Within it, kernels are launched with or without programmatic dependent launch."""
-    modules: tuple[Any, ...] = (small_linear, decode_attention, prefix_attention, norms, rope, gumbel)
+    modules: tuple[Any, ...] = (small_linear, decode_attention, prefix_attention, norms, rope, gumbel, cutoff)
     real = launch.launch_for
     for module in modules:
         module.launch_for = lambda device: replace(real(device), overlap=on)

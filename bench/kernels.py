@@ -1,6 +1,6 @@
 """Time the Triton kernels on a GPU.
 
-    python -m bench.kernels --out results.jsonl [--sweep] [linear decode step small draw prefix launch ...]
+    python -m bench.kernels --out results.jsonl [--sweep] [linear decode step small draw cutoff prefix launch ...]
 
 Every figure is the time of one call among many in a CUDA graph, over inputs that rotate through more memory than the
 second-level cache holds. `floor` is the bytes that the call must move over the read bandwidth of the device.
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels import gumbel, norms, rope
+from aengine.kernels.cutoff import Cutoff
 from aengine.kernels.decode_attention import DecodeConfig, PagedDecode
 from aengine.kernels.prefix_attention import PrefixConfig, SharedRuns, attend_shared
 from aengine.kernels.small_linear import LinearConfig, SmallLinear
@@ -144,6 +145,40 @@ def bench_draw(report: Report, sweep: bool) -> None:
             report.say(f"draw {name:12} {rows:4} rows floor {floor(size):6.1f} {us:6.1f} us")
 
 
+def bench_cutoff(report: Report, sweep: bool) -> None:
+    """The last token that filters keep, against a sort; beside it a draw that heeds it.
+
+    Flat rows keep some 10,000 tokens at a top_p of 0.95, peaked ones a few.
+    """
+    vocab = 151936
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows in (1, 32, 256):
+            copies = max(2, min(16, int(6e7 / (rows * vocab))))
+            flat = [(torch.randn(rows, vocab, device=DEVICE) * 3).to(dtype) for _ in range(copies)]
+            peaked = [x.clone() for x in flat]
+            for x in peaked:
+                x[:, :100] += torch.linspace(15, 5, 100, device=DEVICE).to(dtype)
+            size = rows * vocab * dtype.itemsize
+            cut, draw, numbers = Cutoff(rows, DEVICE), gumbel.Draw(rows, DEVICE), torch.arange(rows, device=DEVICE)
+            seeds, ones = numbers.int(), torch.ones(rows, device=DEVICE)
+            off = {"top_k": seeds * 0 + vocab, "top_p": ones * 2, "log_min_p": ones * -torch.inf}
+            k, p = {"top_k": seeds * 0 + 50}, {"top_p": ones * 0.95}
+            filters = {"none": off, "top_k 50": {**off, **k}, "top_p 0.95": {**off, **p}, "both": {**off, **k, **p}}
+            cases: dict[str, Callable[[Tensor], object]] = {
+                name: lambda x, f=f: cut(x, ones, **f) for name, f in filters.items()
+            }
+            cases["both, and draw"] = lambda x: draw(x, ones, seeds, seeds, numbers, cut(x, ones, **filters["both"]))
+            cases["torch.topk 50"] = lambda x: x.topk(50)
+            cases["torch.sort"] = lambda x: x.sort(dim=1, descending=True)
+            for name, call in cases.items():
+                for shape, sets in (("flat", flat), ("peaked", peaked)):
+                    us = graph_time([lambda x=x: call(x) for x in sets], replays=5)
+                    case = f"{str(dtype).removeprefix('torch.')} {rows} rows, {name}, {shape}"
+                    report.add("cutoff", case, us, size)
+                    report.say(f"cutoff {case:44} floor {floor(size):6.1f} {us:8.1f} us")
+            torch.cuda.empty_cache()
+
+
 def bench_prefix(report: Report, sweep: bool) -> None:
     """One run of pages shared by all rows, and 160 tokens of each row's own."""
     heads, own = Heads(), 160
@@ -211,6 +246,7 @@ BENCHES = {
     "step": bench_step,
     "small": bench_small,
     "draw": bench_draw,
+    "cutoff": bench_cutoff,
     "prefix": bench_prefix,
     "launch": bench_launch,
 }

@@ -48,7 +48,10 @@ def softmax_step(scores, best, total, acc):
     return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
 
 
-@triton.jit(do_not_specialize=["rows", "table_stride", "window", "workers"])
+@triton.jit(
+    do_not_specialize=["rows", "table_stride", "window", "workers"],
+    do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr"],
+)
 def _decode_kernel(
     q_ptr,  # [rows, KV_HEADS * GROUP, DIM]
     k_ptr,  # [pages, PAGE, KV_HEADS, DIM]

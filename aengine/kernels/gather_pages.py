@@ -38,7 +38,11 @@ def plan_gather(seq_lens: Tensor, page_size: int) -> GatherPlan:
     return GatherPlan(first_pages, first_pages * page_size)
 
 
-@triton.jit(do_not_specialize=["table_stride", "seqs"])
+# Slices of a batch begin anywhere: no variants by the alignment of what is read a number at a time.
+@triton.jit(
+    do_not_specialize=["table_stride", "seqs"],
+    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "first_pages_ptr"],
+)
 def _gather_kernel(
     k_ptr,  # [pages, PAGE, ROW]
     v_ptr,

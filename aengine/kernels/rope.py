@@ -25,7 +25,7 @@ def _store_halves(ptr, low, high, heads, offset, mask, DIM: tl.constexpr):
     tl.store(place + DIM // 2, high, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _qk_norm_rope_store_kernel(
     qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM]
     q_weight_ptr,  # [DIM], with Q_NORM

@@ -25,7 +25,14 @@ class DecodeInputs:
     page_table: Tensor  # [n, width] int32; only the entries below the row's length are set
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "token_ids_ptr",
+        "positions_ptr",
+        "slots_ptr",
+        "next_positions_ptr",
+    ]
+)
 def _begin_kernel(
     row_index_ptr,  # [n] int64
     last_token_ptr,  # [rows] int64
@@ -78,7 +85,7 @@ def begin_decode(
     return DecodeInputs(token_ids, positions, slots, seq_lens, next_positions, table)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids_ptr"])
 def _end_kernel(row_index_ptr, token_ids_ptr, last_token_ptr, length_ptr, PADDING: tl.constexpr):
     place = tl.program_id(0)
     row = tl.load(row_index_ptr + place)

@@ -82,7 +82,6 @@ def _small_linear_kernel(
         gdc_wait()
     if M > 1:
         x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
-    residual = 0.0
     if ADD and SPLITS == 1:  # on its way while the weights stream
         residual = _load_residual(residual_ptr, m, n, rows_m, N)
     if M == 1:
@@ -128,7 +127,9 @@ def _small_linear_kernel(
         x_early = _not_before(x_early, OVERLAP)
         result = tl.dot(x_early, tl.trans(w_early), acc, input_precision=PRECISION)
     if SPLITS == 1:
-        _write(result + residual, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
+        if ADD:
+            result += residual
+        _write(result, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
     else:
         size: tl.constexpr = M * BLOCK_N
         parts = part_ptr + tile * (SPLITS * size) + rows_m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -142,8 +143,8 @@ def _small_linear_kernel(
                 # Other processors wrote these: read past the first-level cache.
                 whole += tl.load(parts + other * size, mask=used, other=0.0, cache_modifier=".cg")
             if ADD:
-                residual = _load_residual(residual_ptr, m, n, rows_m, N)
-            _write(whole + residual, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
+                whole += _load_residual(residual_ptr, m, n, rows_m, N)
+            _write(whole, bias_ptr, out_ptr, m, n, rows_m, N, BIAS)
 
 
 @triton.jit

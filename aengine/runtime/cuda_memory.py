@@ -81,6 +81,13 @@ def room_for_kv(
     return room
 
 
+def greediest_step() -> StepPlan:
+    """One row, one token, which goes into page 0, and a draw with everything that a draw can have."""
+    step = _largest_step(1, 1, 1, 1, GREEDIEST)
+    step.new_rows[0].pages = [0]
+    return step
+
+
 def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:
     """Every row at once prefills `length` tokens and draws, as many as one step may carry."""
     rows = min(rows, max(1, max_step_tokens // length))

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.runtime.clock import DeviceClock
-from aengine.runtime.decode_graphs import DecodeGraphs
+from aengine.runtime.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.prefill_graphs import PrefillGraphs, PrefillShape
 from aengine.runtime.runner import Forwarded, StepExecutor, read_draws
 from aengine.runtime.scoring import ChunkScores
 from aengine.sampling.logprobs import DrawLogprobs
-from aengine.sampling.sampler import Draws
+from aengine.sampling.sampler import Draws, Kind
 from aengine.types import StepPlan, StepResult
 
 RING = 4  # results in flight, one more than steps can be
@@ -35,10 +35,10 @@ class GraphedExecutor(StepExecutor):
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]:
         graphs = self._decode_graphs_for(plan)
-        if graphs is None or not self._sampler.simple(plan.decode):
+        if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
             return super().execute(plan)
         self._replay_decode(plan, graphs)
-        return graphs.draw(plan.decode), ()  # which also feeds back and advances
+        return graphs.draw(plan.decode, kind), ()  # which also feeds back and advances
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -78,8 +78,11 @@ class GraphedExecutor(StepExecutor):
         return Forwarded(logits, row_list, draw_rows, draw_positions)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
-        if masks is None and self._sampler.simple(draws.row_list):
+        kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY
+        if kind is Kind.SIMPLE:
             return self._sampler.draw_simple(logits, draws.rows, draws.positions)
+        if kind is Kind.FILTERED:
+            return self._sampler.draw_filtered(logits, draws.rows, draws.positions)
         return super()._sample(logits, draws, masks)
 
 

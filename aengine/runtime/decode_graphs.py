@@ -1,4 +1,4 @@
-"""Pure-decode steps as CUDA graphs: one forward pass per batch size, and the common draw behind it.
+"""Pure-decode steps as CUDA graphs: one forward pass per batch size, and the common kinds of draw behind it.
 
 A graph reads everything from the rows on the device: which rows decode (`row_index`), their last tokens, lengths
 and pages. Between two replays the host sends only what changed.
@@ -20,13 +20,14 @@ from aengine.kernels.prefix_attention import SharedRuns
 from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
-from aengine.sampling.sampler import Draws, Sampler
+from aengine.sampling.sampler import Draws, Kind, Sampler
 from aengine.types import MOST_SHARED_RUNS, SharedRun
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
 WARM_UPS = 2
+CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # of draws; the others decide something on the host
 LEAST_SHARERS = 4  # smaller batches have too little to gain
 
 
@@ -44,9 +45,8 @@ def graph_sizes(max_rows: int) -> list[int]:
 class _Captured:
     forward: torch.cuda.CUDAGraph
     forward_shared: torch.cuda.CUDAGraph | None  # reads runs that rows share once
-    draw: torch.cuda.CUDAGraph
     logits: Tensor  # [size, vocab] in the model's dtype
-    draws: Draws
+    draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]]
 
 
 class SharedBuffers:
@@ -114,11 +114,13 @@ class DecodeGraphs:
         stream = torch.cuda.current_stream(self._rows.device)
         shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
         for _ in range(WARM_UPS):
-            self._draw(*self._forward(size))
+            logits, positions = self._forward(size)
+            for kind in CAPTURED_KINDS:
+                self._draw(logits, positions, kind)
             if shareable:
                 self._forward(size, self._shared.runs(size))
         stream.synchronize()
-        forward, draw = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        forward = torch.cuda.CUDAGraph()
         forward_shared = torch.cuda.CUDAGraph() if shareable else None
         with torch.cuda.graph(forward, pool=self._pool, stream=stream):
             logits, positions = self._forward(size)
@@ -127,9 +129,13 @@ class DecodeGraphs:
                 shared_logits, shared_positions = self._forward(size, self._shared.runs(size))
                 logits.copy_(shared_logits)
                 positions.copy_(shared_positions)
-        with torch.cuda.graph(draw, pool=self._pool, stream=stream):
-            draws = self._draw(logits, positions)
-        self._graphs[size] = _Captured(forward, forward_shared, draw, logits, draws)
+        draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]] = {}
+        for kind in CAPTURED_KINDS:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                drawn = self._draw(logits, positions, kind)
+            draws[kind] = (graph, drawn)
+        self._graphs[size] = _Captured(forward, forward_shared, logits, draws)
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
         """Replay the forward pass for these rows: logits [n, vocab] and the rows as a tensor [n] int64.
@@ -145,11 +151,11 @@ class DecodeGraphs:
             captured.forward.replay()
         return captured.logits[: len(rows)], self._row_index[: len(rows)]
 
-    def draw(self, rows: list[int]) -> Draws:
-        """Replay the simple draw behind `forward` of the same rows; it also feeds the ids back and advances lengths."""
-        captured = self._graphs[self._size(len(rows))]
-        captured.draw.replay()
-        return Draws(captured.draws.token_ids[: len(rows)], captured.draws.finite[: len(rows)], None)
+    def draw(self, rows: list[int], kind: Kind) -> Draws:
+        """Replay a captured kind of draw behind `forward` of the same rows; it also feeds back and advances lengths."""
+        graph, draws = self._graphs[self._size(len(rows))].draws[kind]
+        graph.replay()
+        return Draws(draws.token_ids[: len(rows)], draws.finite[: len(rows)], None)
 
     def _size(self, n: int) -> int:
         return self.sizes[bisect.bisect_left(self.sizes, n)]
@@ -178,8 +184,9 @@ class DecodeGraphs:
         hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention, self._kv)
         return self._decoder.logits(hidden), inputs.next_positions
 
-    def _draw(self, logits: Tensor, positions: Tensor) -> Draws:
+    def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> Draws:
         rows, index = self._rows, self._row_index[: len(logits)]
-        draws = self._sampler.draw_simple(logits, index, positions)
+        draw = self._sampler.draw_simple if kind is Kind.SIMPLE else self._sampler.draw_filtered
+        draws = draw(logits, index, positions)
         end_decode(index, draws.token_ids, rows.last_token, rows.length, rows.padding)
         return draws

@@ -22,7 +22,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
-from aengine.runtime.cuda_memory import room_for_kv
+from aengine.runtime.cuda_memory import greediest_step, room_for_kv
 from aengine.runtime.cuda_runner import CudaRunner, GraphedExecutor
 from aengine.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.device import resolve_dtype
@@ -112,6 +112,7 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes, attention.fits)
         sized = time.perf_counter()
         _capture(executor, config.progress)
+        executor.execute(greediest_step())  # compiles what no graph holds: the draws that decide something on the host
         stream.synchronize()
     log_model(decoder, f"{torch.cuda.get_device_name(device)} ({device})", f"{attention.name}, {attention.why}")
     captured = time.perf_counter()

@@ -1,8 +1,8 @@
 """The three ways to draw: the likeliest token, from everything, and from the likeliest few.
 
 Each is a pure function of tensors of fixed shapes (logits [rows, vocab] float32, everything per row [rows, 1]),
-treats every row by itself and reads nothing back, so each can be captured in a CUDA graph. Which one a row needs
-is known on the host.
+treats every row by itself and reads nothing back. Which one a row needs is known on the host. A CPU draws with them;
+on CUDA they say what the kernels of `fused` have to draw.
 
 A draw is the argmax of logits + temperature * noise, which is that of logits / temperature + noise without the
 overflow that a tiny temperature would bring. A filter is a lowest logit to keep; all tokens as likely as the last

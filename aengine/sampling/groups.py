@@ -38,6 +38,7 @@ class Groups:
     """
 
     rows: list[int]
+    any_filter: bool  # whether any draw has top_k, top_p or min_p
     greedy: bool  # whether any draw is an argmax
     plain: list[Tensor | None]
     plain_min_p: bool  # whether any of these has a min_p
@@ -52,8 +53,8 @@ class Groups:
     grammar: list[Tensor | None]
 
 
-def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device) -> Groups:
-    """Sort the draws of these rows into groups."""
+def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device, *, fused: bool) -> Groups:
+    """Sort the draws of these rows into groups. fused: all ways to draw are one, so that none has a group."""
     needs = [parameters.needs[row] for row in rows]
 
     def having(bit: int) -> list[int]:
@@ -69,11 +70,12 @@ def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: t
         index = on_device(draws)
         return [] if index is None else [index[i : i + size] for i in range(0, len(draws), size)]
 
-    plain = [i for i, need in enumerate(needs) if need & NOISE and not need & FILTER]
-    filtered = having(FILTER)
+    plain = [] if fused else [i for i, need in enumerate(needs) if need & NOISE and not need & FILTER]
+    filtered = [] if fused else having(FILTER)
     logprobs = having(LOGPROBS)
     return Groups(
         rows=list(rows),
+        any_filter=any(need & (FILTER | MIN_P) for need in needs),
         greedy=len(plain) + len(filtered) < len(rows),
         plain=blocks(plain),
         plain_min_p=any(needs[i] & MIN_P for i in plain),

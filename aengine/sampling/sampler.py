@@ -6,8 +6,10 @@ temperature, top_k, top_p, min_p, draw. Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,11 +22,14 @@ from aengine.sampling.groups import Groups, group
 from aengine.sampling.logprobs import DrawLogprobs, raw_logprobs
 from aengine.sampling.masks import allow_only
 from aengine.sampling.noise import row_keys, token_codes
-from aengine.sampling.parameters import BANNED, BIAS, MIN_TOKENS, NOISE, PENALTY, RowParameters
+from aengine.sampling.parameters import BANNED, BIAS, FILTER, MIN_P, MIN_TOKENS, NOISE, PENALTY, RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
 from aengine.sampling.token_table import TokenTable
 from aengine.sampling.upload import upload
 from aengine.types import NewRow
+
+if TYPE_CHECKING:
+    from aengine.sampling.fused import FusedDraw
 
 
 @dataclass(slots=True)
@@ -34,6 +39,14 @@ class Draws:
     token_ids: Tensor  # [draws] int64; always a valid id, though without meaning where not finite
     finite: Tensor  # [draws] bool; False: NaN or +inf among the row's logits, or nothing but -inf
     logprobs: DrawLogprobs | None  # None when no row asked
+
+
+class Kind(Enum):
+    """What the rows of a batch need at most."""
+
+    SIMPLE = auto()  # a temperature or none: `draw_simple`
+    FILTERED = auto()  # top_k, top_p or min_p besides: `draw_filtered`
+    ANY = auto()  # `sample`
 
 
 class Sampler:
@@ -49,11 +62,11 @@ class Sampler:
         self._banned = BannedSequences(max_rows, device)
         self._codes = token_codes(vocab_size, device)
         self._groups: Groups | None = None  # of the last batch
-        self._fused: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._fused: FusedDraw | None = None
         if device.type == "cuda":
-            from aengine.kernels.gumbel import Draw  # brings Triton, which a CPU has no use for
+            from aengine.sampling.fused import FusedDraw  # brings Triton, which a CPU has no use for
 
-            self._fused = Draw(max_rows, device)
+            self._fused = FusedDraw(max_rows, device)
 
     def set_rows(self, rows: Sequence[NewRow]) -> None:
         """Give rows to new owners. Must be ordered with `sample` as the steps are."""
@@ -85,7 +98,8 @@ class Sampler:
         in their order, as `allow_only` reads them; it must not change afterwards. None lets them be any.
         """
         if self._groups is None or self._groups.rows != rows:
-            self._groups = group(rows, self._parameters, self._vocab_size, self._device)
+            fused = self._fused is not None
+            self._groups = group(rows, self._parameters, self._vocab_size, self._device, fused=fused)
         groups = self._groups
         finite = logits.amax(dim=-1).isfinite()  # a maximum is NaN if anything is
         raw = [raw_logprobs(_take(logits, block), groups.top_logprobs) for block in groups.logprobs]
@@ -99,24 +113,35 @@ class Sampler:
             self._banned.add(_take(row_index, groups.banned), _take(token_ids, groups.banned))
         return Draws(token_ids, finite, _gather_logprobs(token_ids, groups, raw) if raw else None)
 
-    def simple(self, rows: list[int]) -> bool:
-        """Whether these rows need no more than `draw_simple`: a temperature or none, and nothing else."""
-        needs = self._parameters.needs
-        return all(needs[row] & ~NOISE == 0 for row in rows)
+    def kind(self, rows: list[int]) -> Kind:
+        """Which way to draw is enough for these rows. Cheap: asked in every step."""
+        needs = 0
+        for need in map(self._parameters.needs.__getitem__, rows):
+            needs |= need
+        if needs & ~NOISE == 0:
+            return Kind.SIMPLE
+        return Kind.FILTERED if needs & ~(NOISE | FILTER | MIN_P) == 0 else Kind.ANY
 
     def draw_simple(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
-        """`sample` for simple rows: decides nothing on the host and has fixed shapes, so a CUDA graph can hold it.
+        """`sample` for rows of kind SIMPLE: decides nothing on the host, has fixed shapes, so a CUDA graph can hold it.
 
         logits [draws, vocab] float32, only read; row_index, positions [draws] int64.
         """
         picked = self._parameters.pick(row_index)
         if self._fused is not None:
-            token_ids, finite = self._fused(
-                logits, picked.temperature[:, 0], picked.seed_low[:, 0], picked.seed_high[:, 0], positions
-            )
-            return Draws(token_ids, finite, None)
+            return Draws(*self._fused(logits, picked, positions, filtered=False), None)
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
         token_ids = draw_plain(logits, noise, picked.temperature, None)  # at temperature 0 the noise vanishes
+        return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
+
+    def draw_filtered(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
+        """`draw_simple` for rows of kind SIMPLE or FILTERED."""
+        picked = self._parameters.pick(row_index)
+        if self._fused is not None:
+            return Draws(*self._fused(logits, picked, positions, filtered=True), None)
+        noise = self._noise(picked.seed_low, picked.seed_high, positions)
+        filters = (picked.top_k, picked.top_p, picked.log_min_p, self._vocab_size)
+        token_ids = draw_filtered(logits, noise, picked.temperature, *filters)  # at temperature 0 nothing is cut off
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
 
     def _adjust(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> None:
@@ -135,6 +160,9 @@ class Sampler:
 
     def _draw(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> Tensor:
         """The ids [draws] int64. Where only some rows are greedy, all get an argmax: cheaper than to sort them out."""
+        if self._fused is not None:
+            picked = self._parameters.pick(row_index)
+            return self._fused(logits, picked, positions, filtered=groups.any_filter)[0]
         token_ids = draw_greedy(logits) if groups.greedy else torch.empty_like(row_index)
         for block in groups.plain:
             picked = self._parameters.pick(_take(row_index, block))

@@ -84,3 +84,25 @@ def test_parameters_may_be_columns_of_a_table_tiny(device: torch.device) -> None
     draw = gumbel.Draw(4, device)
     ids, _ = draw(logits, positions=positions, **columns)
     assert torch.equal(ids, draw(logits, positions=positions, **{k: v.contiguous() for k, v in columns.items()})[0])
+
+
+def test_what_is_below_the_floor_is_not_drawn_tiny(dtype: torch.dtype, device: torch.device) -> None:
+    """But it counts in whether the row is finite, and what equals the floor may be drawn."""
+    torch.manual_seed(1)
+    rows, vocab = 12, 5000
+    logits = torch.randn(rows, vocab, device=device).to(dtype)
+    floor = logits.float().sort(dim=1, descending=True).values[:, 3].clone()
+    floor[5] = -torch.inf
+    floor[6] = logits[6].max()
+    temperature = torch.full((rows,), 5.0, device=device)
+    temperature[7] = 0.0
+    logits[8, 4321] = torch.nan
+    logits[9] = -torch.inf
+    of_rows = parameters(rows, device)
+    ids, finite = gumbel.Draw(rows, device)(logits, temperature, floor=floor, **of_rows)
+    kept = logits.float().masked_fill(logits.float() < floor[:, None], -torch.inf)
+    healthy = torch.tensor([row not in (8, 9) for row in range(rows)], device=device)
+    assert torch.equal(finite, healthy)
+    assert torch.equal(ids[healthy], reference(kept, temperature, **of_rows).argmax(dim=1)[healthy])
+    assert ids[6] == logits[6].argmax()
+    assert bool((logits.gather(1, ids[:, None])[:, 0].float() >= floor)[healthy].all())

@@ -67,7 +67,7 @@ def test_a_single_row_is_normed_on_the_way(
     x, weight, scale = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n, k), (k,)))
     linear = small_linear.SmallLinear()
     if cut is None and not linear.norms(x, weight):
-        assert dtype == torch.float32
+        assert dtype == torch.float32 or k > 1024
         return
     wide = x.double() * 3
     normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()

@@ -94,6 +94,113 @@ def test_the_hash_is_bit_for_bit_that_of_the_cpu() -> None:
     assert torch.equal(hashes("cuda").cpu(), hashes("cpu"))
 
 
+def filtered_rows(start: int = 0) -> list[NewRow]:
+    """Rows of kind FILTERED, and simple ones among them."""
+    kinds = [
+        SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
+        SamplingParams(temperature=0, top_k=9, min_p=0.5),
+        SamplingParams(temperature=1.0, top_p=0.95),
+        SamplingParams(temperature=0.8),
+        SamplingParams(temperature=1.2, top_k=50),
+        SamplingParams(temperature=1.5, min_p=0.02),
+        SamplingParams(temperature=2.0, top_p=0.999),
+        SamplingParams(temperature=1.0, top_k=60_000, top_p=0.9),
+        SamplingParams(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05),
+        SamplingParams(temperature=1.0, top_k=1, top_p=0.4),
+    ]
+    return [new_row(row, kinds[(row + start) % len(kinds)], seed=3 * row - 50) for row in range(ROWS)]
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0, 12.0])
+def test_filtered_draws_are_those_of_the_cpu(spread: float) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(ROWS, VOCAB) * spread
+    logits[1::2] = logits[1::2].bfloat16().float()  # many equals
+    logits[::5, 1000:] = -torch.inf
+    samplers = {name: Sampler(ROWS, VOCAB, torch.device(name)) for name in ("cpu", "cuda")}
+    for sampler in samplers.values():
+        sampler.set_rows(filtered_rows())
+    rows = list(range(ROWS))
+    for step in range(3):
+        ids = {}
+        for name, sampler in samplers.items():
+            row_index, positions = torch.arange(ROWS, device=name), torch.full((ROWS,), 7 + step, device=name)
+            draws = sampler.draw_filtered(logits.to(name), row_index, positions)
+            assert draws.finite.all()
+            ids[name] = draws.token_ids.cpu()
+            usual = sampler.sample(logits.to(name, copy=True), rows, row_index, positions)
+            assert torch.equal(usual.token_ids.cpu(), ids[name])
+        assert torch.equal(ids["cuda"], ids["cpu"])
+
+
+def test_a_graph_holds_the_filtered_draw_and_sees_new_rows(no_waiting: None) -> None:
+    """One capture serves whatever filters the rows come with."""
+    device = torch.device("cuda")
+    sampler = Sampler(ROWS, VOCAB, device)
+    sampler.set_rows(filtered_rows())
+    logits = torch.randn(ROWS, VOCAB, device=device) * 3
+    row_index = torch.arange(ROWS, device=device)
+    positions = torch.full((ROWS,), 3, device=device)
+    sampler.draw_filtered(logits, row_index, positions)
+    torch.cuda.set_sync_debug_mode("default")  # a capture waits
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = sampler.draw_filtered(logits, row_index, positions)
+    seen = []
+    for step in range(4):
+        torch.cuda.set_sync_debug_mode("error")
+        sampler.set_rows(filtered_rows(start=step))
+        logits.normal_().mul_(3)
+        logits[step] = torch.nan
+        positions.fill_(step)
+        graph.replay()
+        again = sampler.draw_filtered(logits, row_index, positions)
+        torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(captured.token_ids, again.token_ids)
+        assert torch.equal(captured.finite, again.finite)
+        assert captured.finite.logical_not().nonzero().tolist() == [[step]]
+        seen.append(captured.token_ids.tolist())
+    assert len({tuple(ids) for ids in seen}) == 4
+
+
+def test_nothing_is_compiled_for_another_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampler that has drawn once in each way is warm."""
+    import triton
+
+    device = torch.device("cuda")
+    sampler = Sampler(ROWS, VOCAB, device)
+    sampler.set_rows(filtered_rows())
+    logits = torch.randn(ROWS, VOCAB, device=device)
+
+    def all_ways(count: int) -> None:
+        row_index, positions = torch.arange(count, device=device), torch.full((count,), 9, device=device)
+        sampler.draw_simple(logits[:count], row_index, positions)
+        sampler.draw_filtered(logits[:count], row_index, positions)
+        sampler.sample(logits[:count].clone(), list(range(count)), row_index, positions)
+
+    all_ways(2)
+    compiled: list[object] = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **what: compiled.append(what["repr"]))
+    for count in (1, 3, 7, 16, 33, ROWS):
+        all_ways(count)
+    assert not compiled
+
+
+def test_no_step_sorts_the_vocabulary() -> None:
+    """Nothing in `sample` costs more than a few passes over the logits, whatever the rows ask for but logprobs."""
+    device = torch.device("cuda")
+    sampler = Sampler(ROWS, VOCAB, device)
+    sampler.set_rows(filtered_rows())
+    logits = torch.randn(ROWS, VOCAB, device=device)
+    row_index, positions = torch.arange(ROWS, device=device), torch.full((ROWS,), 9, device=device)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    sampler.sample(logits, list(range(ROWS)), row_index, positions)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < 1 << 20  # a sort needs room for the sorted
+
+
 @pytest.mark.parametrize("variant", ["greedy", "plain", "min_p", "top_k", "top_p"])
 def test_each_way_to_draw_can_be_captured_in_a_graph(variant: str) -> None:
     device = torch.device("cuda")

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aengine.sampling import DrawLogprobs, Sampler
+from aengine.sampling import DrawLogprobs, Kind, Sampler
+from aengine.structured import Structured
 from aengine.types import SamplingParams
 from tests.sampling import reference
 from tests.sampling.build import CPU, draw, draw_many, new_row
@@ -271,25 +272,60 @@ def test_a_batch_too_large_for_one_block_is_cut_without_a_trace(monkeypatch: pyt
 # ---- the fixed-shape way ----------------------------------------------------------------------------------
 
 
-def test_rows_with_a_temperature_or_none_are_simple_and_all_others_are_not() -> None:
+def test_the_kind_of_a_batch_is_that_of_its_most_demanding_row() -> None:
     simple = [
         SamplingParams(temperature=0, top_p=0.5, min_p=0.5),
         SamplingParams(temperature=0.7),
         SamplingParams(top_k=1),
+        SamplingParams(top_k=VOCAB),
     ]
-    others = [
+    filtered = [
         SamplingParams(top_k=2),
         SamplingParams(top_p=0.9),
         SamplingParams(min_p=0.1),
+        SamplingParams(temperature=0.6, top_k=5, top_p=0.9, min_p=0.01),
+    ]
+    others = [
         SamplingParams(temperature=0, logit_bias={1: 1.0}),
         SamplingParams(temperature=0, min_tokens=1),
         SamplingParams(temperature=0, presence_penalty=0.1),
         SamplingParams(temperature=0, logprobs=0),
+        SamplingParams(top_k=2, logprobs=1),
+        SamplingParams(temperature=0, structured=Structured(choice=("a", "b"))),
     ]
-    sampler = Sampler(10, VOCAB, CPU)
-    sampler.set_rows([new_row(row, params) for row, params in enumerate(simple + others)])
-    assert sampler.simple([0, 1, 2])
-    assert not any(sampler.simple([0, row]) for row in range(3, 10))
+    sampler = Sampler(15, VOCAB, CPU)
+    sampler.set_rows([new_row(row, params) for row, params in enumerate(simple + filtered + others)])
+    sampler.set_rows([new_row(14, SamplingParams(temperature=0), banned=[(1, 2)])])
+    assert sampler.kind([]) is Kind.SIMPLE
+    assert sampler.kind([0, 1, 2, 3]) is Kind.SIMPLE
+    assert all(sampler.kind([row, 0]) is Kind.FILTERED for row in range(4, 8))
+    assert all(sampler.kind([5, row, 1]) is Kind.ANY for row in range(8, 15))
+    assert sampler.kind([3, 0]) is Kind.SIMPLE
+    assert all(sampler.kind([0, row]) is not Kind.SIMPLE for row in range(4, 15))
+
+
+def test_filtered_rows_draw_the_same_in_both_ways() -> None:
+    kinds = [
+        SamplingParams(temperature=0, top_k=4),
+        SamplingParams(temperature=0.7),
+        SamplingParams(top_k=1, min_p=0.2),
+        SamplingParams(top_k=3),
+        SamplingParams(top_p=0.8, temperature=1.4),
+        SamplingParams(min_p=0.2),
+        SamplingParams(top_k=5, top_p=0.7, min_p=0.1, temperature=0.6),
+    ]
+    sampler = Sampler(35, VOCAB, CPU)
+    sampler.set_rows([new_row(row, kinds[row % 7], seed=row) for row in range(35)])
+    torch.manual_seed(5)
+    rows = list(range(34, -1, -1))
+    for step in range(10):
+        logits = (torch.randn(35, VOCAB) * 2).round()
+        logits[5, 3] = torch.nan
+        filtered = sampler.draw_filtered(logits, torch.tensor(rows), torch.full((35,), 1 + step))
+        usual = draw(sampler, logits, rows, [1 + step] * 35)
+        healthy = usual.finite
+        assert torch.equal(filtered.token_ids[healthy], usual.token_ids[healthy])
+        assert torch.equal(filtered.finite, usual.finite)
 
 
 def test_simple_rows_draw_the_same_in_both_ways() -> None:

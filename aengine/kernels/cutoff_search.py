@@ -1,0 +1,121 @@
+"""The arithmetic of the search for the last token that top_k and top_p keep, for the kernels of `cutoff`.
+
+A threshold is good if there are enough tokens (top_k) or enough probability (top_p) at or above it. The highest good
+one is sought, three thresholds at a time. Probability is counted in units of 2**-44 of the likeliest token's, as
+integers: sums do not depend on their order, so every part of the search agrees with every other to the last bit.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def key_of(x, SHIFT: tl.constexpr):
+    """An int64 that is ordered as the floats are. SHIFT: how many low bits of float32 the logits' type never uses."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
+
+
+@triton.jit
+def value_of(key, SHIFT: tl.constexpr):
+    """The float32 of a key."""
+    bits = (key << SHIFT).to(tl.int32)
+    bits |= (bits >> 31) & ((1 << SHIFT) - 1)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_of(temperature):
+    """log2(e) / temperature; never inf, which times 0 would be NaN."""
+    return 1.4426950408889634 / tl.maximum(temperature, 1e-38)
+
+
+@triton.jit
+def weight_of(x, top, scale):
+    """exp((x - top) / temperature) in units of 2**-44, int64."""
+    return (tl.exp2((x - top) * scale) * (2.0**44)).to(tl.int64)
+
+
+@triton.jit
+def share_of(top_p, total):
+    """The weight that is enough for top_p; never nothing, so that something is kept, and never more than there is."""
+    share = (top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+    return tl.maximum(tl.minimum(share, total), 1)
+
+
+@triton.jit
+def tally(values, begin, end, size, t1, t2, t3, weigh, top, scale, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """Of values[begin:min(end, size)] how many are at least t1, t2, t3 and, if `weigh`, what these and what all weigh.
+
+    Seven int64; begin is a multiple of BLOCK.
+    """
+    # As many neighbours as one thread loads at once: it adds them up by itself.
+    WIDE: tl.constexpr = 128 // values.dtype.element_ty.primitive_bitwidth
+    lanes = tl.arange(0, BLOCK // WIDE)
+    n1 = tl.zeros([BLOCK // WIDE], tl.int32)
+    n2 = tl.zeros([BLOCK // WIDE], tl.int32)
+    n3 = tl.zeros([BLOCK // WIDE], tl.int32)
+    m1 = tl.zeros([BLOCK // WIDE], tl.int64)
+    m2 = tl.zeros([BLOCK // WIDE], tl.int64)
+    m3 = tl.zeros([BLOCK // WIDE], tl.int64)
+    m = tl.zeros([BLOCK // WIDE], tl.int64)
+    tile = lanes[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
+    for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
+        x = tl.load(values + start + tile, mask=start + tile < size, other=float("-inf")).to(tl.float32)
+        n1 += tl.sum((x >= t1).to(tl.int32), axis=1)
+        n2 += tl.sum((x >= t2).to(tl.int32), axis=1)
+        n3 += tl.sum((x >= t3).to(tl.int32), axis=1)
+        if weigh:
+            weight = weight_of(x, top, scale)
+            m1 += tl.sum(tl.where(x >= t1, weight, 0), axis=1)
+            m2 += tl.sum(tl.where(x >= t2, weight, 0), axis=1)
+            m3 += tl.sum(tl.where(x >= t3, weight, 0), axis=1)
+            m += tl.sum(weight, axis=1)
+    n1, n2, n3 = tl.sum(n1).to(tl.int64), tl.sum(n2).to(tl.int64), tl.sum(n3).to(tl.int64)
+    return n1, n2, n3, tl.sum(m1), tl.sum(m2), tl.sum(m3), tl.sum(m)
+
+
+@triton.jit
+def _narrow(
+    values, size, low, high, k, need, more, more_weight, top, scale,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The highest good key, low being good and high not: with k tokens or, if k is 0, tokens of weight `need`."""
+    while high - low > 1:
+        step = (high - low + 3) // 4
+        t1, t2, t3 = value_of(low + step, SHIFT), value_of(low + 2 * step, SHIFT), value_of(low + 3 * step, SHIFT)
+        n1, n2, n3, m1, m2, m3, _ = tally(values, 0, size, size, t1, t2, t3, k == 0, top, scale, BLOCK, STAGES)
+        good1 = tl.where(k > 0, n1 + more >= k, m1 + more_weight >= need)
+        good2 = tl.where(k > 0, n2 + more >= k, m2 + more_weight >= need)
+        good3 = tl.where(k > 0, n3 + more >= k, m3 + more_weight >= need)
+        low += (good1.to(tl.int64) + good2.to(tl.int64) + good3.to(tl.int64)) * step
+        high = tl.minimum(low + step, high)
+    return low
+
+
+@triton.jit
+def last_kept(
+    values, size, low, high, k, top_p, total, more, more_weight, top, scale,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The last of values[:size] that top_k and top_p keep.
+
+    It is between the keys low and high, the latter not included; k is 0 where top_k is off. total: what all tokens
+    weigh, or 0 if `values` is all that counts. Above these are `more` tokens, which weigh `more_weight`; none of them
+    where both filters are on.
+    """
+    if k > 0:
+        low = _narrow(values, size, low, high, k, 0, more, more_weight, top, scale, SHIFT, BLOCK, STAGES)
+        high = key_of(top, SHIFT) + 1
+    if top_p <= 1:
+        if total == 0:
+            t = value_of(low, SHIFT)
+            n, _, _, m, _, _, everything = tally(values, 0, size, size, t, t, t, True, top, scale, BLOCK, STAGES)
+            # Of the equals of the k-th only as many count as make up k.
+            total = tl.where(k > 0, m - (n - k) * weight_of(t, top, scale), everything)
+        need = share_of(top_p, total)
+        low = _narrow(values, size, low, high, 0, need, 0, more_weight, top, scale, SHIFT, BLOCK, STAGES)
+    return value_of(low, SHIFT)
