@@ -70,10 +70,12 @@ class Application:
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._keep_engine, config, state, closing)
+                    watching = await tasks.start(state.loop_delay.watch)
                     await send({"type": "lifespan.startup.complete"})
                     await receive()  # lifespan.shutdown
                     if state.engine is None:
                         tasks.cancel_scope.cancel()  # still loading, or failed
+                    watching.cancel()
                     closing.set()
         except ConfigError as error:
             await _refuse(str(error), send)

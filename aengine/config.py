@@ -93,6 +93,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="browser origins that may call the API; * for any")
     ] = ()
+    api_keys: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(description="keys of which a request must name one (Authorization: Bearer ...); default: no key is asked"),
+    ] = ()
     heartbeat: Annotated[
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0
@@ -109,6 +113,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 65536
 
 
+_LISTS = {"allowed_origins", "api_keys"}  # in the environment: separated by commas
+_SECRETS = {"api_keys"}
+
 T = TypeVar("T", EngineConfig, ServerConfig)
 
 
@@ -122,7 +129,9 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
     values: dict[str, Any] = {}
     for name in names:
         if (text := environ.get(f"AENGINE_{name.upper()}", "")) != "":
-            values[name] = _split(text) if name == "allowed_origins" else text
+            values[name] = _split(text) if name in _LISTS else text
+    if values.get("api_keys") == ():  # whoever sets it wants a locked door
+        raise ConfigError("api_keys: AENGINE_API_KEYS is set but names no key; name one or unset it")
     for name, value in knobs.items():
         if name not in names:
             raise ConfigError(f"unknown knob {name!r}; known knobs are {', '.join(sorted(names))}")
@@ -132,10 +141,9 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
-        knob = path.rstrip("`") or "?"
-        raise ConfigError(
-            f"{knob}: {message}, got {values.get(knob)!r} (argument {knob}= or AENGINE_{knob.upper()})"
-        ) from None
+        knob = path.rstrip("`").removesuffix("[...]") or "?"
+        got = "" if knob in _SECRETS else f", got {values.get(knob)!r}"
+        raise ConfigError(f"{knob}: {message}{got} (argument {knob}= or AENGINE_{knob.upper()})") from None
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters; bounds what a stream holds back
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 128  # characters
 _INT64 = 2**63
 
 
@@ -44,11 +46,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None  # None: drawn afresh for each request
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()  # their tokens never follow one another, with a space in front or without
     include_stop: bool = False  # keep the matched stop string / stop token's text in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     shown_special_ids: tuple[int, ...] = ()  # special tokens that are written in the text all the same
     logprobs: int | None = None  # None: none; 0: the sampled token's; k: and the k likeliest
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
     n: int = 1
     structured: Structured | None = None  # what the output must match
 
@@ -65,7 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise InvalidRequestError(f"{name} must be a finite number, got {value!r}", name)
         for name in _INTS:
             value = getattr(self, name)
-            if value is None and name in ("max_tokens", "seed", "logprobs"):
+            if value is None and name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
@@ -92,9 +96,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequestError(f"seed must fit into 64 signed bits, got {self.seed}", "seed")
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _within("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _within("n", self.n, 1, MAX_N)
         self._validate_stop(vocab_size)
         self._validate_bias(vocab_size)
+        self._validate_bad_words()
         if self.structured is not None:
             self.structured.validate()
 
@@ -119,9 +126,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     f"logit_bias of token {token_id} must be in [-100, 100], got {bias}", "logit_bias"
                 )
 
+    def _validate_bad_words(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequestError(f"at most {MAX_BAD_WORDS} bad_words, got {len(self.bad_words)}", "bad_words")
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD_LENGTH:
+                raise InvalidRequestError(
+                    f"each of bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters and more than spaces",
+                    "bad_words",
+                )
+
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_INTS = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n")
+_INTS = ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs", "n")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -155,6 +172,16 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """How likely a token of the prompt was after those before it, and the likeliest candidates there."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the likeliest
+    top_ids: Sequence[int]
+    top: Sequence[float]  # the candidates' logprobs
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of one request. `completion_tokens` sums over all n choices."""
 
@@ -181,6 +208,8 @@ class Fragment(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     index: int = 0  # which of the n choices
+    # With a choice's first fragment, where asked for: all of the prompt but its first token.
+    prompt_logprobs: Sequence[PromptLogprob] | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -191,6 +220,7 @@ class Choice(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: Sequence[PromptLogprob] | None = None  # of all of the prompt but its first token
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -237,6 +267,11 @@ class Stats(msgspec.Struct, frozen=True):
     last_step_age: float | None  # seconds since the last step was committed; None before the first
 
     @property
+    def kv_usage(self) -> float:
+        """Share of the pool's pages that running sequences hold."""
+        return self.pages_used / self.pages_total if self.pages_total else 0.0
+
+    @property
     def hit_rate(self) -> float:
         """Share of prompt tokens that came from the prefix cache, 0 before the first."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
@@ -256,6 +291,7 @@ class NewRow(msgspec.Struct):
     tokens: Sequence[int]  # all ids known so far, prompt then output (penalties are rebuilt from them)
     length: int  # tokens whose KV is already in `pages`
     pages: list[int]
+    banned: Sequence[Sequence[int]] = ()  # the output must never complete any of these
 
 
 class PrefillChunk(msgspec.Struct):
@@ -266,6 +302,8 @@ class PrefillChunk(msgspec.Struct):
     token_ids: Sequence[int]
     samples: bool  # the last chunk draws a token; earlier ones neither sample nor count
     forks: Sequence[int] = ()  # rows of siblings that draw from the same logits (n > 1)
+    score_ids: Sequence[int] = ()  # the prompt's next token for each of the first ones: how likely was it?
+    top: int = 0  # told with so many candidates
 
 
 MOST_SHARED_RUNS = 16  # in one step
@@ -314,6 +352,11 @@ class StepPlan(msgspec.Struct):
         return rows
 
     @property
+    def scoring(self) -> bool:
+        """Whether a chunk asks how likely its tokens were."""
+        return any(chunk.score_ids for chunk in self.prefill)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that go through the model."""
         return len(self.decode) + sum(len(chunk.token_ids) for chunk in self.prefill)
@@ -333,3 +376,4 @@ class StepResult(msgspec.Struct):
     token_ids: list[int]
     finite: list[bool]  # False: the row's logits held NaN or +infinity; its token id means nothing
     logprobs: list[RowLogprobs | None] | None  # None when no row asked for them
+    scores: Sequence[Sequence[PromptLogprob]] = ()  # a list for each chunk with `score_ids`, in the plan's order

@@ -23,6 +23,20 @@ def test_lists_are_separated_by_commas() -> None:
     assert config.allowed_origins == ("https://a.example", "https://b.example")
 
 
+def test_api_keys_come_as_a_list_and_are_never_shown() -> None:
+    assert configure(ServerConfig, {"AENGINE_API_KEYS": "one, two"}).api_keys == ("one", "two")
+    for keys in ("secret", ("secret", ""), ("secret", 3)):
+        with pytest.raises(ConfigError, match="api_keys") as caught:
+            configure(ServerConfig, {}, api_keys=keys)
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [",", " ", " , "])
+def test_a_door_that_was_to_be_locked_is_never_left_open(text: str) -> None:
+    with pytest.raises(ConfigError, match="AENGINE_API_KEYS is set but names no key"):
+        configure(ServerConfig, {"AENGINE_API_KEYS": text})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

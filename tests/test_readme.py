@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 
-from tests.http.demo_host import hosted_demo
+from aengine.config import ServerConfig
+from aengine.http.routes import operations
+from aengine.http.state import ServerState
+from aengine.http.structs import ChatRequest, CompletionRequest, GenerateRequest
+from tests.http.demo_server import demo_server
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -26,15 +32,51 @@ def test_the_python_example_runs() -> None:
     assert 0 <= float(rate) <= 1
 
 
-@pytest.mark.anyio
-async def test_the_example_with_tools_runs() -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with demo_server() as url:
+        yield url.removeprefix("http://")
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.S)
+    return [block for block in blocks if block.startswith("curl ")]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.split()[1] + command.split()[2])
+def test_the_curl_examples_run(server: str, command: str) -> None:
+    written = command.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ", 1).replace("localhost:8000", server)
+    run = subprocess.run(["bash", "-c", written], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    answers = [line.removeprefix("data: ") for line in run.stdout.splitlines() if line and line != "data: [DONE]"]
+    assert answers
+    assert all("error" not in json.loads(answer) for answer in answers)
+
+
+def test_the_client_example_runs(server: str) -> None:
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "import openai" in block)
+    code = example.replace("localhost:8000", server)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+
+
+def test_every_endpoint_and_parameter_has_its_line() -> None:
+    for operation in operations(ServerState(ServerConfig())):
+        assert f"{operation.template}`" in README, operation.template
+    for struct in (CompletionRequest, ChatRequest, GenerateRequest):
+        for name in struct.__struct_fields__:
+            assert f"`{name}`" in README, name
+
+
+def test_the_example_with_tools_runs(server: str) -> None:
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "tools" in block)
-    async with hosted_demo() as url:
-        code = example.replace("http://localhost:8000", url)
-        run = await anyio.run_process([sys.executable, "-c", code], check=False)
-    assert run.returncode == 0, run.stderr.decode()
+    code = example.replace("localhost:8000", server)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
     promised = re.findall(r"# (.*)", example)
-    assert run.stdout.decode().splitlines() == promised
+    assert run.stdout.splitlines() == promised
 
 
 def test_every_knob_can_be_found() -> None:

@@ -59,6 +59,7 @@ def _normalized(params: SamplingParams) -> SamplingParams:
     """Callers may write some fields more loosely than they are held: one stop string, lists, None."""
     stop: object = params.stop  # annotations hold no caller to anything
     ids: object = params.stop_token_ids
+    words: object = params.bad_words
     bias: object = params.logit_bias
     structured: object = params.structured
     normal: dict[str, Any] = {}
@@ -66,6 +67,8 @@ def _normalized(params: SamplingParams) -> SamplingParams:
         normal["stop"] = (stop,) if isinstance(stop, str) else _made(tuple, stop, "stop")
     if not isinstance(ids, tuple):
         normal["stop_token_ids"] = _made(tuple, ids, "stop_token_ids")
+    if not isinstance(words, tuple):
+        normal["bad_words"] = (words,) if isinstance(words, str) else _made(tuple, words, "bad_words")
     if not isinstance(bias, dict):
         normal["logit_bias"] = _made(dict, bias, "logit_bias")
     if structured is not None:

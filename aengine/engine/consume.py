@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from aengine.engine.stream import Stream
 from aengine.errors import EngineClosedError
-from aengine.types import Choice, Completion, Fragment, TokenLogprob
+from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogprob
 
 
 async def drain(submit: Callable[[], Awaitable[Stream]]) -> AsyncGenerator[Fragment, None]:
@@ -25,6 +25,7 @@ async def collect(stream: Stream) -> Completion:
     texts: dict[int, list[str]] = {}
     ids: dict[int, list[int]] = {}
     logprobs: dict[int, list[TokenLogprob]] = {}
+    scores: dict[int, Sequence[PromptLogprob]] = {}
     choices: list[Choice] = []
     usage = None
     try:
@@ -35,6 +36,8 @@ async def collect(stream: Stream) -> Completion:
                 ids.setdefault(index, []).extend(fragment.token_ids)
                 if fragment.logprobs is not None:
                     logprobs.setdefault(index, []).extend(fragment.logprobs)
+                if fragment.prompt_logprobs is not None:
+                    scores[index] = fragment.prompt_logprobs
                 usage = fragment.usage or usage
                 if fragment.finish_reason is not None:
                     choices.append(
@@ -44,6 +47,7 @@ async def collect(stream: Stream) -> Completion:
                             token_ids=tuple(ids[index]),
                             finish_reason=fragment.finish_reason,
                             logprobs=tuple(logprobs[index]) if index in logprobs else None,
+                            prompt_logprobs=scores.get(index),
                         )
                     )
     finally:

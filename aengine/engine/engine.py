@@ -21,7 +21,7 @@ import msgspec
 from aengine.config import EngineConfig, configure
 from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
 from aengine.engine.consume import collect, drain
-from aengine.engine.live import LiveChoice, LiveRequest
+from aengine.engine.live import LiveChoice, LiveRequest, begin
 from aengine.engine.loop import StepLoop
 from aengine.engine.seeds import sibling_seed
 from aengine.engine.stream import Stream
@@ -34,6 +34,7 @@ from aengine.errors import (
     EngineNotReadyError,
     InvalidRequestError,
 )
+from aengine.latency import Latencies
 from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
 from aengine.model.hub import resolve_model
@@ -42,10 +43,11 @@ from aengine.runtime.start import Runtime, start_runtime
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.answer import AnswerFormat, ChatPrompt
+from aengine.text.bad_words import banned_sequences
 from aengine.text.grammar import Grammars, Matcher
 from aengine.text.grammar_source import GrammarLimits
 from aengine.text.tokenizer import Tokenizer
-from aengine.types import Completion, Fragment, SamplingParams, Stats, check_token_ids
+from aengine.types import Completion, Fragment, PromptLogprob, SamplingParams, Stats, check_token_ids
 
 log = logging.getLogger("aengine")
 
@@ -71,6 +73,7 @@ class _Ready:
             mixed_limit=runtime.mixed_limit,
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
+            on_begin=begin,
         )
 
     async def grammar(self, params: SamplingParams) -> Matcher | None:
@@ -101,6 +104,7 @@ class Engine:
         self.config = config if config is not None else configure(EngineConfig, **knobs)
         self._start = start
         self.failure: BaseException | None = None
+        self.latencies = Latencies()
         self.created = 0  # unix seconds when the engine became ready
         self._ready_state: _Ready | None = None
         self._closed = False
@@ -227,9 +231,10 @@ class Engine:
         ready = self._serving()
         params = asked_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt)
+        banned = await banned_sequences(params.bad_words, ready.tokenizer)
         token_ids = await ready.tokenizer.encode(prompt) if isinstance(prompt, str) else asked_ids(prompt)
         grammar = await ready.grammar(params)
-        return self._enqueue(token_ids, params, grammar, request_id, priority, cache_salt)
+        return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt)
 
     async def submit_chat(
         self,
@@ -271,6 +276,7 @@ class Engine:
         token_ids: list[int],
         params: SamplingParams,
         grammar: Matcher | None,
+        banned: tuple[tuple[int, ...], ...],
         request_id: str | None,
         priority: int,
         salt: str | None,
@@ -287,6 +293,7 @@ class Engine:
         ends = grammar is not None or not params.ignore_eos  # a grammar says itself where the output ends
         stop_ids = (ready.generation.eos_token_ids if ends else ()) + params.stop_token_ids
         rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
+        scores: list[PromptLogprob] = []
         sequences = [
             TokenSequence(
                 tokens=list(token_ids),
@@ -296,13 +303,15 @@ class Engine:
                 max_total=max_total,
                 rank=rank,
                 salt=salt,
+                banned=banned,
+                scores=scores,
                 index=index,
                 grammar=None if grammar is None else grammar.copy(),
             )
             for index in range(params.n)
         ]
         choices = [LiveChoice(sequence, ready.tokenizer) for sequence in sequences]
-        request = LiveRequest(request_id, choices, self._abort, self._forget)
+        request = LiveRequest(request_id, choices, self._abort, self._forget, self.latencies)
         enqueue_all(ready.scheduler, sequences)
         self._requests[request_id] = request
         if self._loop is not None:

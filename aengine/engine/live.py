@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from time import monotonic
 
 from aengine.engine.stream import Stream
 from aengine.errors import NonFiniteLogitsError
-from aengine.scheduling.sequence import Sequence, Update
+from aengine.latency import Latencies
+from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.scheduling.sequence import Update
 from aengine.text.output import OutputText
 from aengine.text.tokenizer import Tokenizer
-from aengine.types import FinishReason, Fragment, RowLogprobs, TokenLogprob, TopLogprob, Usage
+from aengine.types import FinishReason, Fragment, PromptLogprob, RowLogprobs, TokenLogprob, TopLogprob, Usage
 
 
 class LiveRequest:
     """One request: its n choices, its stream, and the usage that its last fragment reports."""
 
-    __slots__ = ("_on_end", "choices", "ended", "id", "open_choices", "stream")
+    __slots__ = ("_on_end", "arrived", "began", "choices", "ended", "id", "latencies", "open_choices", "stream")
 
     def __init__(
         self,
@@ -23,8 +26,12 @@ class LiveRequest:
         choices: list[LiveChoice],
         abort: Callable[[LiveRequest], None],
         on_end: Callable[[LiveRequest], None],
+        latencies: Latencies,
     ) -> None:
         self.id = request_id
+        self.latencies = latencies
+        self.arrived = monotonic()
+        self.began = False  # it has been on a row
         self.choices = choices
         self.open_choices = len(choices)
         self.ended = False
@@ -32,6 +39,12 @@ class LiveRequest:
         self._on_end = on_end
         for choice in choices:
             choice.request = self
+
+    def begin(self) -> None:
+        """A choice enters the running batch; the first to do so ends the request's time in the queue."""
+        if not self.began:
+            self.began = True
+            self.latencies.queued.observe(monotonic() - self.arrived)
 
     def end(self) -> None:
         """Nothing more will come; once only."""
@@ -41,6 +54,7 @@ class LiveRequest:
     def fail(self, error: BaseException) -> None:
         """End the request and its stream with an error."""
         if not self.ended:
+            self.latencies.ended["error"] += self.open_choices
             self.end()
             self.stream.fail(error)
 
@@ -57,16 +71,17 @@ class LiveRequest:
 class LiveChoice:
     """One of the n outputs of a request: detokenizes what its sequence draws."""
 
-    __slots__ = ("delivered", "finish_reason", "request", "sequence", "text", "tokenizer")
+    __slots__ = ("delivered", "finish_reason", "last_token", "request", "sequence", "text", "tokenizer")
 
     request: LiveRequest
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+    def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
         self.tokenizer = tokenizer
         self.text = OutputText(tokenizer, sequence.params, sequence.tokens)
         self.delivered = 0  # output tokens handed to the stream
         self.finish_reason: FinishReason | None = None
+        self.last_token = 0.0  # monotonic seconds; 0 before the first
         sequence.owner = self
 
     def deliver(self, update: Update) -> bool:
@@ -90,10 +105,11 @@ class LiveChoice:
             if reason is not None:
                 text += self.text.finish()
         self.delivered += 1
+        self._time()
         logprobs = None
         if update.logprobs is not None:
             logprobs = (self._logprob(update.token_id, update.logprobs),)
-        self._put(text, (update.token_id,), logprobs, reason)
+        self._put(text, (update.token_id,), logprobs, reason, self._scores() if self.delivered == 1 else None)
         return stopped
 
     def end(self, reason: FinishReason) -> None:
@@ -101,19 +117,36 @@ class LiveChoice:
         if self.finish_reason is None:
             self._put(self.text.finish(), (), None, reason)
 
+    def _scores(self) -> Sequence[PromptLogprob] | None:
+        """What was asked for about the prompt."""
+        return self.sequence.scores if self.sequence.params.prompt_logprobs is not None else None
+
+    def _time(self) -> None:
+        """Note when this token came."""
+        now, last = monotonic(), self.last_token
+        self.last_token = now
+        if last:
+            self.request.latencies.inter_token.observe(now - last)
+        elif self.sequence.index == 0:
+            self.request.latencies.first_token.observe(now - self.request.arrived)
+
     def _put(
         self,
         text: str,
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprob, ...] | None,
         reason: FinishReason | None,
+        scores: Sequence[PromptLogprob] | None = None,
     ) -> None:
         request = self.request
         usage = None
         if reason is not None:
             self.finish_reason = reason
             request.open_choices -= 1
+            request.latencies.ended[reason] += 1
             if request.open_choices == 0:
+                if reason != "abort":
+                    request.latencies.whole.observe(monotonic() - request.arrived)
                 request.end()
                 usage = request.usage()
         request.stream.put(
@@ -124,6 +157,7 @@ class LiveChoice:
                 finish_reason=reason,
                 usage=usage,
                 index=self.sequence.index,
+                prompt_logprobs=scores,
             ),
             last=request.ended,
         )
@@ -134,3 +168,9 @@ class LiveChoice:
             TopLogprob(candidate, text(candidate), value) for candidate, value in zip(row.top_ids, row.top, strict=True)
         )
         return TokenLogprob(token_id, text(token_id), row.sampled, top)
+
+
+def begin(sequence: TokenSequence) -> None:
+    """For the scheduler: the sequence enters the running batch for the first time."""
+    if isinstance(sequence.owner, LiveChoice):
+        sequence.owner.request.begin()

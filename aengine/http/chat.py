@@ -14,6 +14,7 @@ from aengine.http.answer_reading import AnswerReading
 from aengine.http.chat_structs import messages_for_template, tools_for_template
 from aengine.http.chat_wording import ChatDialect, word_completion
 from aengine.http.endpoint import Endpoint
+from aengine.http.prompt_wording import told_prompts
 from aengine.http.structs import ChatRequest
 from aengine.http.tool_use import tool_use
 from aengine.text.answer import AnswerParser
@@ -33,6 +34,7 @@ class Chat(Endpoint):
         }
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
+        usage_told = body.usage_told()
         params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
         tools = tool_use(body)
         may_think = (body.chat_template_kwargs or {}).get("enable_thinking") is not False
@@ -60,9 +62,9 @@ class Chat(Endpoint):
             return reading.parser(prompt.opens_thought)
 
         if not body.stream:
-            return self._whole(stream, lambda completion: word_completion(head, completion, make_parser))
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return self._stream(stream, ChatDialect(head, include_usage, params.n, make_parser))
+            stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
+            return self._whole(stream, lambda completion: word_completion(head | prompt_of(0), completion, make_parser))
+        return self._stream(stream, ChatDialect(head, stream, usage_told, params.n, make_parser))
 
 
 def _logprobs(body: ChatRequest) -> int | None:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from aengine.http import sse
+from aengine.http.engine_like import StreamLike
 from aengine.http.openai_dialect import OpenAIDialect
+from aengine.http.structs import UsageTold
 from aengine.http.wording import chat_logprobs, usage_body
 from aengine.text.answer import AnswerParser
 from aengine.text.deltas import Answer, Call, CallDelta, ContentDelta, Delta, ReasoningDelta
@@ -18,8 +20,10 @@ ParserFactory = Callable[[], AnswerParser]
 class ChatDialect(OpenAIDialect):
     """Chunks; one parser per choice tells thoughts and calls from content."""
 
-    def __init__(self, head: dict[str, Any], include_usage: bool, n: int, make_parser: ParserFactory) -> None:
-        super().__init__(head, include_usage)
+    def __init__(
+        self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold, n: int, make_parser: ParserFactory
+    ) -> None:
+        super().__init__(head, stream, usage_told)
         self._texts: dict[tuple[int, str], bytes] = {}  # templates by choice and kind of text
         self._parsers = [make_parser() for _ in range(n)]
 
@@ -37,11 +41,15 @@ class ChatDialect(OpenAIDialect):
         deltas = parser.feed(fragment.text)
         if fragment.finish_reason is not None:
             deltas += parser.finish()
-        if fragment.finish_reason is None and fragment.logprobs is None:
+        if self._usage_told == "always":
+            self._completion_tokens += len(fragment.token_ids)
+        elif fragment.finish_reason is None and fragment.logprobs is None:
             return b"".join([self._piece_of(index, delta) for delta in deltas])
         worded = [_delta_body(delta) for delta in deltas]
-        if fragment.finish_reason is not None or not worded:
+        if fragment.finish_reason is not None or (fragment.logprobs is not None and not worded):
             worded.append({})
+        if not worded:
+            return b""
         *first, last = worded
         reason = _finish_reason(fragment.finish_reason, parser)
         return b"".join(self._told(index, delta) for delta in first) + self._told(index, last, fragment, reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,16 +13,18 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
 from aengine.http import sse
+from aengine.http.echo import EchoingStream
 from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.gathered import GatheredStream
 from aengine.http.openai_dialect import OpenAIDialect
-from aengine.http.structs import CompletionRequest
+from aengine.http.prompt_wording import ToldPrompt, told_prompts
+from aengine.http.prompts import Prompt, cut, split_prompts, text_of
+from aengine.http.structs import CompletionRequest, UsageTold
 from aengine.http.wording import CompletionLogprobs, usage_body
 from aengine.types import Completion, Fragment, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 1024
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -38,8 +39,12 @@ class Completions(Endpoint):
             "created": int(time.time()),
             "model": self._state.check_model(body.model),
         }
-        params = body.params(engine.default_params, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
-        prompts = split_prompts(body.prompt)
+        params = _params(body, engine.default_params)
+        usage_told = body.usage_told()
+        _refuse_what_is_not_done(body)
+        prompts = [
+            await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer) for prompt in split_prompts(body.prompt)
+        ]
         streams: list[StreamLike] = []
         try:
             for position, prompt in enumerate(prompts):
@@ -51,41 +56,52 @@ class Completions(Endpoint):
             raise
         stream = streams[0] if len(streams) == 1 else GatheredStream(request_id, streams, params.n)
         if not body.stream:
-            return self._whole(stream, lambda completion: word_completion(head, completion))
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return self._stream(stream, CompletionDialect(head, include_usage))
+            stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
+            return self._whole(stream, lambda completion: word_completion(head, completion, prompt_of))
+        return self._stream(stream, CompletionDialect(head, stream, usage_told))
+
+
+def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
+    """As the engine shall have them; `echo` with logprobs needs those of the prompt."""
+    params = body.params(defaults, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+    if body.echo and body.max_tokens == 0:
+        params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
+    if body.echo and body.logprobs is not None:
+        wanted = max(body.logprobs, body.prompt_logprobs or 0)
+        params = msgspec.structs.replace(params, prompt_logprobs=wanted)
+    return params
+
+
+def _refuse_what_is_not_done(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise InvalidRequestError("suffix is not supported: the models served here do not fill in gaps", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequestError("best_of is not supported: ask for n and choose by logprobs", "best_of")
 
 
 async def _submit(
-    engine: EngineLike, prompt: str | Sequence[int], params: SamplingParams, body: CompletionRequest, request_id: str
+    engine: EngineLike, prompt: Prompt, params: SamplingParams, body: CompletionRequest, request_id: str
 ) -> StreamLike:
+    text = prompt
+    if body.echo and body.logprobs is not None and isinstance(prompt, str):
+        prompt = await engine.tokenizer.encode(prompt)
+
     async def submit(params: SamplingParams) -> StreamLike:
         return await engine.submit(
             prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
         )
 
-    return await submit_within_context(submit, params, body.max_tokens)
-
-
-def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts in their four spellings: a string, ids, strings, lists of ids. Raises `InvalidRequestError`."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
-    several = [item for item in prompt if not isinstance(item, int)]
-    if not several or len(several) != len(prompt) or len({type(item) for item in several}) > 1:
-        raise InvalidRequestError(
-            "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids", "prompt"
-        )
-    if len(several) > MAX_PROMPTS:
-        raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts in one request, got {len(several)}", "prompt")
-    return several
+    stream = await submit_within_context(submit, params, body.max_tokens)
+    if not body.echo:
+        return stream
+    ids = prompt if isinstance(prompt, list) else []
+    echoed = text_of(text, engine.tokenizer)
+    return EchoingStream(stream, engine.tokenizer, echoed, ids, body.logprobs, mute=body.max_tokens == 0)
 
 
 class CompletionDialect(OpenAIDialect):
-    def __init__(self, head: dict[str, Any], include_usage: bool) -> None:
-        super().__init__(head, include_usage)
+    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold) -> None:
+        super().__init__(head, stream, usage_told)
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)  # by choice
 
     def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
@@ -97,13 +113,14 @@ class CompletionDialect(OpenAIDialect):
         }
 
 
-def word_completion(head: dict[str, Any], completion: Completion) -> bytes:
+def word_completion(head: dict[str, Any], completion: Completion, prompt_of: ToldPrompt) -> bytes:
     choices = [
         {
             "index": choice.index,
             "text": choice.text,
             "logprobs": CompletionLogprobs().word(choice.logprobs),
             "finish_reason": choice.finish_reason,
+            **prompt_of(choice.index),
         }
         for choice in completion.choices
     ]

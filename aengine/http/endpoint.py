@@ -13,6 +13,7 @@ from aengine.errors import ContextLengthError
 from aengine.http.body import decode, read_body
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.replies import Dialect, StreamingReply, WholeReply
+from aengine.http.running import ListedReply
 from aengine.http.state import ServerState
 from aengine.types import Completion, SamplingParams
 
@@ -32,10 +33,11 @@ class Endpoint:
 
     def _stream(self, stream: StreamLike, dialect: Dialect) -> Response:
         config = self._state.config
-        return StreamingReply(stream, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog)
+        reply = StreamingReply(stream, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog)
+        return ListedReply(reply, stream, self._state.replies)
 
     def _whole(self, stream: StreamLike, word: Callable[[Completion], bytes]) -> Response:
-        return WholeReply(stream, word)
+        return ListedReply(WholeReply(stream, word), stream, self._state.replies)
 
 
 async def submit_within_context(

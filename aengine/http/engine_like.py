@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from aengine.latency import Latencies
 from aengine.text.answer import AnswerFormat, ChatPrompt
 from aengine.types import Fragment, SamplingParams, Stats
 
@@ -32,6 +33,30 @@ class StreamLike(Protocol):
         ...
 
 
+class TokenizerLike(Protocol):
+    """From text to ids and back."""
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token(self, token_id: int) -> str | None:
+        """The token as the vocabulary writes it."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """What the token adds to a text."""
+        ...
+
+
 class EngineLike(Protocol):
     """A loaded engine."""
 
@@ -40,6 +65,17 @@ class EngineLike(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        ...
+
+    @property
+    def tokenizer(self) -> TokenizerLike: ...
+
+    @property
+    def latencies(self) -> Latencies: ...
 
     @property
     def created(self) -> int:
@@ -84,3 +120,7 @@ class EngineLike(Protocol):
         ...
 
     def stats(self) -> Stats: ...
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no running request uses."""
+        ...

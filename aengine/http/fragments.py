@@ -30,6 +30,7 @@ def _joined(pieces: list[Fragment]) -> Fragment:
         last.finish_reason,
         last.usage,
         last.index,
+        pieces[0].prompt_logprobs,
     )
 
 
@@ -55,4 +56,4 @@ async def collect(stream: StreamLike) -> Completion:
 def _choice(pieces: list[Fragment]) -> Choice:
     whole = _joined(pieces)
     reason: FinishReason = whole.finish_reason or "abort"
-    return Choice(whole.index, whole.text, whole.token_ids, reason, whole.logprobs)
+    return Choice(whole.index, whole.text, whole.token_ids, reason, whole.logprobs, whole.prompt_logprobs)

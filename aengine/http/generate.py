@@ -14,6 +14,8 @@ from aengine.errors import InvalidRequestError
 from aengine.http import sse
 from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import StreamLike
+from aengine.http.prompt_wording import ToldPrompt, told_nothing, told_prompts
+from aengine.http.prompts import cut
 from aengine.http.structs import GenerateRequest
 from aengine.http.wording import usage_body
 from aengine.types import Choice, Completion, FinishReason, Fragment, SamplingParams, Usage
@@ -29,7 +31,8 @@ class Generate(Endpoint):
         self._state.check_model(body.model)
         if (body.prompt is None) == (body.input_ids is None):
             raise InvalidRequestError("exactly one of prompt and input_ids must be given", "prompt")
-        prompt = body.prompt if body.prompt is not None else body.input_ids or []
+        given = body.prompt if body.prompt is not None else body.input_ids or []
+        prompt = await cut(given, body.truncate_prompt_tokens, engine.tokenizer)
         request_id = f"gen-{uuid.uuid4().hex}"
         params = body.params(engine.default_params, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
 
@@ -38,28 +41,32 @@ class Generate(Endpoint):
                 prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
             )
 
-        stream = await submit_within_context(submit, params, body.max_tokens)
+        admitted = await submit_within_context(submit, params, body.max_tokens)
+        stream, prompt_of = told_prompts(admitted, engine.tokenizer, body.prompt_logprobs)
         if body.stream is None or body.stream:
-            return self._stream(stream, GenerateDialect(params.n))
-        return self._whole(stream, word_completion)
+            return self._stream(stream, GenerateDialect(params.n, prompt_of))
+        return self._whole(stream, lambda completion: word_completion(completion, prompt_of))
 
 
 class GenerateDialect:
     """`{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, prompt_of: ToldPrompt = told_nothing) -> None:
         self._n = n
+        self._prompt_of = prompt_of
         self._plain: dict[int, bytes] = {}  # templates by choice
 
     def opening(self) -> bytes:
         return b""
 
     def event(self, fragment: Fragment) -> bytes:
-        if fragment.finish_reason is None and fragment.logprobs is None:
+        if fragment.finish_reason is None and fragment.logprobs is None and fragment.prompt_logprobs is None:
             return self._template(fragment.index) % (sse.encode(fragment.text), sse.encode(fragment.token_ids))
         payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
         if fragment.logprobs is not None:
             payload["logprobs"] = fragment.logprobs
+        if fragment.prompt_logprobs is not None:
+            payload |= self._prompt_of(fragment.index)
         if fragment.usage is not None:
             payload["usage"] = usage_body(fragment.usage)
         return sse.event(payload)
@@ -80,12 +87,13 @@ class GenerateDialect:
         return sse.DONE
 
 
-def word_completion(completion: Completion) -> bytes:
+def word_completion(completion: Completion, prompt_of: ToldPrompt) -> bytes:
     """The first choice at the top level, and all of them under `choices` where n > 1."""
     first, *others = completion.choices
     payload: dict[str, Any] = {"id": completion.id, **_choice_body(first)}
     if others:
         payload["choices"] = [{"index": choice.index, **_choice_body(choice)} for choice in completion.choices]
+    payload |= prompt_of(0)
     payload["usage"] = usage_body(completion.usage)
     return sse.encode(payload)
 

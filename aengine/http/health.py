@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 import aengine
 from aengine.http import sse
+from aengine.http.answers import HealthStatus, HealthWord, Readiness, Version
 from aengine.http.state import ServerState, public_message
 
 STALL_SECONDS = 60.0  # without a finished step while there is work
@@ -28,9 +29,9 @@ class Health:
         """200 while loading too: the process is sound. 503 when the engine failed, or works without progress."""
         status, reason = self._status()
         healthy = status in ("ok", "loading", "stopping")
-        return _json({"status": status} | ({"reason": reason} if reason else {}), 200 if healthy else 503)
+        return _json(HealthStatus(status, reason), 200 if healthy else 503)
 
-    def _status(self) -> tuple[str, str]:
+    def _status(self) -> tuple[HealthWord, str]:
         state = self._state
         if state.phase != "ready" or state.engine is None:
             return state.phase, state.reason
@@ -48,13 +49,13 @@ class Health:
         """200 exactly when a request would be taken up."""
         state = self._state
         if state.engine is None:
-            return _json({"ready": False, "reason": state.reason}, 503)
+            return _json(Readiness(False, reason=state.reason), 503)
         if state.engine.failure is not None:
-            return _json({"ready": False, "reason": public_message(state.engine.failure)}, 503)
-        return _json({"ready": True, "model": state.model_name}, 200)
+            return _json(Readiness(False, reason=public_message(state.engine.failure)), 503)
+        return _json(Readiness(True, state.model_name), 200)
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": aengine.__version__}, 200)
+        return _json(Version(aengine.__version__), 200)
 
 
 def _json(payload: object, status: int) -> Response:

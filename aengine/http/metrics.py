@@ -1,16 +1,18 @@
-"""`GET /metrics`, for Prometheus: read from the engine's counters when asked, so that serving pays nothing for it."""
+"""`GET /metrics`, for Prometheus: worded when asked, from what the engine counts anyway."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.http.state import ServerState
+from aengine.latency import Histogram, Latencies
 from aengine.types import Stats
 
 _GAUGES = {  # field of Stats -> name, help
@@ -20,16 +22,23 @@ _GAUGES = {  # field of Stats -> name, help
     "pages_used": ("aengine_kv_pages_used", "KV pages held by running sequences."),
     "pages_cached": ("aengine_kv_pages_cached", "KV pages held by the prefix cache alone; evictable."),
     "pages_free": ("aengine_kv_pages_free", "KV pages that hold nothing."),
+    "kv_usage": ("aengine_kv_usage_ratio", "Share of the pool's pages that running sequences hold."),
     "hit_rate": ("aengine_prefix_hit_ratio", "Share of prompt tokens served from the prefix cache since start."),
 }
 _COUNTERS = {  # Prometheus appends _total
-    "requests": ("aengine_requests", "Requests taken in."),
+    "requests": ("aengine_requests", "Requests that ended, however they did."),
     "steps": ("aengine_steps", "Steps of the engine."),
     "prompt_tokens": ("aengine_prompt_tokens", "Prompt tokens of requests."),
     "cached_tokens": ("aengine_cached_tokens", "Prompt tokens served from the prefix cache."),
     "computed_tokens": ("aengine_computed_tokens", "Tokens that went through the model."),
     "generated_tokens": ("aengine_generated_tokens", "Tokens generated."),
     "preemptions": ("aengine_preemptions", "Running sequences put back into the queue for want of pages."),
+}
+_HISTOGRAMS = {  # field of Latencies
+    "first_token": ("aengine_time_to_first_token_seconds", "From a request's arrival to its first token."),
+    "inter_token": ("aengine_inter_token_latency_seconds", "Between two tokens of one output."),
+    "whole": ("aengine_request_latency_seconds", "From a request's arrival to its last token, unless aborted."),
+    "queued": ("aengine_request_queue_time_seconds", "From a request's arrival to its first step."),
 }
 
 
@@ -51,8 +60,14 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         engine = self._state.engine
         yield GaugeMetricFamily("aengine_ready", "1 when the engine serves.", value=float(engine is not None))
+        yield GaugeMetricFamily(
+            "aengine_loop_delay_seconds",
+            "The longest that the event loop kept anyone waiting in the last minute or two.",
+            value=self._state.loop_delay.worst,
+        )
         if engine is not None:
             yield from _families(engine.stats())
+            yield from _latency_families(engine.latencies)
 
 
 def _families(stats: Stats) -> Iterator[Metric]:
@@ -60,3 +75,15 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, text, value=getattr(stats, field))
     for field, (name, text) in _COUNTERS.items():
         yield CounterMetricFamily(name, text, value=getattr(stats, field))
+
+
+def _latency_families(latencies: Latencies) -> Iterator[Metric]:
+    for field, (name, text) in _HISTOGRAMS.items():
+        histogram: Histogram = getattr(latencies, field)
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+        yield HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total)
+    ended = CounterMetricFamily("aengine_outputs", "Outputs (n of a request) that ended.", labels=["finish_reason"])
+    for reason, count in latencies.ended.items():
+        ended.add_metric([reason], count)
+    yield ended

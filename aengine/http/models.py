@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.http import sse
+from aengine.http.answers import ModelCard, ModelList
 from aengine.http.state import ServerState
 
 
@@ -16,20 +15,15 @@ class Models:
         self._state = state
 
     async def list(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._card(None)]})
+        return _json(ModelList([self._card(None)]))
 
     async def retrieve(self, request: Request) -> Response:
         return _json(self._card(request.path_params["model"]))
 
-    def _card(self, asked_for: str | None) -> dict[str, Any]:
+    def _card(self, asked_for: str | None) -> ModelCard:
         engine = self._state.require_engine()
-        return {
-            "id": self._state.check_model(asked_for),
-            "object": "model",
-            "created": engine.created,
-            "owned_by": "aengine",
-            "max_model_len": engine.max_model_len,
-        }
+        name = self._state.check_model(asked_for)
+        return ModelCard(id=name, created=engine.created, max_model_len=engine.max_model_len)
 
 
 def _json(payload: object) -> Response:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from aengine.http import sse
+from aengine.http.engine_like import StreamLike
+from aengine.http.structs import UsageTold
 from aengine.http.wording import usage_body
 from aengine.types import Fragment, Usage
 
@@ -13,10 +15,12 @@ from aengine.types import Fragment, Usage
 class OpenAIDialect(ABC):
     """One request's chunks. A subclass says how one choice's piece of text is worded."""
 
-    def __init__(self, head: dict[str, Any], include_usage: bool) -> None:
+    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold) -> None:
         """`head` has the fields that all chunks share: id, object, created, model."""
         self._head = head
-        self._include_usage = include_usage
+        self._usage_told = usage_told
+        self._prompt_tokens = stream.prompt_tokens
+        self._completion_tokens = 0  # told so far
         self._plain: dict[int, bytes] = {}  # templates by choice
 
     @abstractmethod
@@ -25,15 +29,23 @@ class OpenAIDialect(ABC):
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": choices}
-        if self._include_usage:
+        if self._usage_told == "last":
             chunk["usage"] = None  # in all chunks but the last, says OpenAI
+        elif self._usage_told == "always":
+            prompt, completion = self._prompt_tokens, self._completion_tokens
+            told = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+            chunk["usage"] = told
         return chunk
 
     def opening(self) -> bytes:
         return b""
 
     def event(self, fragment: Fragment) -> bytes:
-        if fragment.finish_reason is None and fragment.logprobs is None:
+        if self._usage_told == "always":
+            self._completion_tokens += len(fragment.token_ids)
+            if not fragment.text and fragment.finish_reason is None and fragment.logprobs is None:
+                return b""
+        elif fragment.finish_reason is None and fragment.logprobs is None:
             # Text may be held back: bytes of a character, the start of a stop string.
             return self._template(fragment.index) % sse.encode(fragment.text) if fragment.text else b""
         return sse.event(self._chunk(self._piece(fragment.index, fragment.text, fragment)))
@@ -45,6 +57,6 @@ class OpenAIDialect(ABC):
         return template
 
     def closing(self, usage: Usage | None) -> bytes:
-        if not self._include_usage or usage is None:
+        if self._usage_told == "never" or usage is None:
             return sse.DONE
         return sse.event({**self._head, "choices": [], "usage": usage_body(usage)}) + sse.DONE

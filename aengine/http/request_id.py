@@ -11,6 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII: nothing that could split a header or spoil a log
 
 
+_KEY = "aengine.request_id"  # in the ASGI scope
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id that the answer to this request tells."""
+    request_id: str = scope[_KEY]
+    return request_id
+
+
 class RequestIdMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -20,7 +29,9 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = (given if _USABLE.fullmatch(given) else uuid.uuid4().hex).encode()
+        told = given if _USABLE.fullmatch(given) else uuid.uuid4().hex
+        scope[_KEY] = told
+        request_id = told.encode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

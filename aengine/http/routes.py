@@ -6,6 +6,9 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from aengine.http import answers, structs
+from aengine.http.admin import Admin
+from aengine.http.auth import ApiKeyMiddleware
 from aengine.http.chat import Chat
 from aengine.http.completions import Completions
 from aengine.http.errors import HANDLERS
@@ -13,31 +16,63 @@ from aengine.http.generate import Generate
 from aengine.http.health import Health
 from aengine.http.metrics import Metrics
 from aengine.http.models import Models
+from aengine.http.openapi import OpenApi, Operation
 from aengine.http.origin import OriginMiddleware
 from aengine.http.request_id import RequestIdMiddleware
 from aengine.http.state import ServerState
+from aengine.http.tokenize import Tokens
+
+READS = (400, 413, 415)  # refusals of what reads a body,
+SERVES = (503,)  # of what needs the engine,
+NAMES = (404,)  # and of what may name a model
+
+
+def operations(state: ServerState) -> list[Operation]:
+    """Every endpoint but the description of them all."""
+    generate, completions, chat = Generate(state), Completions(state), Chat(state)
+    models, health, metrics = Models(state), Health(state), Metrics(state)
+    tokens, admin = Tokens(state), Admin(state)
+    all_three = (*READS, *NAMES, *SERVES)
+    generated = (answers.Generated, structs.GenerateRequest, True, all_three)
+    completed = (answers.CompletionBody, structs.CompletionRequest, True, all_three)
+    chatted = (answers.ChatBody, structs.ChatRequest, True, all_three)
+    tokenized = (answers.Tokenized, structs.TokenizeRequest, False, all_three)
+    detokenized = (answers.Detokenized, structs.DetokenizeRequest, False, all_three)
+    aborted = (answers.Aborted, structs.AbortRequest, False, READS)
+    flushed = (answers.Flushed, None, False, SERVES)
+    listed = (answers.ModelList, None, False, SERVES)
+    named = (answers.ModelCard, None, False, (*NAMES, *SERVES))
+    sound = (answers.HealthStatus, None, False, (), {503: answers.HealthStatus})
+    ready = (answers.Readiness, None, False, (), {503: answers.Readiness})
+    return [
+        Operation("POST", "/generate", generate.create, "Continue a prompt; streams by default.", *generated),
+        Operation("POST", "/v1/generate", generate.create, "The same as /generate.", *generated),
+        Operation("POST", "/v1/completions", completions.create, "Continue prompts, as OpenAI has it.", *completed),
+        Operation("POST", "/v1/chat/completions", chat.create, "The assistant's next message.", *chatted),
+        Operation("POST", "/tokenize", tokens.tokenize, "The token ids of a prompt or a chat.", *tokenized),
+        Operation("POST", "/detokenize", tokens.detokenize, "The text of token ids.", *detokenized),
+        Operation("POST", "/abort", admin.abort, "End a request by its id.", *aborted),
+        Operation("POST", "/flush_cache", admin.flush_cache, "Forget cached prefixes.", *flushed),
+        Operation("GET", "/v1/models", models.list, "What is served.", *listed),
+        Operation("GET", "/v1/models/{model:path}", models.retrieve, "One model.", *named),
+        Operation("GET", "/health", health.health, "Whether the process is sound.", *sound),
+        Operation("GET", "/ready", health.ready, "Whether a request would be taken up.", *ready),
+        Operation("GET", "/metrics", metrics.show, "What is counted, for Prometheus."),
+        Operation("GET", "/version", health.version, "Which aengine this is.", answers.Version),
+    ]
 
 
 def http_app(state: ServerState) -> Starlette:
     """The HTTP side of a server; its engine comes and goes through `state`."""
-    generate, completions, chat = Generate(state), Completions(state), Chat(state)
-    models, health, metrics = Models(state), Health(state), Metrics(state)
+    described = operations(state)
+    document = OpenApi(described, secured=bool(state.config.api_keys))
+    routes = [Route(one.path, one.handler, methods=[one.method]) for one in described]
     app = Starlette(
-        routes=[
-            Route("/generate", generate.create, methods=["POST"]),
-            Route("/v1/generate", generate.create, methods=["POST"]),
-            Route("/v1/completions", completions.create, methods=["POST"]),
-            Route("/v1/chat/completions", chat.create, methods=["POST"]),
-            Route("/v1/models", models.list),
-            Route("/v1/models/{model:path}", models.retrieve),
-            Route("/health", health.health),
-            Route("/ready", health.ready),
-            Route("/metrics", metrics.show),
-            Route("/version", health.version),
-        ],
+        routes=[*routes, Route("/openapi.json", document.show)],
         middleware=[
             Middleware(RequestIdMiddleware),
             Middleware(OriginMiddleware, allowed=state.config.allowed_origins),
+            Middleware(ApiKeyMiddleware, keys=state.config.api_keys),
         ],
         exception_handlers=HANDLERS,
     )

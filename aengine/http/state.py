@@ -8,6 +8,8 @@ from typing import Literal
 from aengine.config import ServerConfig
 from aengine.errors import AengineError, EngineNotReadyError, InvalidRequestError, ModelNotFoundError
 from aengine.http.engine_like import EngineLike
+from aengine.http.loop_delay import LoopDelay
+from aengine.http.running import RunningReplies
 
 Phase = Literal["loading", "ready", "failed", "stopping"]
 
@@ -20,6 +22,8 @@ class ServerState:
         self.engine: EngineLike | None = None
         self.phase: Phase = "loading"
         self.reason = "the model is still loading"
+        self.replies = RunningReplies()
+        self.loop_delay = LoopDelay()
 
     def ready(self, engine: EngineLike) -> None:
         self.engine, self.phase, self.reason = engine, "ready", ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,8 +53,8 @@ class CompletionLogprobs:
             self._offset += len(one.token)
         return {
             "tokens": [one.token for one in logprobs],
-            "token_logprobs": [one.logprob for one in logprobs],
-            "top_logprobs": [_by_text(one) for one in logprobs],
+            "token_logprobs": [None if math.isnan(one.logprob) else one.logprob for one in logprobs],
+            "top_logprobs": [None if math.isnan(one.logprob) else _by_text(one) for one in logprobs],
             "text_offset": offsets,
         }
 

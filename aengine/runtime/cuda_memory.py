@@ -11,18 +11,19 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda_runner import GraphedExecutor
-from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
+from aengine.types import MAX_LOGPROBS, NewRow, PrefillChunk, SamplingParams, StepPlan
 
 MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
 GIB = 2.0**30
 
-# Everything at once that takes memory of its own in a draw.
+# Everything at once that takes memory of its own.
 GREEDIEST = SamplingParams(
     temperature=1.0,
     top_p=0.9,
     repetition_penalty=1.1,
     presence_penalty=0.1,
-    logprobs=20,
+    logprobs=MAX_LOGPROBS,
+    prompt_logprobs=MAX_LOGPROBS,
     logit_bias={0: 1.0},
     min_tokens=1,
 )
@@ -103,5 +104,16 @@ def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: i
         )
         for row in range(rows)
     ]
-    prefill = [PrefillChunk(row=row, start=0, token_ids=[0] * length, samples=True) for row in range(rows)]
+    scored = 0 if params.prompt_logprobs is None else length
+    prefill = [
+        PrefillChunk(
+            row=row,
+            start=0,
+            token_ids=[0] * length,
+            samples=True,
+            score_ids=[0] * scored,
+            top=params.prompt_logprobs or 0,
+        )
+        for row in range(rows)
+    ]
     return StepPlan(step=0, new_rows=new_rows, new_pages=[], decode=[], prefill=prefill, page_copies=[])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +15,15 @@ from aengine.runtime.clock import DeviceClock
 from aengine.runtime.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.prefill_graphs import PrefillGraphs, PrefillShape
 from aengine.runtime.runner import Forwarded, StepExecutor, read_draws
+from aengine.runtime.scoring import ChunkScores
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind
 from aengine.types import StepPlan, StepResult
 
 RING = 4  # results in flight, one more than steps can be
+
+# When a step is done, and its draws and scores on the host, valid from then on.
+OnItsWay = tuple[asyncio.Future[None], Draws | None, Sequence[ChunkScores]]
 
 
 class GraphedExecutor(StepExecutor):
@@ -28,12 +33,12 @@ class GraphedExecutor(StepExecutor):
     prefill_graphs: PrefillGraphs | None = None
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> Draws | None:
+    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]:
         graphs = self._decode_graphs_for(plan)
         if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
-            return self.draw(self.forward(plan))
+            return super().execute(plan)
         self._replay_decode(plan, graphs)
-        return graphs.draw(plan.decode, kind)  # which also feeds back and advances
+        return graphs.draw(plan.decode, kind), ()  # which also feeds back and advances
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -42,7 +47,7 @@ class GraphedExecutor(StepExecutor):
             lengths = self._rows.length[row_index] + 1
             self._rows.length[row_index] = lengths
             return Forwarded(logits, plan.decode, row_index, lengths)
-        if (prefill := self.prefill_graphs) is not None and plan.prefill:
+        if (prefill := self.prefill_graphs) is not None and plan.prefill and not plan.scoring:
             shape = prefill.shape_for(plan)
             if shape is not None:
                 return self._replay_prefill(plan, prefill, shape)
@@ -96,7 +101,7 @@ class CudaStep:
         self.plan = plan
         self._runner = runner
         self._forwarded: Forwarded | None = None
-        self._done: tuple[asyncio.Future[None], Draws | None] | None = None  # the draws: on the host once it is
+        self._done: OnItsWay | None = None
         if plan.structured:
             self._forwarded = runner.enqueue_forward(plan)
         else:
@@ -110,9 +115,9 @@ class CudaStep:
     async def result(self) -> StepResult:
         if self._done is None:
             raise RuntimeError(f"the draws of step {self.plan.step} were never enqueued")
-        future, draws = self._done
+        future, draws, scores = self._done
         await future
-        return read_draws(draws, self._runner.logprobs_of, self.plan)
+        return read_draws(draws, self._runner.logprobs_of, self.plan, scores)
 
 
 class CudaRunner:
@@ -137,30 +142,29 @@ class CudaRunner:
             self._asked[new.row] = new.params.logprobs
         return CudaStep(plan, self)
 
-    def enqueue(self, plan: StepPlan) -> tuple[asyncio.Future[None], Draws | None]:
-        """A whole step: when it is done, and its draws on the host, valid from then on."""
+    def enqueue(self, plan: StepPlan) -> OnItsWay:
+        """A whole step."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            return self._finish(plan, self._executor.execute(plan))
+            return self._finish(plan, *self._executor.execute(plan))
 
     def enqueue_forward(self, plan: StepPlan) -> Forwarded:
         """Its forward pass only."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._executor.forward(plan)
 
-    def enqueue_draws(
-        self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None
-    ) -> tuple[asyncio.Future[None], Draws | None]:
+    def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> OnItsWay:
         """The rest of it."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            return self._finish(plan, self._executor.draw(forwarded, masks))
+            return self._finish(plan, self._executor.draw(forwarded, masks), forwarded.scores)
 
-    def _finish(self, plan: StepPlan, draws: Draws | None) -> tuple[asyncio.Future[None], Draws | None]:
+    def _finish(self, plan: StepPlan, draws: Draws | None, scores: Sequence[ChunkScores]) -> OnItsWay:
         host = None if draws is None else self._to_host(plan, draws)
+        host_scores = [one.mapped(_pinned) for one in scores]
         event = torch.cuda.Event()
         event.record(self._stream)
         if self._clock is None:  # made on the loop that launches
             self._clock = DeviceClock(self._device)
-        return self._clock.watch(event), host
+        return self._clock.watch(event), host, host_scores
 
     def logprobs_of(self, row: int) -> int | None:
         """How many logprobs the row's owner asked for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +18,7 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
 from aengine.runtime.rows import Rows
+from aengine.runtime.scoring import ChunkScores, read_scores, score_chunks
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.types import RowLogprobs, StepPlan, StepResult
 
@@ -63,6 +64,7 @@ class Forwarded:
     row_list: list[int]  # which rows draw
     rows: Tensor  # [draws] int64, the same
     positions: Tensor  # [draws] int64, as in `StepInputs`
+    scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
 
 
 class StepExecutor:
@@ -74,9 +76,10 @@ class StepExecutor:
         self._sampler = sampler
         self._rows = rows
 
-    def execute(self, plan: StepPlan) -> Draws | None:
-        """Enqueue (GPU) or compute (CPU) a step; None when nothing draws. The ids stay on the device."""
-        return self.draw(self.forward(plan))
+    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]:
+        """Enqueue (GPU) or compute (CPU) a step; no draws when nothing draws. All stays on the device."""
+        forwarded = self.forward(plan)
+        return self.draw(forwarded), forwarded.scores
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -86,13 +89,16 @@ class StepExecutor:
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
         inputs = build_inputs(plan, rows, self._kv.page_size)
-        hidden = self._decoder.forward(
-            inputs.input_ids, inputs.positions, inputs.attention, self._kv, inputs.draw_tokens
-        )
+        # What is scored are all the prompt's tokens, of which the draws read a few.
+        wanted = None if plan.scoring else inputs.draw_tokens
+        hidden = self._decoder.forward(inputs.input_ids, inputs.positions, inputs.attention, self._kv, wanted)
+        scores = score_chunks(plan, hidden, self._decoder.logits, rows.upload)
+        if plan.scoring and inputs.draw_tokens is not None:
+            hidden = hidden[inputs.draw_tokens]
         logits = self._decoder.logits(hidden) if inputs.draw_row_list else None
         self._advance(plan, inputs)
         self._copy_pages(plan)
-        return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions)
+        return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores)
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
@@ -127,10 +133,13 @@ class StepExecutor:
                 rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 
 
-def read_draws(draws: Draws | None, asked: Callable[[int], int | None], plan: StepPlan) -> StepResult:
-    """Copy a finished step's draws to the host. `asked(row)` says how many logprobs a row wants, if any."""
+def read_draws(
+    draws: Draws | None, asked: Callable[[int], int | None], plan: StepPlan, scores: Sequence[ChunkScores] = ()
+) -> StepResult:
+    """Copy what a finished step brought to the host. `asked(row)` says how many logprobs a row wants, if any."""
+    prompts = read_scores(scores, plan)
     if draws is None:
-        return StepResult(token_ids=[], finite=[], logprobs=None)
+        return StepResult(token_ids=[], finite=[], logprobs=None, scores=prompts)
     logprobs: list[RowLogprobs | None] | None = None
     if draws.logprobs is not None:
         sampled = draws.logprobs.sampled.tolist()
@@ -142,7 +151,7 @@ def read_draws(draws: Draws | None, asked: Callable[[int], int | None], plan: St
             logprobs.append(
                 None if count is None else RowLogprobs(sampled[place], top_ids[place][:count], top[place][:count])
             )
-    return StepResult(token_ids=draws.token_ids.tolist(), finite=draws.finite.tolist(), logprobs=logprobs)
+    return StepResult(draws.token_ids.tolist(), draws.finite.tolist(), logprobs, prompts)
 
 
 EnqueueDraws = Callable[[NDArray[np.int32] | None], asyncio.Future[StepResult]]
@@ -182,7 +191,7 @@ class CpuRunner:
         return CpuStep(plan, lambda masks: loop.run_in_executor(self._worker, self._draw, plan, forwarded, masks))
 
     def _run(self, plan: StepPlan) -> StepResult:
-        return self._read(plan, self._executor.draw(self._forward(plan)))
+        return self._finish(plan, self._forward(plan))
 
     def _forward(self, plan: StepPlan) -> Forwarded:
         for new in plan.new_rows:
@@ -193,10 +202,11 @@ class CpuRunner:
 
     def _draw(self, plan: StepPlan, forwarded: Future[Forwarded], masks: NDArray[np.int32] | None) -> StepResult:
         # The one worker is done with the forward pass, or raised what this step then raises.
-        return self._read(plan, self._executor.draw(forwarded.result(), masks))
+        return self._finish(plan, forwarded.result(), masks)
 
-    def _read(self, plan: StepPlan, draws: Draws | None) -> StepResult:
-        return read_draws(draws, self._logprobs.get, plan)
+    def _finish(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> StepResult:
+        draws = self._executor.draw(forwarded, masks)
+        return read_draws(draws, self._logprobs.get, plan, forwarded.scores)
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aengine.sampling.parameters import (
+    BANNED,
     BIAS,
     FILTER,
     GRAMMAR,
@@ -48,6 +49,7 @@ class Groups:
     top_logprobs: int  # the most that any draw asks for
     biased: Tensor | None
     min_tokens: Tensor | None
+    banned: Tensor | None
     grammar: list[Tensor | None]
 
 
@@ -84,5 +86,6 @@ def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: t
         top_logprobs=min(vocab_size, max((parameters.logprobs[rows[i]] for i in logprobs), default=0)),
         biased=on_device(having(BIAS)),
         min_tokens=on_device(having(MIN_TOKENS)),
+        banned=on_device(having(BANNED)),
         grammar=blocks(having(GRAMMAR)),
     )

@@ -21,7 +21,8 @@ BIAS = 8
 MIN_TOKENS = 16
 PENALTY = 32
 LOGPROBS = 64
-GRAMMAR = 128
+BANNED = 128
+GRAMMAR = 256
 
 _TOP_P_OFF = 2.0  # above any share of the probability
 _LEAST_REPETITION = 1e-30  # a divisor: what is smaller would overflow float32
@@ -66,7 +67,7 @@ class RowParameters:
             top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
             self.top_k[new.row] = top_k
             self.logprobs[new.row] = params.logprobs or 0
-            self.needs[new.row] = self._needs(params, top_k)
+            self.needs[new.row] = self._needs(params, top_k) | (BANNED if new.banned else 0)
             cells[i, :4] = (top_k, *split_seed(new.seed), min(new.prompt_len + params.min_tokens, _INT32_MAX))
             floats[i, 4:10] = (
                 params.temperature if self.needs[new.row] & NOISE else 0.0,  # top_k=1 is an argmax too

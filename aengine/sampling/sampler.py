@@ -1,6 +1,6 @@
 """The batched sampler: parameters live on the device per row, stages run only for the draws that need them.
 
-The order of the stages is logit_bias, repetition/presence/frequency penalties, masks (min_tokens, then grammar),
+The order of the stages is logit_bias, repetition/presence/frequency penalties, masks (min_tokens, bad_words, grammar),
 temperature, top_k, top_p, min_p, draw. Nothing here waits for the device.
 """
 
@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.sampling.banned import BannedSequences
 from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain
 from aengine.sampling.groups import Groups, group
 from aengine.sampling.logprobs import DrawLogprobs, raw_logprobs
 from aengine.sampling.masks import allow_only
 from aengine.sampling.noise import row_keys, token_codes
-from aengine.sampling.parameters import BIAS, FILTER, MIN_P, MIN_TOKENS, NOISE, PENALTY, RowParameters
+from aengine.sampling.parameters import BANNED, BIAS, FILTER, MIN_P, MIN_TOKENS, NOISE, PENALTY, RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
 from aengine.sampling.token_table import TokenTable
 from aengine.sampling.upload import upload
@@ -58,6 +59,7 @@ class Sampler:
         self._bias = TokenTable(max_rows, vocab_size, device)
         self._stops = TokenTable(max_rows, vocab_size, device)  # each with -inf
         self._counts = TokenCounts(max_rows, vocab_size, device)
+        self._banned = BannedSequences(max_rows, device)
         self._codes = token_codes(vocab_size, device)
         self._groups: Groups | None = None  # of the last batch
         self._fused: FusedDraw | None = None
@@ -78,6 +80,7 @@ class Sampler:
             (new.row, dict.fromkeys(new.stop_ids, -torch.inf)) for new in rows if needs[new.row] & MIN_TOKENS
         )
         self._counts.set_rows([new for new in rows if needs[new.row] & PENALTY])
+        self._banned.set_rows([new for new in rows if needs[new.row] & BANNED])
 
     def sample(
         self,
@@ -106,6 +109,8 @@ class Sampler:
         token_ids = self._draw(logits, groups, row_index, positions)
         for block in groups.penalized:
             self._counts.add(_take(row_index, block), _take(token_ids, block))
+        if groups.banned is not None:
+            self._banned.add(_take(row_index, groups.banned), _take(token_ids, groups.banned))
         return Draws(token_ids, finite, _gather_logprobs(token_ids, groups, raw) if raw else None)
 
     def kind(self, rows: list[int]) -> Kind:
@@ -150,6 +155,8 @@ class Sampler:
             rows = _take(row_index, groups.min_tokens)
             too_early = _take(positions, groups.min_tokens)[:, None] < self._parameters.pick(rows).min_position
             self._stops.add_to(logits, groups.min_tokens, rows, where=too_early)
+        if groups.banned is not None:
+            self._banned.mask(logits, groups.banned, _take(row_index, groups.banned))
 
     def _draw(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> Tensor:
         """The ids [draws] int64. Where only some rows are greedy, all get an argmax: cheaper than to sort them out."""

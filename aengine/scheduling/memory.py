@@ -48,7 +48,8 @@ class SequenceMemory:
         needed = self.pages_for(known)
         cached: list[int] = []
         if self.prefix_cache:
-            match = self.tree.match(sequence.tokens[: known - 1], sequence.salt)
+            usable = 0 if sequence.scoring else known - 1
+            match = self.tree.match(sequence.tokens[:usable], sequence.salt)
             cached = match.pages
             self.tree.lock(match.node)  # before anything is evicted
             sequence.node = match.node

@@ -7,6 +7,7 @@ planned is committed (lookahead): positions, lengths and pages are known ahead o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from aengine.errors import ContextLengthError, QueueFullError
@@ -45,6 +46,7 @@ class Scheduler:
         max_queue: int,
         prefix_cache: bool = True,
         mixed_limit: MixedLimit | None = None,
+        on_begin: Callable[[Sequence], None] | None = None,  # told of each sequence that enters for the first time
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
@@ -55,6 +57,7 @@ class Scheduler:
         self._mixed_limit = mixed_limit
         self._max_queue = max_queue
         self._page_size = page_size
+        self._on_begin = on_begin
         self._free_rows = list(range(max_rows - 1, -1, -1))
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # RUNNING only, by rank
@@ -130,6 +133,10 @@ class Scheduler:
             for holder in (sequence, *forks):
                 if holder.phase is not Phase.FINISHED:
                     holder.computed = chunk.start + len(chunk.token_ids)
+        scores = iter(result.scores)
+        for sequence, chunk, _ in flight.prefill:
+            if chunk.score_ids:  # a resumed prompt starts anew, and says the same again
+                sequence.scores[chunk.start : chunk.start + len(chunk.score_ids)] = next(scores)
         updates = self._commit_draws(flight, result)
         for sequence, _, forks in flight.prefill:  # after the draws, which tell whose numbers are not finite
             for holder in (sequence, *forks):
@@ -257,6 +264,8 @@ class Scheduler:
             sequence.cached = min(sequence.launched, sequence.prompt_len)
             self.counters.prompt_tokens += sequence.prompt_len
             self.counters.cached_tokens += sequence.cached
+            if self._on_begin is not None:
+                self._on_begin(sequence)
         sequence.phase = Phase.RUNNING
         sequence.row = self._free_rows.pop()
         self._structured += sequence.grammar is not None
@@ -271,6 +280,7 @@ class Scheduler:
                 tokens=sequence.tokens,
                 length=sequence.launched,
                 pages=list(sequence.pages),
+                banned=sequence.banned,
             )
         )
 
@@ -291,6 +301,9 @@ class Scheduler:
             token_ids=sequence.tokens[start:end],
             samples=end == len(sequence.tokens),
         )
+        if sequence.scoring:
+            chunk.score_ids = sequence.tokens[start + 1 : min(end + 1, sequence.prompt_len)]
+            chunk.top = sequence.params.prompt_logprobs or 0
         sequence.launched = end
         sequence.in_flight += 1
         forks: list[Sequence] = []

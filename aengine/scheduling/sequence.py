@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aengine.cache.radix import Node
 from aengine.text.grammar import Matcher
-from aengine.types import FinishReason, RowLogprobs, SamplingParams
+from aengine.types import FinishReason, PromptLogprob, RowLogprobs, SamplingParams
 
 
 class Phase(enum.Enum):
@@ -35,8 +35,10 @@ class Sequence:
     max_total: int  # tokens at which the sequence ends by length
     rank: tuple[float, int]  # place in the queue; smaller first
     salt: str | None = None
+    banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not complete
     index: int = 0  # which of the n choices
     siblings: list[Sequence] = field(default_factory=list)  # fork from this one after its prefill
+    scores: list[PromptLogprob] = field(default_factory=list)  # from the prompt's second token on; siblings share it
     owner: object = None  # the caller's, untouched
     grammar: Matcher | None = None  # has seen the committed output, no more and no less
 
@@ -59,6 +61,11 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
         self.stops = frozenset(self.stop_ids)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether logprobs of the prompt are asked for and not all there yet; then no cached prefix will do."""
+        return self.params.prompt_logprobs is not None and len(self.scores) < self.prompt_len - 1
 
     @property
     def output_len(self) -> int:

@@ -86,18 +86,23 @@ class Tokenizer:
         """Whether the id stands for a token; ids below `vocab_size` may not."""
         return token_id in self._tokens
 
-    def encode_now(self, text: str) -> list[int]:
+    def token(self, token_id: int) -> str | None:
+        """The token as the vocabulary writes it, None for an id that is none."""
+        return self._tokens.get(token_id)
+
+    def encode_now(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a raw prompt: special tokens written in it are control; BOS and EOS as the checkpoint has it.
 
-        Holds the loop for about 0.25 ms per 1,000 characters. Raises `InvalidRequestError` for lone surrogates.
+        Without `add_special_tokens` neither BOS nor EOS is put around it. Holds the loop for about 0.25 ms per 1,000
+        characters. Raises `InvalidRequestError` for lone surrogates.
         """
-        return self._encode(self._backend, text, add_special_tokens=True)
+        return self._encode(self._backend, text, add_special_tokens=add_special_tokens)
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`encode_now`, in a thread where the text is long."""
         if len(text) <= INLINE_CHARACTERS:
-            return self.encode_now(text)
-        return await self._in_thread(lambda: self.encode_now(text))
+            return self.encode_now(text, add_special_tokens)
+        return await self._in_thread(lambda: self.encode_now(text, add_special_tokens))
 
     @property
     def has_chat_template(self) -> bool:

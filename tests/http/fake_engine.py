@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 
 from aengine.errors import ContextLengthError
+from aengine.latency import Latencies
 from aengine.text.answer import AnswerFormat, ChatPrompt
 from aengine.types import Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
 
@@ -95,6 +96,25 @@ class FakeStream:
             self._news.set()
 
 
+class FakeTokenizer:
+    """One id per word: how long it is."""
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [len(word) for word in text.split()]
+
+    async def encode_chat(self, messages: Any, *options: Any) -> list[int]:
+        return [len(messages)]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return " ".join("x" * token_id for token_id in token_ids)
+
+    def token(self, token_id: int) -> str | None:
+        return "x" * token_id
+
+    def token_text(self, token_id: int) -> str:
+        return "x" * token_id
+
+
 class FakeEngine:
     """Recites its `words`, or with `held=True` leaves its streams to the test; with `refuse` it admits nothing."""
 
@@ -114,6 +134,9 @@ class FakeEngine:
         self.chats: list[Chat] = []
         self.submitted: list[Submitted] = []
         self.numbers = IDLE
+        self.latencies = Latencies()
+        self.vocab_size = VOCAB_SIZE
+        self.tokenizer = FakeTokenizer()
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
@@ -158,6 +181,9 @@ class FakeEngine:
             stream.put(*recital(prompt_tokens, params, self.words))
         self._streams.put_nowait(stream)
         return stream
+
+    def flush_cache(self) -> None:
+        pass
 
     def stats(self) -> Stats:
         return self.numbers

@@ -104,11 +104,13 @@ async def test_hands_parameters_to_the_engine() -> None:
         "seed": 11,
         "stop": ["x", "y"],
         "stop_token_ids": [3],
+        "bad_words": ["bad"],
         "include_stop": True,
         "ignore_eos": True,
         "skip_special_tokens": False,
         "shown_special_ids": [5],
         "logprobs": 2,
+        "prompt_logprobs": 3,
         "n": 2,
     }
     async with serving() as server:

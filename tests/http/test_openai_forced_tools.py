@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.http.demo_host import hosted_demo
+from tests.http.demo_server import demo_server
 
 pytestmark = pytest.mark.anyio
 
@@ -43,9 +44,19 @@ def check(call: Any, among: set[str]) -> None:
     assert all(0 <= value <= 99 if isinstance(value, int) else len(value) <= 16 for value in arguments.values())
 
 
-@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.fixture(scope="module")
+def random_url() -> Iterator[str]:
+    """The same model with random weights."""
+    with demo_server(load_format="dummy") as url:
+        yield url
+
+
+@pytest.mark.parametrize("server", ["demo_url", "random_url"])
 @pytest.mark.parametrize("choice", ["required", "get_weather", "add", "stop"])
-async def test_a_call_comes_whatever_the_model_would_say(load_format: Any, choice: str) -> None:
+async def test_a_call_comes_whatever_the_model_would_say(
+    request: pytest.FixtureRequest, server: str, choice: str
+) -> None:
+    url = request.getfixturevalue(server)
     named = choice != "required"
     asked: dict[str, Any] = {
         **ASKED,
@@ -54,10 +65,7 @@ async def test_a_call_comes_whatever_the_model_would_say(load_format: Any, choic
         "parallel_tool_calls": False,
         "extra_body": {"chat_template_kwargs": {"enable_thinking": False}},
     }
-    async with (
-        hosted_demo(load_format) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client,
-    ):
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
         chat = await client.chat.completions.create(**asked, messages=SMALL_TALK, n=4, seed=1)
         for each in chat.choices:
             assert each.finish_reason == "tool_calls"
@@ -70,8 +78,8 @@ async def test_a_call_comes_whatever_the_model_would_say(load_format: Any, choic
         check(streamed_call, {choice} if named else set(SCHEMAS))
 
 
-async def test_it_may_think_before_it_calls() -> None:
-    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+async def test_it_may_think_before_it_calls(demo_url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         chat = await client.chat.completions.create(
             **ASKED,
             temperature=0,
@@ -86,9 +94,9 @@ async def test_it_may_think_before_it_calls() -> None:
         check(call, set(SCHEMAS))
 
 
-async def test_an_answer_of_a_given_form_calls_nothing() -> None:
+async def test_an_answer_of_a_given_form_calls_nothing(demo_url: str) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "add", "schema": SCHEMAS["add"]}}
-    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         chat = await client.chat.completions.create(
             **ASKED,
             temperature=0,
@@ -103,9 +111,9 @@ async def test_an_answer_of_a_given_form_calls_nothing() -> None:
     assert set(json.loads(choice.message.content or "")) == {"a", "b"}
 
 
-async def test_a_schema_that_cannot_be_followed_is_refused() -> None:
+async def test_a_schema_that_cannot_be_followed_is_refused(demo_url: str) -> None:
     bad: Any = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"pattern": "("}}}}}]
-    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(**ASKED, messages=SMALL_TALK, tools=bad, tool_choice="required")
         assert refused.value.param == "tools"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import openai
 import pytest
 
-from tests.http.demo_host import hosted_demo
+from tests.http.demo_server import demo_server
 
 pytestmark = pytest.mark.anyio
 
@@ -42,8 +41,8 @@ def without_ids(message: Any) -> dict[str, Any]:
     return plain
 
 
-async def test_a_question_a_call_its_result_and_the_answer() -> None:
-    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+async def test_a_question_a_call_its_result_and_the_answer(demo_url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
         first = (await client.chat.completions.create(**ASKED, messages=messages, tools=TOOLS)).choices[0]
         assert first.finish_reason == "tool_calls"
@@ -68,8 +67,8 @@ async def test_a_question_a_call_its_result_and_the_answer() -> None:
 @pytest.mark.parametrize(
     "question", [QUESTION, "What is the weather in Rome and in Oslo?", "What is the capital of France?"]
 )
-async def test_streamed_pieces_make_the_same_message(question: str) -> None:
-    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+async def test_streamed_pieces_make_the_same_message(demo_url: str, question: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": question}], "tools": TOOLS}
         whole = await client.chat.completions.create(**asked)
         async with client.chat.completions.stream(**asked) as stream:
@@ -85,30 +84,23 @@ async def test_streamed_pieces_make_the_same_message(question: str) -> None:
     assert len(pieces) >= 4 * len(calls)  # they come as they are written
 
 
-def test_the_client_without_async() -> None:
-    def use(url: str) -> None:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
-            messages: Any = [{"role": "user", "content": "What is the weather in Rome and in Oslo?"}]
-            stream = client.chat.completions.create(**ASKED, messages=messages, tools=TOOLS, stream=True)
-            arguments: dict[int, str] = {}
-            for chunk in stream:
-                for call in chunk.choices[0].delta.tool_calls or ():
-                    assert call.function is not None
-                    arguments[call.index] = arguments.get(call.index, "") + (call.function.arguments or "")
-            assert [json.loads(text) for text in arguments.values()] == [{"city": "Rome"}, {"city": "Oslo"}]
-            one = client.chat.completions.create(**ASKED, messages=messages, tools=TOOLS, parallel_tool_calls=False)
-            assert len(one.choices[0].message.tool_calls or ()) == 1
-
-    async def serve() -> None:
-        async with hosted_demo() as url:
-            await asyncio.to_thread(use, url)
-
-    asyncio.run(serve())
+def test_the_client_without_async(demo_url: str) -> None:
+    with openai.OpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
+        messages: Any = [{"role": "user", "content": "What is the weather in Rome and in Oslo?"}]
+        stream = client.chat.completions.create(**ASKED, messages=messages, tools=TOOLS, stream=True)
+        arguments: dict[int, str] = {}
+        for chunk in stream:
+            for call in chunk.choices[0].delta.tool_calls or ():
+                assert call.function is not None
+                arguments[call.index] = arguments.get(call.index, "") + (call.function.arguments or "")
+        assert [json.loads(text) for text in arguments.values()] == [{"city": "Rome"}, {"city": "Oslo"}]
+        one = client.chat.completions.create(**ASKED, messages=messages, tools=TOOLS, parallel_tool_calls=False)
+        assert len(one.choices[0].message.tool_calls or ()) == 1
 
 
-async def test_a_thought_and_the_answer() -> None:
+async def test_a_thought_and_the_answer(demo_url: str) -> None:
     asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
-    async with hosted_demo() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         whole = (await client.chat.completions.create(**asked, extra_body=THINKING)).choices[0].message
         thought, content = "", ""
         async for chunk in await client.chat.completions.create(**asked, extra_body=THINKING, stream=True):
@@ -124,13 +116,11 @@ async def test_a_thought_and_the_answer() -> None:
 
 
 async def test_thoughts_stay_in_the_text_where_the_knob_says_so() -> None:
-    async with (
-        hosted_demo(reasoning="off") as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client,
-    ):
-        chat = await client.chat.completions.create(
-            **ASKED, messages=[{"role": "user", "content": "What is 17 + 25?"}], extra_body=THINKING
-        )
+    with demo_server(reasoning="off") as url:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:
+            chat = await client.chat.completions.create(
+                **ASKED, messages=[{"role": "user", "content": "What is 17 + 25?"}], extra_body=THINKING
+            )
     content = chat.choices[0].message.content
     assert content is not None
     assert content.startswith("<think>\nOnes:")

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 import aengine
 from tests.http.serving import Server, serving
@@ -17,11 +17,15 @@ pytestmark = pytest.mark.anyio
 
 
 class Step(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # or a hot model invents fields without end
+
     number: int
     kind: Literal["first", "second"]
 
 
 class Plan(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     title: Literal["walk", "run"]
     steps: tuple[Step, Step]
     note: bool | None

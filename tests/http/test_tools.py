@@ -82,6 +82,25 @@ async def test_calls_in_llamas_way() -> None:
     assert await message(saying(*words, form=AnswerFormat(calls="llama3"))) == (expected, "tool_calls")
 
 
+async def test_continuous_usage_grows_with_the_tokens_that_were_read() -> None:
+    engine = saying(*ALL)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with serving(engine) as server:
+        events = await server.events(PATH, messages=HELLO, tools=TOOLS, stream=True, stream_options=options)
+    *chunks, last, done = events
+    assert done == "[DONE]"
+    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert told == sorted(told)
+    assert told[0] == 0
+    assert told[-1] == last["usage"]["completion_tokens"] == len(ALL)
+    assert len(set(told)) > 5
+    assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I call."
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert all(deltas[:-1])  # nothing is sent for a token that says nothing yet
+
+
 async def test_a_thought_that_the_prompt_opens() -> None:
     words = ["I ", "call.\n", "</think>", "\n\n", *CALL]
     expected = {"role": "assistant", "content": None, "reasoning_content": "I call.", "tool_calls": [F_CALL]}

@@ -65,7 +65,7 @@ class Rig:
             plan = self.scheduler.schedule()
             if plan is not None:
                 self.plans.append(plan)
-                flying.append((plan, read_draws(self.executor.execute(plan), lambda row: None, plan)))
+                flying.append((plan, read_draws(self.executor.execute(plan)[0], lambda row: None, plan)))
             if len(flying) > depth or (plan is None and flying):
                 self.scheduler.commit(*flying.pop(0))
             elif plan is None:

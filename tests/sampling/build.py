@@ -21,6 +21,7 @@ def new_row(
     stop_ids: tuple[int, ...] = (),
     prompt: Sequence[int] = (0,),
     output: Sequence[int] = (),
+    banned: Sequence[Sequence[int]] = (),
     **sampling: object,
 ) -> NewRow:
     """A row whose known tokens are prompt and output."""
@@ -33,6 +34,7 @@ def new_row(
         tokens=[*prompt, *output],
         length=0,
         pages=[],
+        banned=banned,
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aengine.sampling import DrawLogprobs, Kind, Sampler
+from aengine.structured import Structured
 from aengine.types import SamplingParams
 from tests.sampling import reference
 from tests.sampling.build import CPU, draw, draw_many, new_row
@@ -290,15 +291,17 @@ def test_the_kind_of_a_batch_is_that_of_its_most_demanding_row() -> None:
         SamplingParams(temperature=0, presence_penalty=0.1),
         SamplingParams(temperature=0, logprobs=0),
         SamplingParams(top_k=2, logprobs=1),
+        SamplingParams(temperature=0, structured=Structured(choice=("a", "b"))),
     ]
-    sampler = Sampler(13, VOCAB, CPU)
+    sampler = Sampler(15, VOCAB, CPU)
     sampler.set_rows([new_row(row, params) for row, params in enumerate(simple + filtered + others)])
+    sampler.set_rows([new_row(14, SamplingParams(temperature=0), banned=[(1, 2)])])
     assert sampler.kind([]) is Kind.SIMPLE
     assert sampler.kind([0, 1, 2, 3]) is Kind.SIMPLE
     assert all(sampler.kind([row, 0]) is Kind.FILTERED for row in range(4, 8))
-    assert all(sampler.kind([5, row, 1]) is Kind.ANY for row in range(8, 13))
+    assert all(sampler.kind([5, row, 1]) is Kind.ANY for row in range(8, 15))
     assert sampler.kind([3, 0]) is Kind.SIMPLE
-    assert all(sampler.kind([0, row]) is not Kind.SIMPLE for row in range(4, 13))
+    assert all(sampler.kind([0, row]) is not Kind.SIMPLE for row in range(4, 15))
 
 
 def test_filtered_rows_draw_the_same_in_both_ways() -> None:

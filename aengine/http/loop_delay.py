@@ -1,0 +1,40 @@
+"""How long the event loop keeps everyone waiting: what a step, a parse or a collection that blocks it shows up as."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+from anyio.abc import TaskStatus
+
+_TICK = 0.05  # seconds
+_SPAN = 60.0  # seconds that a worst delay is remembered for, at least
+
+
+class LoopDelay:
+    """The worst delay of a timer within the last one to two spans."""
+
+    def __init__(self) -> None:
+        self._current = self._before = 0.0
+        self._until = time.monotonic() + _SPAN
+
+    @property
+    def worst(self) -> float:
+        """Seconds."""
+        return max(self._current, self._before)
+
+    async def watch(self, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Measure until the scope that this hands out is cancelled."""
+        with anyio.CancelScope() as scope:
+            task_status.started(scope)
+            while True:
+                began = time.monotonic()
+                await anyio.sleep(_TICK)
+                self.note(time.monotonic() - began - _TICK, began)
+
+    def note(self, delay: float, now: float) -> None:
+        """One measurement: seconds, and when."""
+        if now >= self._until:
+            self._before = self._current if now < self._until + _SPAN else 0.0
+            self._current, self._until = 0.0, now + _SPAN
+        self._current = max(self._current, delay)

@@ -1,0 +1,41 @@
+"""Prompts as clients write them, and as the engine is given them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aengine.errors import InvalidRequestError
+from aengine.http.engine_like import TokenizerLike
+
+MAX_PROMPTS = 1024
+
+Prompt = str | list[int]
+
+
+def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[Prompt]:
+    """The prompts in their four spellings: a string, ids, strings, lists of ids. Raises `InvalidRequestError`."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    several = [item for item in prompt if not isinstance(item, int)]
+    if not several or len(several) != len(prompt) or len({type(item) for item in several}) > 1:
+        raise InvalidRequestError(
+            "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids", "prompt"
+        )
+    if len(several) > MAX_PROMPTS:
+        raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts in one request, got {len(several)}", "prompt")
+    return several
+
+
+async def cut(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Prompt:
+    """The prompt's last so many tokens; all of it, as it is, for None."""
+    if last is None:
+        return prompt
+    ids = await tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    return ids[-last:]
+
+
+def text_of(prompt: Prompt, tokenizer: TokenizerLike) -> str:
+    """What `echo` repeats; special tokens are written out only where the client wrote them."""
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, False)

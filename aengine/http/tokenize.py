@@ -1,0 +1,71 @@
+"""`POST /tokenize` and `POST /detokenize`: what the model's tokenizer makes of a text, and the way back."""
+
+from __future__ import annotations
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError
+from aengine.http import sse
+from aengine.http.answers import Detokenized, Tokenized
+from aengine.http.body import decode, read_body
+from aengine.http.chat_structs import messages_for_template, tools_for_template
+from aengine.http.engine_like import EngineLike
+from aengine.http.state import ServerState
+from aengine.http.structs import DetokenizeRequest, TokenizeRequest
+from aengine.types import check_token_ids
+
+_INLINE_TOKENS = 2000  # decoded within the loop; a thread costs more than that
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+class Tokens:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def tokenize(self, request: Request) -> Response:
+        """The ids of a prompt, or of a chat as the chat template renders it."""
+        data = await read_body(request, self._state.config.max_body_bytes)
+        engine = self._state.require_engine()
+        body = decode(data, _tokenize_decoder)
+        self._state.check_model(body.model)
+        ids = await _encode(engine, body)
+        strings = [engine.tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
+        return _json(Tokenized(len(ids), engine.max_model_len, ids, strings))
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of ids, special tokens written out."""
+        data = await read_body(request, self._state.config.max_body_bytes)
+        engine = self._state.require_engine()
+        body = decode(data, _detokenize_decoder)
+        self._state.check_model(body.model)
+        check_token_ids(body.tokens, engine.vocab_size, "tokens")
+        if len(body.tokens) <= _INLINE_TOKENS:
+            text = engine.tokenizer.decode(body.tokens, False)
+        else:
+            text = await anyio.to_thread.run_sync(engine.tokenizer.decode, body.tokens, False)
+        return _json(Detokenized(text))
+
+
+async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("exactly one of prompt and messages must be given", "prompt")
+    if body.messages is None:
+        special = body.add_special_tokens is not False
+        return await engine.tokenizer.encode(body.prompt or "", add_special_tokens=special)
+    if body.add_special_tokens:
+        raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
+    return await engine.tokenizer.encode_chat(
+        messages_for_template(body.messages),
+        tools_for_template(body.tools),
+        body.chat_template_kwargs,
+        body.add_generation_prompt is not False,
+    )
+
+
+def _json(answer: object) -> Response:
+    return Response(sse.encode(answer), media_type="application/json")

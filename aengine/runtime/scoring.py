@@ -1,0 +1,84 @@
+"""Logprobs of a prompt's own tokens: the language model head over every position, a slice at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aengine.runtime.rows import Upload
+from aengine.types import MAX_LOGPROBS, PromptLogprob, StepPlan
+
+SLICE = 256  # positions whose logits exist at once, however long the prompt is
+
+
+@dataclass(slots=True)
+class ChunkScores:
+    """Of one prefill chunk: how likely each token of the prompt was after those before it."""
+
+    logprobs: Tensor  # [n] float32, under the raw distribution
+    ranks: Tensor  # [n] int64, 1 for the likeliest
+    top_ids: Tensor  # [n, k] int64, likeliest first
+    top: Tensor  # [n, k] float32
+
+    def mapped(self, to_host: Callable[[Tensor], Tensor]) -> ChunkScores:
+        """The same with every tensor copied."""
+        return ChunkScores(*map(to_host, (self.logprobs, self.ranks, self.top_ids, self.top)))
+
+
+def score_chunks(plan: StepPlan, hidden: Tensor, head: Callable[[Tensor], Tensor], upload: Upload) -> list[ChunkScores]:
+    """Scores for each chunk that asks, in the plan's order.
+
+    hidden [tokens, hidden] of all the step's tokens, decodes first; `head` makes logits [n, vocab] of some.
+    """
+    scores: list[ChunkScores] = []
+    first = len(plan.decode)
+    for chunk in plan.prefill:
+        if count := len(chunk.score_ids):
+            targets = upload(chunk.score_ids)
+            parts = [
+                _score(head(hidden[first + at : first + min(at + SLICE, count)]), targets[at : at + SLICE], chunk.top)
+                for at in range(0, count, SLICE)
+            ]
+            scores.append(
+                ChunkScores(
+                    torch.cat([part.logprobs for part in parts]),
+                    torch.cat([part.ranks for part in parts]),
+                    torch.cat([part.top_ids for part in parts]),
+                    torch.cat([part.top for part in parts]),
+                )
+            )
+        first += len(chunk.token_ids)
+    return scores
+
+
+def read_scores(scores: Sequence[ChunkScores], plan: StepPlan) -> list[list[PromptLogprob]]:
+    """Scores on the host as the scheduler takes them, a list for each chunk that asked."""
+    asking = [chunk for chunk in plan.prefill if chunk.score_ids]
+    return [
+        [
+            PromptLogprob(*values)
+            for values in zip(
+                chunk.score_ids,
+                one.logprobs.tolist(),
+                one.ranks.tolist(),
+                one.top_ids.tolist(),
+                one.top.tolist(),
+                strict=True,
+            )
+        ]
+        for chunk, one in zip(asking, scores, strict=True)
+    ]
+
+
+def _score(logits: Tensor, targets: Tensor, top: int) -> ChunkScores:
+    """logits [n, vocab] in the model's dtype, targets [n] int64."""
+    logits = logits.float()
+    total = logits.logsumexp(dim=-1)
+    own = logits.gather(1, targets[:, None])
+    ranks = (logits > own).sum(dim=-1) + 1
+    # As many as anyone may ask for, so that which of several equals make the cut depends on nobody's wish.
+    values, ids = logits.topk(min(MAX_LOGPROBS, logits.shape[1]), dim=-1)
+    return ChunkScores(own[:, 0] - total, ranks, ids[:, :top], values[:, :top] - total[:, None])

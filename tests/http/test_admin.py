@@ -1,0 +1,93 @@
+"""`POST /abort` and `POST /flush_cache`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+ENDLESS = {"max_tokens": 1500, "ignore_eos": True, "stream": True}
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {"prompt": "a", **ENDLESS},
+    "/v1/completions": {"prompt": ["a", "b"], **ENDLESS},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], **ENDLESS},
+}
+
+
+def finish_reasons(event: dict[str, Any]) -> list[str]:
+    choices = event.get("choices", [event])
+    return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_aborted_stream_says_so_and_ends(demo: httpx.Client, path: str) -> None:
+    name = f"mine-{path}"
+    with demo.stream("POST", path, json=BODIES[path], headers={"X-Request-Id": name}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert demo.post("/abort", json={"request_id": name}).json() == {"aborted": 1}
+        events = [line.removeprefix("data: ") for line in lines if line]
+    assert events[-1] == "[DONE]"
+    reasons = [reason for event in events[:-1] for reason in finish_reasons(json.loads(event))]
+    assert set(reasons) == {"abort"}
+    assert len(reasons) == (2 if path == "/v1/completions" else 1)
+    assert demo.post("/abort", json={"request_id": name}).json() == {"aborted": 0}  # it is forgotten
+
+
+def test_by_the_id_in_the_answer(demo: httpx.Client) -> None:
+    with demo.stream("POST", "/v1/completions", json=BODIES["/v1/completions"]) as response:
+        lines = response.iter_lines()
+        request_id = json.loads(next(lines).removeprefix("data: "))["id"]
+        assert demo.post("/abort", json={"request_id": request_id}).json() == {"aborted": 1}
+        assert list(lines)[-2] == "data: [DONE]"
+
+
+def test_an_id_that_nobody_has(demo: httpx.Client) -> None:
+    assert demo.post("/abort", json={"request_id": "nobody"}).json() == {"aborted": 0}
+    refused = demo.post("/abort", json={})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_id")
+
+
+def test_flushing_the_cache(demo: httpx.Client) -> None:
+    body = {"prompt": "one two three four five six seven eight nine ten " * 5, "max_tokens": 1, "stream": False}
+
+    def cached() -> int:
+        usage = demo.post("/generate", json=body).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    cached()
+    assert cached() > 0
+    assert demo.post("/flush_cache").json() == {"flushed": True}
+    assert cached() == 0
+
+
+def test_a_request_in_the_queue(demo_url: str) -> None:
+    body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "n": 32}
+    with (
+        httpx.Client(base_url=demo_url, timeout=30, trust_env=False) as client,
+        client.stream("POST", "/v1/completions", json=body | {"stream": True}) as running,
+    ):
+        lines = running.iter_lines()  # held on to: letting go of it would close the connection
+        next(lines)  # every row is taken
+        answers: list[httpx.Response] = []
+        waiting = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(
+                    f"{demo_url}/v1/completions",
+                    json={"prompt": "b", "max_tokens": 5},
+                    headers={"X-Request-Id": "queued"},
+                    timeout=30,
+                    trust_env=False,
+                )
+            )
+        )
+        waiting.start()
+        while client.post("/abort", json={"request_id": "queued"}).json() != {"aborted": 1}:
+            pass
+        waiting.join()
+    (answer,) = answers
+    assert answer.json()["choices"][0]["finish_reason"] == "abort"
+    assert answer.json()["usage"]["completion_tokens"] == 0

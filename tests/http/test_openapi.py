@@ -1,0 +1,142 @@
+"""`/openapi.json`, and whether the server keeps to it whatever it is sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.schemas import BaseSchema
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from aengine.config import ServerConfig
+from aengine.http.routes import operations
+from aengine.http.state import ServerState
+from tests.http.demo_server import demo_server
+from tests.http.serving import serving
+
+KEY = "a-key"
+KEY_HEADER = {"Authorization": f"Bearer {KEY}"}
+BOUNDED = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+CONTEXT = 64  # tokens; bounds what a generated request can cost
+
+
+OPERATIONS = [(one.method, one.template) for one in operations(ServerState(ServerConfig()))]
+
+
+@pytest.fixture(scope="module")
+def short_demo() -> Iterator[str]:
+    with demo_server(max_model_len=CONTEXT, api_keys=(KEY,)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def described(short_demo: str) -> BaseSchema:
+    return schemathesis.openapi.from_url(f"{short_demo}/openapi.json", headers=KEY_HEADER)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_is_as_described(described: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
+    """What fits the schema and what does not: no 5xx, no undescribed status, no body of another shape."""
+    operation = described[path][method]
+
+    @BOUNDED
+    @given(operation.as_strategy(generation_mode=mode))
+    def holds(case: schemathesis.Case) -> None:
+        if mode is GenerationMode.POSITIVE:
+            make_likelier(case.body)
+        # What a schema cannot say (ids below the vocabulary's size, lengths in tokens) may be refused.
+        response = case.call_and_validate(headers=KEY_HEADER, timeout=30, excluded_checks=[positive_data_acceptance])
+        statuses[response.status_code] += 1
+
+    statuses: Counter[int] = Counter()
+    with suppress(Unsatisfiable):  # nothing can be wrong about a request that says nothing
+        holds()
+    assert statuses[200] or (mode is GenerationMode.NEGATIVE) or "{" in path
+
+
+FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "shown_special_ids")
+
+
+@pytest.mark.parametrize("fields", [*((form,) for form in FORMS), TOOLS], ids=lambda fields: str(fields[0]))
+def test_so_are_answers_that_follow_a_form_or_may_call_tools(short_demo: str, fields: tuple[str, ...]) -> None:
+    """These fields are seldom among all the others that a request may have; here they always are."""
+    document = httpx.get(f"{short_demo}/openapi.json", headers=KEY_HEADER, trust_env=False).json()
+    request = document["components"]["schemas"]["ChatRequest"]
+    asked = ("messages", "max_tokens", "stream", *fields)
+    request["properties"] = {name: without_null(request["properties"][name]) for name in asked}
+    request["required"] = asked
+    operation = schemathesis.openapi.from_dict(document)["/v1/chat/completions"]["POST"]
+
+    @BOUNDED
+    @given(operation.as_strategy(generation_mode=GenerationMode.POSITIVE))
+    def holds(case: schemathesis.Case) -> None:
+        make_likelier(case.body)
+        response = case.call_and_validate(
+            base_url=short_demo, headers=KEY_HEADER, timeout=30, excluded_checks=[positive_data_acceptance]
+        )
+        statuses[response.status_code] += 1
+
+    statuses: Counter[int] = Counter()
+    holds()
+    assert sum(statuses.values()) == BOUNDED.max_examples
+
+
+def without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    return {"anyOf": kinds} if kinds else schema
+
+
+def make_likelier(body: Any) -> None:
+    """Most requests name a model that is not served and a token that is none; then little would be tried."""
+    if isinstance(body, dict):
+        for name in ("model", "input_ids", "logit_bias", "stop_token_ids", "stream_options", "best_of", "suffix"):
+            body.pop(name, None)
+        for name, value in body.items():
+            if isinstance(value, float) and value.is_integer():
+                body[name] = int(value)  # which a schema takes for an integer
+        for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+            if isinstance(body.get(name), int):
+                body[name] = 1 + body[name] % 8
+        for message in body.get("messages") or ():
+            for part in message["content"] if isinstance(message.get("content"), list) else ():
+                part["type"], part["text"] = "text", part.get("text") or ""
+        if "messages" not in body and not isinstance(body.get("prompt"), str):
+            body["prompt"] = "a prompt"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+async def test_it_asks_for_a_key_exactly_where_the_server_does(keys: tuple[str, ...]) -> None:
+    async with serving(api_keys=keys) as server:
+        document = (await server.client.get("/openapi.json", headers=KEY_HEADER)).json()
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                answer = await server.client.request(method, path)
+                assert (answer.status_code == 401) == ("security" in operation), path
+    assert ("securitySchemes" in document["components"]) == bool(keys)
+
+
+def test_the_schemas_tell_the_ranges(demo: httpx.Client) -> None:
+    document = demo.get("/openapi.json").json()
+    fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert {"type": "number", "minimum": 0, "maximum": 2} in fields["temperature"]["anyOf"]
+    assert {"type": "integer", "minimum": 1, "maximum": 128} in fields["n"]["anyOf"]
+    assert {"type": "integer", "minimum": 0, "maximum": 20} in fields["logprobs"]["anyOf"]
+    assert fields["stop"]["anyOf"][1]["maxItems"] == 16
