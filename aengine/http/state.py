@@ -10,6 +10,7 @@ from aengine.errors import AengineError, EngineNotReadyError, InvalidRequestErro
 from aengine.http.engine_like import EngineLike
 from aengine.http.loop_delay import LoopDelay
 from aengine.http.running import RunningReplies
+from aengine.http.turnstile import Turnstile
 
 Phase = Literal["loading", "ready", "failed", "stopping"]
 
@@ -24,6 +25,7 @@ class ServerState:
         self.reason = "the model is still loading"
         self.replies = RunningReplies()
         self.loop_delay = LoopDelay()
+        self.turnstile = Turnstile()
 
     def ready(self, engine: EngineLike) -> None:
         self.engine, self.phase, self.reason = engine, "ready", ""
