@@ -265,3 +265,23 @@ async def test_a_model_that_does_not_fit_says_so_with_the_arithmetic(checkpoint:
     with pytest.raises(aengine.ConfigError, match=r"does not fit.*weights.*largest step.*KV pool"):
         async with aengine.Engine(str(checkpoint), device="cuda", gpu_memory_utilization=0.005):
             pass
+
+
+async def test_prompt_logprobs_are_those_of_the_draws(checkpoint: Path) -> None:
+    """What a first request drew, a second one has in its prompt: beside other work, in a batch, cached or not."""
+    async with aengine.Engine(
+        str(checkpoint), device="cuda", dtype="float32", kv_cache_gib=4.0, max_num_seqs=16, progress=False
+    ) as engine:
+        prompt = PROMPTS[3]
+        drawn = await engine.complete(prompt, max_tokens=12, logprobs=0, **GREEDY)
+        whole = [*prompt, *drawn.token_ids]
+        scored, *_ = await asyncio.gather(
+            engine.complete(whole, max_tokens=1, prompt_logprobs=2, **GREEDY),
+            *(engine.complete(other, max_tokens=20, **GREEDY) for other in PROMPTS[:4]),
+        )
+    told = scored.prompt_logprobs or ()
+    assert len(told) == len(whole) - 1  # the first token has none
+    for place, draw in enumerate(drawn.logprobs or ()):
+        there = told[len(prompt) + place - 1]
+        assert there.token_id == draw.token_id
+        assert abs(there.logprob - draw.logprob) < 1e-3
