@@ -279,7 +279,7 @@ async def test_prompt_logprobs_are_those_of_the_draws(checkpoint: Path) -> None:
             engine.complete(whole, max_tokens=1, prompt_logprobs=2, **GREEDY),
             *(engine.complete(other, max_tokens=20, **GREEDY) for other in PROMPTS[:4]),
         )
-    told = scored.prompt_logprobs or ()
+    told = scored.choices[0].prompt_logprobs or ()
     assert len(told) == len(whole) - 1  # the first token has none
     for place, draw in enumerate(drawn.logprobs or ()):
         there = told[len(prompt) + place - 1]
