@@ -13,10 +13,11 @@ import pytest
 from tests.http.demo_host import hosted_demo
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
 def test_the_python_example_runs() -> None:
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "aengine.Engine()" in block)
+    (example,) = (block for block in PYTHON if "with aengine.Engine()" in block)
     run = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     text, ending, answer, rate = run.stdout.splitlines()
@@ -27,13 +28,14 @@ def test_the_python_example_runs() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_example_with_tools_runs() -> None:
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "tools" in block)
+@pytest.mark.parametrize("word", ["tools", "aengine.Client"])
+async def test_the_examples_that_ask_a_server_say_what_they_promise(word: str) -> None:
+    (example,) = (block for block in PYTHON if word in block)
     async with hosted_demo() as url:
         code = example.replace("http://localhost:8000", url)
         run = await anyio.run_process([sys.executable, "-c", code], check=False)
     assert run.returncode == 0, run.stderr.decode()
-    promised = re.findall(r"# (.*)", example)
+    promised = re.findall(r"\)  # (.*)", example)
     assert run.stdout.decode().splitlines() == promised
 
 
