@@ -82,14 +82,15 @@ def _shown(default: object) -> str:
     return str(default)
 
 
-def read_knobs(args: argparse.Namespace, kind: type[T], **fixed: Any) -> T:
-    """The config of what was given, the environment, and the defaults. Raises `UsageError`, naming the knob.
+def given_knobs(args: argparse.Namespace, kind: type[T]) -> dict[str, Any]:
+    """The knobs that stand on the command line."""
+    return {knob.name: getattr(args, knob.name) for knob in knobs_of(kind) if hasattr(args, knob.name)}
 
-    `fixed` are values that stand in for a default that suits this command better.
-    """
-    given = {knob.name: getattr(args, knob.name) for knob in knobs_of(kind) if hasattr(args, knob.name)}
+
+def read_knobs(args: argparse.Namespace, kind: type[T]) -> T:
+    """The config of what was given, the environment, and the defaults. Raises `UsageError`, naming the knob."""
     try:
-        return configure(kind, **(fixed | given))
+        return configure(kind, **given_knobs(args, kind))
     except ConfigError as error:
         raise UsageError(str(error)) from None
 
