@@ -21,6 +21,7 @@ from aengine.errors import (
     ModelNotFoundError,
     NonFiniteLogitsError,
     QueueFullError,
+    ServerError,
     UnsupportedModelError,
     WeightsError,
 )
@@ -28,6 +29,7 @@ from aengine.structured import Structured
 from aengine.types import Choice, Completion, Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
 
 if TYPE_CHECKING:
+    from aengine.client import Client
     from aengine.engine import Engine
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ __all__ = [
     "AengineError",
     "CheckpointError",
     "Choice",
+    "Client",
     "Completion",
     "ConfigError",
     "ContextLengthError",
@@ -52,6 +55,7 @@ __all__ = [
     "QueueFullError",
     "SamplingParams",
     "ServerConfig",
+    "ServerError",
     "Stats",
     "Structured",
     "TokenLogprob",
@@ -64,7 +68,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # `Engine` brings torch; whoever only wants the types or the client does not wait for it.
+    # `Engine` brings torch, `Client` brings httpx; whoever wants neither or one does not wait for the other.
+    if name == "Client":
+        from aengine.client import Client
+
+        return Client
     if name == "Engine":
         from aengine.engine import Engine
 

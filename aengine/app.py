@@ -16,11 +16,11 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 import anyio
 import anyio.to_thread
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from aengine.config import EngineConfig, ServerConfig, configure
 from aengine.errors import AengineError, ConfigError, EngineNotReadyError
-from aengine.http import EngineLike, ServerState, http_app
+from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.errors import error_response
 from aengine.http.workers import only_worker
 
@@ -31,7 +31,7 @@ def create_app(
     config: EngineConfig | None = None,
     server: ServerConfig | None = None,
     engine_factory: EngineFactory | None = None,
-) -> ASGIApp:
+) -> Application:
     """An ASGI application that owns one engine for as long as its lifespan.
 
     What is None is read from `AENGINE_*` variables when the server starts. `engine_factory` makes the engine; the
@@ -41,7 +41,7 @@ def create_app(
 
 
 class Application:
-    """Lifespan here, everything else in `aengine.http`."""
+    """Lifespan here, everything else in `aengine.http`. `settled`: the engine is ready, or has failed to be."""
 
     def __init__(
         self, config: EngineConfig | None, server: ServerConfig | None, engine_factory: EngineFactory | None
@@ -49,7 +49,10 @@ class Application:
         self._config = config
         self._server = server
         self._engine_factory = engine_factory
-        self._http: ASGIApp | None = None
+        self._http: InFlight | None = None
+        self._state: ServerState | None = None
+        self.settled = asyncio.Event()
+        self.failure: BaseException | None = None  # why there is no engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -59,14 +62,26 @@ class Application:
         elif scope["type"] == "http":
             await error_response(EngineNotReadyError("the server has not been started"))(scope, receive, send)
 
+    async def drain(self) -> None:
+        """Answer new work with 503 from now on, and wait until what runs is done."""
+        if self._state is not None:
+            self._state.draining()
+        if self._http is not None:
+            await self._http.idle()
+
+    def cut_off(self) -> None:
+        """End what still runs; streams end with an error event."""
+        if self._http is not None:
+            self._http.cut_off()
+
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
         _show_log()
         try:
             config = self._config or configure(EngineConfig)
-            state = ServerState(self._server or configure(ServerConfig))
+            state = self._state = ServerState(self._server or configure(ServerConfig))
             with only_worker():
-                self._http = http_app(state)
+                self._http = InFlight(http_app(state))
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._keep_engine, config, state, closing)
@@ -91,6 +106,7 @@ class Application:
             async with make_engine(config) as engine:
                 state.ready(engine)
                 _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
+                self.settled.set()
                 try:
                     await closing.wait()
                 finally:
@@ -98,11 +114,13 @@ class Application:
         except Exception as error:  # noqa: BLE001 - whatever it was, the server tells it instead of dying silently
             happened = "could not be started" if state.phase == "loading" else "failed"
             state.failed(error)
+            self.failure = error
             if isinstance(error, AengineError):
                 _say(f"the engine {happened}: {error}")
             else:
                 _say(f"the engine {happened}:")
                 traceback.print_exception(error)
+            self.settled.set()
 
 
 def _default_factory() -> EngineFactory:

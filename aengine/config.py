@@ -1,6 +1,7 @@
 """Every knob once: its name, type, default, environment variable and one line of help.
 
-`AENGINE_<NAME>` sets the knob `<name>` (`AENGINE_MAX_MODEL_LEN=4096`); arguments win over the environment.
+`AENGINE_<NAME>` sets the knob `<name>` (`AENGINE_MAX_MODEL_LEN=4096`), and so does the command line's
+`--max-model-len 4096`; arguments win over the environment.
 """
 
 from __future__ import annotations
@@ -113,10 +114,28 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 65536
 
 
-_LISTS = {"allowed_origins", "api_keys"}  # in the environment: separated by commas
+class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and how `aengine serve` listens."""
+
+    host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every network")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 for any that is free")] = 8000
+    shutdown_timeout: Annotated[
+        float, Meta(ge=0, description="seconds that running answers may take to finish when the server is told to stop")
+    ] = 30.0
+    backlog: Annotated[int, Meta(ge=1, description="connections that may wait to be accepted")] = 2048
+    keep_alive_timeout: Annotated[
+        float, Meta(gt=0, description="seconds after which a connection without requests is closed")
+    ] = 30.0
+    keep_alive_requests: Annotated[int, Meta(ge=1, description="requests after which a connection is closed")] = 10_000
+    max_header_bytes: Annotated[int, Meta(ge=1024, description="longest request line and headers")] = 32 * 2**10
+    access_log: Annotated[bool, Meta(description="write a line for each request to standard output")] = False
+    workers: Annotated[int, Meta(description="only 1: the engine is this process")] = 1
+
+
+_LISTS = {"allowed_origins", "api_keys"}  # as text: separated by commas
 _SECRETS = {"api_keys"}
 
-T = TypeVar("T", EngineConfig, ServerConfig)
+T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)
 
 
 def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: Any) -> T:
@@ -129,13 +148,16 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
     values: dict[str, Any] = {}
     for name in names:
         if (text := environ.get(f"AENGINE_{name.upper()}", "")) != "":
-            values[name] = _split(text) if name in _LISTS else text
-    if values.get("api_keys") == ():  # whoever sets it wants a locked door
-        raise ConfigError("api_keys: AENGINE_API_KEYS is set but names no key; name one or unset it")
+            values[name] = text
     for name, value in knobs.items():
         if name not in names:
             raise ConfigError(f"unknown knob {name!r}; known knobs are {', '.join(sorted(names))}")
         values[name] = value
+    for name in _LISTS & values.keys():
+        if isinstance(values[name], str):
+            values[name] = _split(values[name])
+            if name == "api_keys" and not values[name]:  # whoever sets it wants a locked door
+                raise ConfigError("api_keys: AENGINE_API_KEYS is set but names no key; name one or unset it")
     try:
         # Text comes from the environment: not strict, so "4096" is an int and "false" is a bool.
         return msgspec.convert(values, kind, strict=False)
@@ -143,7 +165,13 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
         message, _, path = str(error).partition(" - at `$.")
         knob = path.rstrip("`").removesuffix("[...]") or "?"
         got = "" if knob in _SECRETS else f", got {values.get(knob)!r}"
-        raise ConfigError(f"{knob}: {message}{got} (argument {knob}= or AENGINE_{knob.upper()})") from None
+        ways = f"argument {knob}=, {flag(knob)} or AENGINE_{knob.upper()}"
+        raise ConfigError(f"{knob}: {message}{got} ({ways})") from None
+
+
+def flag(knob: str) -> str:
+    """The command line's name of a knob."""
+    return f"--{knob.replace('_', '-')}"
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ AengineError
 ├── QueueFullError           more requests are waiting than the bound allows; retry later
 ├── EngineNotReadyError      the weights are still loading
 ├── EngineClosedError        the engine was closed while the request was waiting or running
-└── EngineFailedError        the step that carried the request failed, or the whole engine did
-    └── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
+├── EngineFailedError        the step that carried the request failed, or the whole engine did
+│   └── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
+└── ServerError              a client's server cannot be reached, or answers as no engine would
 """
 
 
@@ -79,3 +80,12 @@ class EngineFailedError(AengineError):
 
 class NonFiniteLogitsError(EngineFailedError):
     """The model produced NaN or infinity for this request; other requests go on."""
+
+
+class ServerError(AengineError):
+    """The server cannot be reached, or answers as no engine would; `status` and `code` are HTTP's, where it answers."""
+
+    def __init__(self, message: str, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code

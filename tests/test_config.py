@@ -25,7 +25,8 @@ def test_lists_are_separated_by_commas() -> None:
 
 def test_api_keys_come_as_a_list_and_are_never_shown() -> None:
     assert configure(ServerConfig, {"AENGINE_API_KEYS": "one, two"}).api_keys == ("one", "two")
-    for keys in ("secret", ("secret", ""), ("secret", 3)):
+    assert configure(ServerConfig, {}, api_keys="one").api_keys == ("one",)  # as from a command line
+    for keys in (("secret", ""), ("secret", 3)):
         with pytest.raises(ConfigError, match="api_keys") as caught:
             configure(ServerConfig, {}, api_keys=keys)
         assert "secret" not in str(caught.value)

@@ -19,10 +19,11 @@ from aengine.http.structs import ChatRequest, CompletionRequest, GenerateRequest
 from tests.http.demo_server import demo_server
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
 def test_the_python_example_runs() -> None:
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "aengine.Engine()" in block)
+    (example,) = (block for block in PYTHON if "with aengine.Engine()" in block)
     run = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     text, ending, answer, rate = run.stdout.splitlines()
@@ -70,12 +71,13 @@ def test_every_endpoint_and_parameter_has_its_line() -> None:
             assert f"`{name}`" in README, name
 
 
-def test_the_example_with_tools_runs(server: str) -> None:
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "tools" in block)
+@pytest.mark.parametrize("word", ["tools", "aengine.Client"])
+def test_the_examples_that_ask_a_server_say_what_they_promise(server: str, word: str) -> None:
+    (example,) = (block for block in PYTHON if word in block)
     code = example.replace("localhost:8000", server)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
-    promised = re.findall(r"# (.*)", example)
+    promised = re.findall(r"\)  # (.*)", example)
     assert run.stdout.splitlines() == promised
 
 

@@ -1,6 +1,19 @@
 """The engine: the public async API and the task that steps the model."""
 
-from aengine.engine.engine import Engine
+from typing import TYPE_CHECKING
+
 from aengine.engine.stream import Stream
 
+if TYPE_CHECKING:
+    from aengine.engine.engine import Engine
+
 __all__ = ["Engine", "Stream"]
+
+
+def __getattr__(name: str) -> object:
+    # The client shares this room's mailbox and argument checks, but does not wait for torch.
+    if name == "Engine":
+        from aengine.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'aengine.engine' has no attribute {name!r}")

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Protocol
 
-from aengine.engine.stream import Stream
 from aengine.errors import EngineClosedError
 from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogprob
 
 
-async def drain(submit: Callable[[], Awaitable[Stream]]) -> AsyncGenerator[Fragment, None]:
+class Submitted(Protocol):
+    """A request of this process's engine, or of a server's."""
+
+    id: str
+
+    async def take(self) -> list[Fragment]: ...
+
+    def abort(self) -> None: ...
+
+
+async def drain(submit: Callable[[], Awaitable[Submitted]]) -> AsyncGenerator[Fragment, None]:
     """Iterate a request to its end; aborts it when the consumer stops early."""
     stream = await submit()
     try:
@@ -20,7 +30,7 @@ async def drain(submit: Callable[[], Awaitable[Stream]]) -> AsyncGenerator[Fragm
         stream.abort()  # synchronous: nothing to await while a generator is being closed
 
 
-async def collect(stream: Stream) -> Completion:
+async def collect(stream: Submitted) -> Completion:
     """Take a request to its end and put its fragments together."""
     texts: dict[int, list[str]] = {}
     ids: dict[int, list[int]] = {}

@@ -93,7 +93,7 @@ def error_response(error: BaseException, headers: Mapping[str, str] | None = Non
     sent = dict(headers or {})
     if isinstance(error, QueueFullError):
         sent["Retry-After"] = str(max(1, round(error.retry_after)))
-    elif isinstance(error, EngineNotReadyError):
+    elif isinstance(error, (EngineNotReadyError, EngineClosedError)):  # or another server in its place
         sent["Retry-After"] = "1"
     return Response(
         msgspec.json.encode(error_body(error)), status_of(error), headers=sent, media_type="application/json"

@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
 from aengine.http import sse
+from aengine.http.chat_structs import messages_for_template, tools_for_template
 from aengine.http.endpoint import Endpoint, submit_within_context
-from aengine.http.engine_like import StreamLike
+from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.prompt_wording import ToldPrompt, told_nothing, told_prompts
 from aengine.http.prompts import cut
 from aengine.http.structs import GenerateRequest
@@ -29,12 +30,10 @@ class Generate(Endpoint):
     async def create(self, request: Request) -> Response:
         engine, body = await self._accept(request, _decoder)
         self._state.check_model(body.model)
-        if (body.prompt is None) == (body.input_ids is None):
-            raise InvalidRequestError("exactly one of prompt and input_ids must be given", "prompt")
-        given = body.prompt if body.prompt is not None else body.input_ids or []
-        prompt = await cut(given, body.truncate_prompt_tokens, engine.tokenizer)
+        max_tokens = None if body.fill_context else DEFAULT_MAX_TOKENS
+        params = body.params(engine.default_params, max_tokens=max_tokens, logprobs=body.logprobs)
+        prompt = await cut(await _prompt(engine, body), body.truncate_prompt_tokens, engine.tokenizer)
         request_id = f"gen-{uuid.uuid4().hex}"
-        params = body.params(engine.default_params, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
 
         async def submit(params: SamplingParams) -> StreamLike:
             return await engine.submit(
@@ -46,6 +45,20 @@ class Generate(Endpoint):
         if body.stream is None or body.stream:
             return self._stream(stream, GenerateDialect(params.n, prompt_of))
         return self._whole(stream, lambda completion: word_completion(completion, prompt_of))
+
+
+async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
+    """Text, ids, or a chat as the model reads it. Raises `InvalidRequestError` unless exactly one is given."""
+    if [body.prompt, body.input_ids, body.messages].count(None) != 2:
+        raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
+    if body.messages is None:
+        return body.prompt if body.prompt is not None else body.input_ids or []
+    chat = await engine.encode_chat(
+        messages_for_template(body.messages),
+        tools=tools_for_template(body.tools),
+        template_kwargs=body.chat_template_kwargs,
+    )
+    return chat.token_ids
 
 
 class GenerateDialect:

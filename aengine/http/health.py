@@ -48,7 +48,7 @@ class Health:
     async def ready(self, request: Request) -> Response:
         """200 exactly when a request would be taken up."""
         state = self._state
-        if state.engine is None:
+        if state.engine is None or state.phase != "ready":
             return _json(Readiness(False, reason=state.reason), 503)
         if state.engine.failure is not None:
             return _json(Readiness(False, reason=public_message(state.engine.failure)), 503)

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from aengine.config import ServerConfig
-from aengine.errors import AengineError, EngineNotReadyError, InvalidRequestError, ModelNotFoundError
+from aengine.errors import AengineError, EngineClosedError, EngineNotReadyError, InvalidRequestError, ModelNotFoundError
 from aengine.http.engine_like import EngineLike
 from aengine.http.loop_delay import LoopDelay
 from aengine.http.running import RunningReplies
@@ -36,8 +36,13 @@ class ServerState:
         self.engine, self.phase = None, "failed"
         self.reason = f"the engine {happened}: {public_message(error)}"
 
+    def draining(self) -> None:
+        """No new work from now on; what runs goes on."""
+        self.phase, self.reason = "stopping", "the server is shutting down"
+
     def stopping(self) -> None:
-        self.engine, self.phase, self.reason = None, "stopping", "the server is shutting down"
+        self.draining()
+        self.engine = None
 
     @property
     def model_name(self) -> str | None:
@@ -47,7 +52,9 @@ class ServerState:
         return self.engine.model_name if self.engine is not None else None
 
     def require_engine(self) -> EngineLike:
-        """The loaded engine. Raises `EngineNotReadyError` with the reason when there is none."""
+        """The loaded engine. Raises `EngineNotReadyError` or `EngineClosedError` with the reason when there is none."""
+        if self.phase == "stopping":
+            raise EngineClosedError(self.reason)
         if self.engine is None:
             raise EngineNotReadyError(self.reason)
         return self.engine

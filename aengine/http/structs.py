@@ -110,10 +110,14 @@ _GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_gramma
 
 
 class GenerateRequest(StructuredSampling, kw_only=True):
-    """`POST /generate`. Exactly one of `prompt` and `input_ids`."""
+    """`POST /generate`. Exactly one of `prompt`, `input_ids` and `messages`."""
 
     prompt: str | list[TokenId] | None = None
     input_ids: list[TokenId] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None  # for the chat template
+    chat_template_kwargs: dict[str, Any] | None = None
+    fill_context: bool | None = None  # without max_tokens: on until the context is full
     logprobs: Logprobs | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     stream: bool | None = None  # None: true

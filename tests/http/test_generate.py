@@ -138,6 +138,26 @@ async def test_128_tokens_by_default() -> None:
         assert server.engine.submitted[0].params.max_tokens == 128
 
 
+async def test_or_until_the_context_is_full() -> None:
+    async with serving() as server:
+        server.engine.max_model_len = 1000
+        await server.post("/generate", prompt=PROMPT, fill_context=True)
+        await server.post("/generate", prompt=PROMPT, fill_context=True, max_tokens=7)
+        first, second = server.engine.submitted
+    assert first.params.max_tokens is None
+    assert second.params.max_tokens == 7
+
+
+async def test_a_chat_is_a_prompt_too() -> None:
+    messages = [{"role": "user", "content": "What is 17 + 25?"}]
+    tool = {"type": "function", "function": {"name": "add"}}
+    async with serving() as server:
+        await server.post("/generate", messages=messages, tools=[tool], chat_template_kwargs={"enable_thinking": True})
+        (chat,) = server.engine.chats
+        assert server.engine.submitted[0].prompt == [1] * 5
+    assert (chat.messages, chat.tools, chat.template_kwargs) == (messages, [tool], {"enable_thinking": True})
+
+
 async def test_a_context_too_short_for_what_was_asked_is_refused_with_both_numbers() -> None:
     async with serving() as server:
         response = await server.post("/generate", prompt=PROMPT, max_tokens=60)
@@ -157,7 +177,9 @@ async def test_the_model_may_be_named() -> None:
     assert response.json()["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "a", "input_ids": [1]}])
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": "a", "input_ids": [1]}, {"prompt": "a", "messages": [{"role": "user"}]}]
+)
 async def test_needs_exactly_one_prompt(body: dict[str, object]) -> None:
     async with serving() as server:
         response = await server.post("/generate", **body)

@@ -1,0 +1,105 @@
+"""Flags made of the knobs in `aengine.config`: name, type, default and help are written there alone."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from aengine.cli.failure import UsageError
+from aengine.config import EngineConfig, ListenConfig, ServerConfig, configure, flag
+from aengine.errors import ConfigError
+
+T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)
+
+
+class Knob(NamedTuple):
+    """One field of a config, as far as a command line needs it."""
+
+    name: str
+    kind: str  # what stands for the value in the help; empty for a switch
+    choices: tuple[str, ...]
+    default: Any
+    help: str
+
+
+def knobs_of(kind: type[T]) -> Iterator[Knob]:
+    """The knobs in the order in which they are written."""
+    for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]  # a struct has fields
+        layers = _layers(field.type)
+        text = next(found for layer in layers if (found := _description(layer)))
+        inner = next(layer for layer in reversed(layers) if not isinstance(layer, msgspec.inspect.NoneType))
+        choices = tuple(map(str, inner.values)) if isinstance(inner, msgspec.inspect.LiteralType) else ()
+        yield Knob(field.name, _KINDS.get(type(inner), "TEXT"), choices, field.default, text)
+
+
+_KINDS: dict[type, str] = {
+    msgspec.inspect.BoolType: "",
+    msgspec.inspect.IntType: "N",
+    msgspec.inspect.FloatType: "X",
+    msgspec.inspect.VarTupleType: "A,B",
+}
+
+
+def _layers(kind: Any) -> list[Any]:
+    """A type, what its annotations wrap, and the members of a union, from the outside in."""
+    layers = [kind]
+    if isinstance(kind, msgspec.inspect.Metadata):
+        layers += _layers(kind.type)
+    elif isinstance(kind, msgspec.inspect.UnionType):
+        for member in kind.types:
+            layers += _layers(member)
+    return layers
+
+
+def _description(kind: Any) -> str:
+    schema = getattr(kind, "extra_json_schema", None) or {}
+    return str(schema.get("description", ""))
+
+
+def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: Collection[str] = ()) -> None:
+    """A group of flags. What is not given leaves no trace in the namespace, so that the environment has its say."""
+    group = parser.add_argument_group(title)
+    for knob in knobs_of(kind):
+        if knob.name in skip:
+            continue
+        default = {None: "", (): ""}.get(knob.default, f"default: {_shown(knob.default)}; ")
+        text = f"{knob.help} ({default}AENGINE_{knob.name.upper()})".replace("%", "%%")
+        if not knob.kind:
+            group.add_argument(
+                flag(knob.name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+        else:
+            metavar = "|".join(knob.choices) or knob.kind
+            group.add_argument(flag(knob.name), default=argparse.SUPPRESS, metavar=metavar, help=text)
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return str(default)
+
+
+def given_knobs(args: argparse.Namespace, kind: type[T]) -> dict[str, Any]:
+    """The knobs that stand on the command line."""
+    return {knob.name: getattr(args, knob.name) for knob in knobs_of(kind) if hasattr(args, knob.name)}
+
+
+def read_knobs(args: argparse.Namespace, kind: type[T]) -> T:
+    """The config of what was given, the environment, and the defaults. Raises `UsageError`, naming the knob."""
+    try:
+        return configure(kind, **given_knobs(args, kind))
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        default=argparse.SUPPRESS,
+        help="checkpoint folder or Hugging Face id; without it: the small demo model that comes along (AENGINE_MODEL)",
+    )

@@ -1,0 +1,74 @@
+"""`aengine`: which command there is, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+import aengine
+from aengine.cli import chat_command, generate_command, serve_command
+from aengine.cli.failure import CommandError, UsageError
+from aengine.errors import AengineError
+
+_DESCRIPTION = "An LLM inference engine in one process: serve a model, talk to it, or run prompts through it."
+_EPILOG = """\
+examples:
+  aengine serve                        the demo model, on http://127.0.0.1:8000
+  aengine serve Qwen/Qwen3-8B --port 9000
+  aengine chat                         talk to the demo model, without a server
+  aengine chat --url http://127.0.0.1:8000
+  aengine generate prompts.jsonl > results.jsonl
+
+`aengine COMMAND --help` tells the rest. Exit status: 0 done, 1 failed, 2 wrong arguments.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    parser = _parser()
+    try:
+        status = _run(parser, argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader has had enough: nothing to tell, and nobody to tell it to
+        _forget(sys.stdout)
+        return 1
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    try:
+        args = parser.parse_args(argv)
+        return int(args.run(args))
+    except SystemExit as left:  # argparse's own way to end
+        return left.code if isinstance(left.code, int) else 1
+    except UsageError as error:
+        print(f"aengine: {error}", file=sys.stderr)
+        return 2
+    except (CommandError, AengineError) as error:
+        print(f"aengine: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aengine",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"aengine {aengine.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (serve_command, chat_command, generate_command):
+        command.add(commands)
+    return parser
+
+
+def _forget(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere, so that the interpreter does not stumble over it when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

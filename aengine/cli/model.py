@@ -1,0 +1,46 @@
+"""The model that a command asks: in this process, or on a server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aengine.cli.failure import UsageError
+from aengine.cli.knobs import add_knobs, given_knobs, read_knobs
+from aengine.config import EngineConfig, flag
+
+if TYPE_CHECKING:
+    from aengine.client import Client
+    from aengine.engine import Engine
+
+    Model = Engine | Client
+
+
+def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
+    """`--url` and its key, and the knobs of an engine in this process; `seed` has another meaning here."""
+    group = parser.add_argument_group("a server, instead of a model in this process")
+    group.add_argument("--url", metavar="URL", help="address of an aengine server, such as http://localhost:8000")
+    group.add_argument("--api-key", metavar="KEY", help="its key, if it wants one (AENGINE_API_KEY)")
+    add_knobs(parser, EngineConfig, "the engine, without --url", skip=("seed", *skip))
+
+
+@asynccontextmanager
+async def opened_model(args: argparse.Namespace) -> AsyncIterator[Model]:
+    """The model, ready to be asked. Raises `UsageError`, and what tells that it cannot be had."""
+    if args.url is not None:
+        if flags := ", ".join(flag(name) for name in given_knobs(args, EngineConfig) if name != "progress"):
+            raise UsageError(f"{flags} cannot be said to a server: leave it out, or --url")
+        from aengine.client import Client
+
+        async with Client(args.url, args.api_key or os.environ.get("AENGINE_API_KEY") or None) as client:
+            await client.served_model()
+            yield client
+        return
+    config = read_knobs(args, EngineConfig)
+    from aengine.engine import Engine
+
+    async with Engine(config=config) as engine:
+        yield engine

@@ -1,0 +1,132 @@
+"""A server that owns its process: hypercorn with the right settings, and signals that let running answers finish."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import TextIO
+
+import anyio
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config
+
+from aengine.app import Application
+from aengine.cli.failure import CommandError
+from aengine.config import EngineConfig, ListenConfig, ServerConfig
+
+_LAST_WORDS = 3.0  # seconds for streams that are cut off to say so
+_LOADING = 600.0  # seconds that a model which is still loading may take to stop
+_PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
+
+
+def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> int:
+    """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded."""
+    return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
+
+
+def listening_socket(listen: ListenConfig) -> socket.socket:
+    """Bound before anything is loaded. Raises `CommandError` where that does not work."""
+    where = f"{listen.host}:{listen.port}"
+    try:
+        family, *_, address = socket.getaddrinfo(
+            listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address[:2], family=family, backlog=listen.backlog)
+    except socket.gaierror:
+        raise CommandError(f"cannot listen on {where}: there is no such address (--host)") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CommandError(f"cannot listen on {where}: the port is taken; choose another with --port") from None
+        raise CommandError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
+
+
+def hypercorn_config(listen: ListenConfig, sock: socket.socket) -> Config:
+    """hypercorn's settings; the socket is its own from here on.
+
+    There is no read_timeout, which would cut streams; bodies are bounded by the app.
+    """
+    config = Config()
+    config.bind = [f"fd://{sock.detach()}"]
+    config.backlog = listen.backlog
+    config.graceful_timeout = _LAST_WORDS
+    config.shutdown_timeout = _LOADING
+    config.keep_alive_timeout = listen.keep_alive_timeout
+    config.keep_alive_max_requests = listen.keep_alive_requests
+    config.h11_max_incomplete_size = listen.max_header_bytes
+    config.h2_max_header_list_size = listen.max_header_bytes
+    config.include_server_header = False
+    config.errorlog = _logger("aengine.http.server", sys.stderr, logging.WARNING)
+    if listen.access_log:
+        config.accesslog = _logger("aengine.http.access", sys.stdout, logging.INFO)
+    return config
+
+
+def _logger(name: str, stream: TextIO, level: int) -> logging.Logger:
+    log = logging.getLogger(name)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("aengine: %(message)s" if stream is sys.stderr else "%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(level)
+    log.propagate = False
+    return log
+
+
+async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) -> int:
+    stop = asyncio.Event()
+    host, port = sock.getsockname()[:2]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_obey_signals, app, stop, listen.shutdown_timeout)
+        tasks.start_soon(_announce, app, stop, _url(host, port))
+        # In a task of its own: hypercorn leaves it marked as cancelled (asyncio's TaskGroup does, in 3.11).
+        await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=stop.wait))  # type: ignore[arg-type]
+        tasks.cancel_scope.cancel()
+    return 0 if app.failure is None else 1
+
+
+def _url(host: str, port: int) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:
+    """Say where the server is once it can work; end it if it never will, which the app has told then."""
+    await app.settled.wait()
+    if app.failure is not None:
+        stop.set()
+        return
+    print(f"\nServing on {url} (Ctrl-C stops). For example:\n\n  curl -N {url}/generate -d '{_PROMPT}'\n", flush=True)
+
+
+async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -> None:
+    """The first signal drains, the second ends what still runs, a third one (or a second while loading) everything."""
+    patience = anyio.CancelScope()
+
+    async def drain() -> None:
+        with patience, anyio.move_on_after(seconds):
+            await app.drain()
+        app.cut_off()
+        stop.set()
+
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+            received = 0
+            async for number in signals:
+                received += 1
+                if received == 1:
+                    _say(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
+                    tasks.start_soon(drain)
+                elif received == 2 and app.settled.is_set():
+                    _say(f"{number.name}: ending what still runs")
+                    patience.cancel()
+                else:  # a thread that loads weights cannot be told to stop
+                    _say(f"{number.name}: leaving at once")
+                    os._exit(130)
+
+
+def _say(text: str) -> None:
+    print(f"aengine: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,271 @@
+"""The public async API, asked of a server: what `Engine` is to a model in this process."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import anyio
+import httpx
+
+from aengine.client.events import EventReader
+from aengine.client.stream import RemoteStream
+from aengine.client.wire import DONE, read_event, refusal, request_body
+from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
+from aengine.engine.consume import collect, drain
+from aengine.errors import (
+    AengineError,
+    ConfigError,
+    EngineClosedError,
+    EngineNotReadyError,
+    InvalidRequestError,
+    ServerError,
+)
+from aengine.types import Completion, Fragment, SamplingParams
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+_CONNECT_SECONDS = 10.0
+_ERROR_BYTES = 2**20  # of a refusal's body that are read
+_ANY_VOCABULARY = 2**62  # the server knows the real bound
+_HEADER_TEXT = re.compile(r"[!-~]{1,128}")  # visible ASCII
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Client:
+    """A model on an aengine server, used as `async with Client("http://host:8000") as client`.
+
+    Methods, arguments, results and errors are `Engine`'s. `timeout` is the longest silence in seconds, of a server
+    that sends a sign of life every 15 (its knob `heartbeat`); a whole request may take any time. Nothing is retried.
+    Leaving ends what still runs with `EngineClosedError`.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, *, timeout: float = 60.0) -> None:
+        self.base_url = _checked_url(base_url)
+        if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
+            raise ConfigError("api_key must be visible ASCII, without spaces")
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,  # a proxy would look for its own localhost
+        )
+        self._running: dict[str, RemoteStream] = {}
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._closed = False
+        self._exit = AsyncExitStack()
+
+    # ---- life ---------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._tasks is not None:
+            raise EngineClosedError("a Client can be entered once; make a new one")
+        await self._exit.enter_async_context(self._http)
+        self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        for stream in list(self._running.values()):
+            stream.fail(EngineClosedError("the client was closed"))
+        # Nothing of the readers is left to raise, so the body's own exception passes as it is instead of in a group.
+        await self._exit.__aexit__(None, None, None)
+
+    async def served_model(self) -> str:
+        """The name of the model that the server serves. Raises `EngineNotReadyError` while it loads."""
+        data = (await self.get("/v1/models")).get("data")
+        try:
+            return str(data[0]["id"])  # type: ignore[index]  # whatever it is, the next line answers
+        except (TypeError, LookupError):
+            raise ServerError("the server does not say which model it serves") from None
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """A JSON object of the server's. Raises what it answers instead."""
+        self._group()
+        try:
+            response = await self._http.get(path)
+            if response.status_code != 200:
+                raise refusal(response.status_code, response.content, response.headers)
+            body = response.json()
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise ServerError(f"{self.base_url} does not answer as an aengine server does")
+        return body
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Fragment, None]:
+        """Stream the continuation of a prompt: text as the tokenizer reads it, or token ids.
+
+        `options` are those of `submit`. Closing the generator (break, cancellation, timeout) ends the request on the
+        server.
+        """
+        return drain(lambda: self.submit(prompt, params, **options))
+
+    async def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """Like `generate`, collected into one `Completion`."""
+        return await collect(await self.submit(prompt, params, **options))
+
+    def chat_stream(
+        self, messages: Messages, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Fragment, None]:
+        """Stream the assistant's next message in a chat. `options` are those of `submit_chat`."""
+        return drain(lambda: self.submit_chat(messages, params, **options))
+
+    async def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """Like `chat_stream`, collected into one `Completion`."""
+        return await collect(await self.submit_chat(messages, params, **options))
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> RemoteStream:
+        """Send a request. The consumer of the stream must `abort()` it when it stops early.
+
+        Returns when the server begins to answer: with the first token, or with a sign of life before it. Arguments
+        and errors are those of `Engine.submit`; and `ServerError`, where the server cannot be reached or answers
+        as no engine would.
+        """
+        fields = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": asked_ids(prompt)}
+        return await self._submit(fields, params, sampling, request_id, priority, cache_salt)
+
+    async def submit_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> RemoteStream:
+        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
+        fields: dict[str, Any] = {"messages": asked_dicts(messages, "messages")}
+        if tools is not None:
+            fields["tools"] = asked_dicts(tools, "tools")
+        if template_kwargs is not None:
+            fields["chat_template_kwargs"] = dict(template_kwargs)
+        return await self._submit(fields, params, sampling, request_id, priority, cache_salt)
+
+    async def _submit(
+        self,
+        fields: Mapping[str, Any],
+        params: SamplingParams | None,
+        sampling: Mapping[str, Any],
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+    ) -> RemoteStream:
+        tasks = self._group()
+        names = SamplingParams.__struct_fields__ if params is not None else tuple(sampling)
+        asked = asked_params(SamplingParams(), params, sampling, _ANY_VOCABULARY)
+        check_routing(priority, cache_salt)
+        body = request_body(fields, asked, names, {"priority": priority, "cache_salt": cache_salt})
+        stream = self._new_stream(request_id)
+        tasks.start_soon(self._read, stream, body)
+        try:
+            await stream.admitted()
+        except BaseException:
+            stream.abort()
+            raise
+        return stream
+
+    def _group(self) -> anyio.abc.TaskGroup:
+        if self._tasks is None:
+            raise EngineNotReadyError("a Client is used within `async with`")
+        if self._closed:
+            raise EngineClosedError("the client is closed")
+        return self._tasks
+
+    def _new_stream(self, request_id: str | None) -> RemoteStream:
+        request_id = request_id or secrets.token_hex(12)
+        if not _HEADER_TEXT.fullmatch(request_id):
+            raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
+        if request_id in self._running:
+            raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
+        stream = self._running[request_id] = RemoteStream(request_id)
+        return stream
+
+    # ---- the task of one request --------------------------------------------------------------------------
+
+    async def _read(self, stream: RemoteStream, body: bytes) -> None:
+        """Whatever happens here is handed to the consumer; nothing escapes into the task group."""
+        try:
+            with stream.connection:
+                await self._converse(stream, body)
+                stream.fail(ServerError("the connection ended before the answer did"))  # unless the answer has ended
+        except AengineError as error:
+            stream.fail(error)
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            stream.fail(self._lost(error))
+        except Exception as error:  # noqa: BLE001 - the consumer would wait for ever
+            stream.fail(ServerError(f"the answer could not be read: {type(error).__name__}: {error}"))
+        finally:
+            del self._running[stream.id]
+            stream.fail(EngineClosedError("the request was cancelled"))
+
+    async def _converse(self, stream: RemoteStream, body: bytes) -> None:
+        headers = {"Content-Type": "application/json", "X-Request-Id": stream.id}
+        async with self._http.stream("POST", "/generate", content=body, headers=headers) as response:
+            if response.status_code != 200:
+                raise refusal(response.status_code, await _start_of(response), response.headers)
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                raise ServerError(f"{self.base_url} does not answer as an aengine server does", 200)
+            stream.answered.set()
+            reader = EventReader()
+            async for chunk in response.aiter_bytes():
+                for data in reader.feed(chunk):
+                    if data != DONE:
+                        await stream.put(read_event(data))
+
+    def _lost(self, error: httpx.HTTPError | httpx.StreamError) -> ServerError:
+        match error:
+            case httpx.ConnectError() | httpx.ConnectTimeout():
+                happened = "cannot be reached"
+            case httpx.ReadTimeout():
+                happened = "has fallen silent"
+            case _:
+                happened = "broke the connection off"
+        return ServerError(f"the server at {self.base_url} {happened} ({str(error) or type(error).__name__})")
+
+
+async def _start_of(response: httpx.Response) -> bytes:
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _ERROR_BYTES:
+            break
+    return body
+
+
+def _checked_url(base_url: str) -> str:
+    try:
+        parts = urlsplit(base_url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"the server's address must look like http://localhost:8000, got {base_url!r}")
+    return base_url.rstrip("/").removesuffix("/v1")

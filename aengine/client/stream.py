@@ -1,0 +1,65 @@
+"""One request on a server, seen from here: what the engine's `Stream` is to a request in this process."""
+
+from __future__ import annotations
+
+import anyio
+
+from aengine.engine.stream import Stream
+from aengine.errors import AengineError, EngineClosedError
+from aengine.types import Fragment
+
+ROOM = 1024  # fragments that wait here before the connection is left unread, and the server feels it
+
+
+class RemoteStream:
+    """The fragments of one request, in order. One consumer takes; the task that reads the connection puts."""
+
+    def __init__(self, request_id: str) -> None:
+        self.id = request_id
+        self.connection = anyio.CancelScope()  # of the reading task
+        self.answered = anyio.Event()  # the server has begun to answer, or there will be no answer
+        self._mailbox = Stream(request_id, 0, self._hang_up)
+        self._error: AengineError | None = None
+        self._ended = False
+        self._room = anyio.Event()
+
+    @property
+    def backlog(self) -> int:
+        """Fragments that wait to be taken."""
+        return self._mailbox.backlog
+
+    async def take(self) -> list[Fragment]:
+        """Everything that waits, at least one fragment; [] once the request has ended. Raises what befell it."""
+        fragments = await self._mailbox.take()
+        self._room.set()
+        return fragments
+
+    def abort(self) -> None:
+        """Close the connection, on which the server ends the request. Synchronous; nothing once it has ended."""
+        self._mailbox.abort()
+
+    def _hang_up(self) -> None:
+        self.fail(EngineClosedError("the request was aborted"))
+
+    async def admitted(self) -> None:
+        """Wait for the server's answer to begin; raises its refusal."""
+        await self.answered.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def put(self, fragment: Fragment) -> None:
+        """For the reading task: hand over a fragment; waits while the consumer is far behind."""
+        self._ended = fragment.usage is not None
+        self._mailbox.put(fragment, last=self._ended)
+        while self._mailbox.backlog > ROOM:
+            self._room = anyio.Event()
+            await self._room.wait()
+
+    def fail(self, error: AengineError) -> None:
+        """End the request with an error, and let go of the connection. Nothing once it has ended."""
+        if self._ended:
+            return
+        self._ended, self._error = True, error
+        self._mailbox.fail(error)
+        self.connection.cancel()
+        self.answered.set()

@@ -1,0 +1,85 @@
+"""The command line as its users run it: a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+AENGINE = [sys.executable, "-m", "aengine"]
+
+
+def environment(**given: str) -> dict[str, str]:
+    """Without knobs of the surroundings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AENGINE_")}
+    return {**kept, "AENGINE_DEVICE": "cpu", "AENGINE_KV_CACHE_GIB": "0.1", **given}
+
+
+def run(*args: str, given: str | bytes = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """One command from beginning to end, with `given` on its standard input."""
+    text = given if isinstance(given, bytes) else given.encode()
+    done = subprocess.run(
+        [*AENGINE, *args], input=text, capture_output=True, env=environment(**env), timeout=60, check=False
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+class Served:
+    """A server process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.told: list[str] = []
+        self.url = ""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.told.append(line)
+            if line.startswith("Serving on "):
+                self.url = line.split()[2]
+            if "curl" in line:
+                break
+        assert self.url, "".join(self.told)
+        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end: the exit status, and what was said since the start."""
+        rest, _ = self.process.communicate(timeout=30)
+        return self.process.returncode, rest
+
+    def wait_for(self, text: str) -> None:
+        """Until the server has said so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} was never said:\n{''.join(self.told)}")
+
+
+@contextmanager
+def served(*args: str) -> Iterator[Served]:
+    """`aengine serve` with the demo model, ready."""
+    process = subprocess.Popen(
+        [*AENGINE, "serve", "--port", "0", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env=environment(),
+        text=True,
+    )
+    try:
+        server = Served(process)
+        with server.client:
+            yield server
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30)

@@ -1,0 +1,71 @@
+"""Flags come from the one definition of the knobs."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+import pytest
+
+from aengine.cli.failure import UsageError
+from aengine.cli.knobs import add_knobs, add_model, knobs_of, read_knobs
+from aengine.config import EngineConfig, ListenConfig, ServerConfig, configure
+
+KINDS = (EngineConfig, ServerConfig, ListenConfig)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_model(made)
+    for kind in KINDS:
+        add_knobs(made, kind, kind.__name__)
+    return made
+
+
+def test_every_knob_is_a_flag_with_its_help_its_default_and_its_variable() -> None:
+    told = " ".join(parser().format_help().split())
+    for kind in KINDS:
+        for field in msgspec.structs.fields(kind):
+            assert f"--{field.name.replace('_', '-')}" in told
+            assert f"AENGINE_{field.name.upper()})" in told
+    assert "most sequences running at once (device rows) (default: 256; AENGINE_MAX_NUM_SEQS)" in told
+    assert "--dtype auto|bfloat16|float16|float32" in told
+    assert "(default: on; AENGINE_PREFIX_CACHE)" in told
+
+
+def test_every_flag_sets_its_knob() -> None:
+    values = {"TEXT": "cpu", "N": "1024", "X": "0.5", "A,B": "https://a.example, https://b.example", "": ""}
+    for kind in KINDS:
+        for knob in knobs_of(kind):
+            flag = f"--{knob.name.replace('_', '-')}"
+            value = knob.choices[-1] if knob.choices else values[knob.kind]
+            given = [flag, value] if knob.kind else [f"--no-{knob.name.replace('_', '-')}"]
+            if knob.name == "grammar_nesting":
+                given[1] = "64"
+            set_to = getattr(read_knobs(parser().parse_args(given), kind), knob.name)
+            expected = ("https://a.example", "https://b.example") if knob.kind == "A,B" else given[-1]
+            assert str(set_to) == ("False" if not knob.kind else str(expected)), knob.name
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENGINE_PORT", "1")
+    monkeypatch.setenv("AENGINE_BACKLOG", "2")
+    config = read_knobs(parser().parse_args(["--port", "3"]), ListenConfig)
+    assert (config.port, config.backlog) == (3, 2)
+
+
+def test_the_model_stands_alone_or_behind_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENGINE_MODEL", "from/environment")
+    for given, model in ((["a/b"], "a/b"), (["--model", "a/b"], "a/b"), ([], "from/environment")):
+        assert read_knobs(parser().parse_args(given), EngineConfig).model == model
+
+
+def test_nothing_given_is_what_the_environment_says() -> None:
+    args = parser().parse_args([])
+    for kind in KINDS:
+        assert read_knobs(args, kind) == configure(kind)
+
+
+def test_a_bad_value_is_told_with_its_flag() -> None:
+    with pytest.raises(UsageError, match="--page-size"):
+        read_knobs(parser().parse_args(["--page-size", "many"]), EngineConfig)

@@ -1,0 +1,69 @@
+"""What all commands have in common."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import aengine
+from aengine.cli import main
+from tests.cli.running import AENGINE, environment
+from tests.test_imports import HEAVY, loaded_by
+
+COMMANDS = ("serve", "generate")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"aengine {aengine.__version__}\n"
+
+
+def test_help_names_the_commands_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n    {command} " in told
+        assert f"\n  aengine {command}" in told
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "examples:" in told
+    assert f"aengine {command}" in told
+
+
+@pytest.mark.parametrize("args", [["--help"], *([command, "--help"] for command in COMMANDS)])
+def test_help_loads_nothing_heavy(args: list[str]) -> None:
+    loaded = loaded_by(f"from aengine.cli import main; main({args!r})")
+    assert loaded.isdisjoint({*HEAVY, "hypercorn", "starlette", "httpx"})
+
+
+@pytest.mark.parametrize("args", [[], ["sing"], ["serve", "--no-such-flag"]])
+def test_wrong_arguments(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    assert "usage: aengine" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
+    """Nobody reads: the pipe's other end is closed before anything is written."""
+    with subprocess.Popen(
+        [*AENGINE, "serve", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(30) in (0, 1)  # argparse overlooks it
+
+
+def test_the_script_is_declared() -> None:
+    declared = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'aengine = "aengine.cli:main"' in declared

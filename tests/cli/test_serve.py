@@ -1,0 +1,116 @@
+"""`aengine serve`: it says where it is, it leaves politely, and it fails with one sentence."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import run, served
+from tests.http.serving import parse_events
+
+LONG = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+
+
+def test_it_serves_what_it_says_and_leaves_with_0() -> None:
+    with served() as server:
+        command = shlex.split(next(line for line in server.told if "curl" in line))
+        answer = server.client.post(command[2].removeprefix(server.url), content=command[4])
+        assert command[2].startswith(server.url)
+        assert parse_events(answer.text)[0]["text"] == " Paris"
+        assert "server" not in answer.headers
+        server.send(signal.SIGTERM)
+        status, rest = server.end()
+    assert status == 0
+    assert "Traceback" not in rest
+
+
+def test_a_running_answer_may_finish_while_new_work_is_refused() -> None:
+    with served() as server, server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 1000}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.send(signal.SIGINT)
+        server.wait_for("no new work")
+        refused = server.client.post("/generate", json=LONG)
+        ready = server.client.get("/ready")
+        *_, done, _ = lines
+        status, _ = server.end()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    assert refused.headers["retry-after"] == "1"
+    assert ready.status_code == 503
+    assert done == "data: [DONE]"
+    assert status == 0
+
+
+@pytest.mark.parametrize("patience", ["0.2", "60"])
+def test_what_takes_too_long_is_ended_with_an_error(patience: str) -> None:
+    """After the timeout, or at the second signal."""
+    with (
+        served("--shutdown-timeout", patience) as server,
+        server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 2000}) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        server.send(signal.SIGTERM)
+        server.wait_for("no new work")
+        if patience == "60":
+            server.send(signal.SIGTERM)
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        status, rest = server.end()
+    assert events[-1]["error"]["code"] == "shutting_down"
+    assert status == 0
+    assert "Traceback" not in rest
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = str(sock.getsockname()[1])
+        done = run("serve", "--port", port)
+    assert done.returncode == 1
+    assert done.stderr == f"aengine: cannot listen on 127.0.0.1:{port}: the port is taken; choose another with --port\n"
+    assert done.stdout == ""
+
+
+def test_a_model_that_does_not_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    done = run("serve", str(tmp_path), "--port", "0")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("aengine: the engine could not be started: ")
+    assert "config.json" in line
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "told"),
+    [
+        (["--workers", "2"], {}, "--workers 2: the engine is one process"),
+        (["--max-num-seqs", "0"], {}, "--max-num-seqs"),
+        ([], {"AENGINE_PORT": "many"}, "AENGINE_PORT"),
+        (["--dtype", "int3"], {}, "int3"),
+        (["--max-num-seq", "3"], {}, "--max-num-seq"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_is_loaded(args: list[str], env: dict[str, str], told: str) -> None:
+    done = run("serve", *args, **env)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_knobs_arrive() -> None:
+    with served(
+        "--served-model-name", "mine", "--max-body-bytes", "100", "--max-num-seqs", "3", "--access-log"
+    ) as server:
+        assert server.client.get("/v1/models").json()["data"][0]["id"] == "mine"
+        assert server.client.post("/generate", json={"prompt": "x" * 200}).status_code == 413
+        head = {"X-Long": "x" * 100_000}
+        assert server.client.get("/ready", headers=head).status_code == 431
+        server.send(signal.SIGTERM)
+        _, rest = server.end()
+    told = "".join(server.told) + rest
+    assert "up to 3 rows" in told
+    assert "GET /v1/models 1.1" in told

@@ -1,0 +1,182 @@
+"""One function, two doors: what the engine answers in this process, the client answers from a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aengine
+from aengine import Client, Engine, InvalidRequestError, SamplingParams, Structured
+from tests.http.demo_server import demo_server
+
+pytestmark = pytest.mark.anyio
+
+FRANCE = "The capital of France is"
+QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+Model = Engine | Client
+
+
+async def a_text(model: Model) -> Any:
+    return await model.complete(FRANCE, max_tokens=20, temperature=0)
+
+
+async def token_ids(model: Model) -> Any:
+    return await model.complete((200, 201, 202), max_tokens=8, temperature=0)
+
+
+async def as_long_as_the_model_likes(model: Model) -> Any:
+    done = await model.complete([200] * 1850, temperature=0, ignore_eos=True, stop=["zzz"])
+    assert len(done.token_ids) > 128  # what /generate gives to those who do not say
+    return done
+
+
+async def cut_short(model: Model) -> Any:
+    return await model.complete(FRANCE, max_tokens=20, temperature=0, stop=" country", include_stop=True)
+
+
+async def choices_with_logprobs(model: Model) -> Any:
+    done = await model.complete(FRANCE, max_tokens=6, temperature=1, seed=7, n=3, logprobs=2)
+    assert len(done.choices) == 3
+    assert done.logprobs is not None
+    return done
+
+
+async def all_parameters_at_once(model: Model) -> Any:
+    params = SamplingParams(
+        max_tokens=12,
+        min_tokens=3,
+        temperature=0.8,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.1,
+        logit_bias={200: -5.0},
+        seed=3,
+        stop=("zzz",),
+        stop_token_ids=(999,),
+        skip_special_tokens=False,
+    )
+    return await model.complete(FRANCE, params)
+
+
+async def a_chat(model: Model) -> Any:
+    done = await model.chat(QUESTION, temperature=0)
+    assert "42" in done.text
+    return done
+
+
+async def a_chat_with_thoughts(model: Model) -> Any:
+    done = await model.chat(QUESTION, temperature=0, template_kwargs={"enable_thinking": True})
+    assert "<think>" in done.text
+    return done
+
+
+async def a_chat_with_tools(model: Model) -> Any:
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    done = await model.chat(asked, temperature=0, tools=[TOOL], skip_special_tokens=False)
+    assert "get_weather" in done.text
+    return done
+
+
+async def structured(model: Model) -> Any:
+    form = Structured(regex="(yes|no)")
+    assert (await model.complete("Is Paris in France?", structured=form)).text in ("yes", "no")
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    return await model.complete("{", structured={"json": schema}, temperature=0)
+
+
+async def fragments(model: Model) -> Any:
+    return [fragment async for fragment in model.generate(FRANCE, max_tokens=9, temperature=0)]
+
+
+async def a_submitted_stream(model: Model) -> Any:
+    stream = await model.submit_chat(QUESTION, temperature=0, request_id="mine")
+    found = []
+    while taken := await stream.take():
+        found += taken
+    return stream.id, "".join(fragment.text for fragment in found), found[-1].usage is not None
+
+
+WORK = (
+    a_text,
+    token_ids,
+    as_long_as_the_model_likes,
+    cut_short,
+    choices_with_logprobs,
+    all_parameters_at_once,
+    a_chat,
+    a_chat_with_thoughts,
+    a_chat_with_tools,
+    structured,
+    a_submitted_stream,
+)
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[tuple[Engine, Client]]:
+    with demo_server() as url:
+        async with (
+            Engine(device="cpu", max_num_seqs=8, kv_cache_gib=0.1, progress=False) as engine,
+            Client(url) as client,
+        ):
+            yield engine, client
+
+
+def comparable(result: Any) -> Any:
+    return (result.choices, result.usage) if isinstance(result, aengine.Completion) else result
+
+
+async def test_the_same_results(both: tuple[Engine, Client]) -> None:
+    engine, client = both
+    for work in WORK:
+        assert comparable(await work(client)) == comparable(await work(engine)), work.__name__
+
+
+async def test_the_same_fragments_put_together(both: tuple[Engine, Client]) -> None:
+    """A server that is behind says several tokens at once; nothing else may differ."""
+    told, streamed = [await fragments(model) for model in both]
+    for field in ("text", "token_ids"):
+        empty: Any = getattr(told[0], field)[:0]
+        assert sum_of(streamed, field, empty) == sum_of(told, field, empty)
+    assert streamed[-1].finish_reason == told[-1].finish_reason
+    assert streamed[-1].usage == told[-1].usage
+
+
+def sum_of(pieces: list[aengine.Fragment], field: str, empty: Any) -> Any:
+    for piece in pieces:
+        empty += getattr(piece, field)
+    return empty
+
+
+REFUSED: dict[str, Callable[[Model], Awaitable[Any]]] = {
+    "a value out of range": lambda model: model.complete(FRANCE, temperature=9),
+    "a parameter that is none": lambda model: model.complete(FRANCE, max_token=9),
+    "both spellings": lambda model: model.complete(FRANCE, SamplingParams(), max_tokens=9),
+    "a token that is none": lambda model: model.complete([10**9]),
+    "not a prompt": lambda model: model.complete(b"bytes"),  # type: ignore[arg-type]
+    "an empty prompt": lambda model: model.complete([]),
+    "more than the context": lambda model: model.complete(FRANCE, max_tokens=10**6),
+    "a bad regex": lambda model: model.complete(FRANCE, structured=Structured(regex="(")),
+    "two forms": lambda model: model.complete(FRANCE, structured=Structured(regex="a", grammar="b")),
+    "no messages": lambda model: model.chat("hi"),  # type: ignore[arg-type]
+    "a stop id beyond the vocabulary": lambda model: model.complete(FRANCE, stop_token_ids=[10**9]),
+}
+
+
+async def test_the_same_refusals(both: tuple[Engine, Client]) -> None:
+    for what, work in REFUSED.items():
+        told = []
+        for model in both:
+            with pytest.raises(InvalidRequestError) as caught:
+                await work(model)
+            told.append((type(caught.value), caught.value.param, str(caught.value)))
+        assert told[0] == told[1], what
