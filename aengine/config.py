@@ -93,6 +93,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="browser origins that may call the API; * for any")
     ] = ()
+    page: Annotated[bool, Meta(description="serve the chat page at /")] = True
     heartbeat: Annotated[
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0

@@ -14,6 +14,7 @@ from aengine.http.health import Health
 from aengine.http.metrics import Metrics
 from aengine.http.models import Models
 from aengine.http.origin import OriginMiddleware
+from aengine.http.page import Page
 from aengine.http.request_id import RequestIdMiddleware
 from aengine.http.state import ServerState
 
@@ -34,6 +35,7 @@ def http_app(state: ServerState) -> Starlette:
             Route("/ready", health.ready),
             Route("/metrics", metrics.show),
             Route("/version", health.version),
+            *([Route("/", Page().show)] if state.config.page else []),
         ],
         middleware=[
             Middleware(RequestIdMiddleware),
