@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pair of pipes in its DevTools protocol: JSON messages that end with a zero byte."""
+"""A headless Chromium, driven over two pipes in its DevTools protocol: JSON messages that end with a zero byte."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = [
     "--headless",
     "--remote-debugging-pipe",
+    "--no-sandbox",  # root and containers cannot have it; nothing is opened but our own page
     "--no-first-run",
     "--no-proxy-server",
     "--disable-gpu",
@@ -79,10 +80,11 @@ class Chromium:
         try:
             target = await self.send("Target.createTarget", url="about:blank", browserContextId=context)
             attached = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-            tab = Tab(self, attached["sessionId"])
+            tab = Tab(self, attached["sessionId"], context)
             self._listeners[attached["sessionId"]] = tab.hear
             for domain in ("Page", "Runtime", "Log", "Network"):
                 await tab.send(f"{domain}.enable")
+            await tab.look(1200, 800)
             yield tab
         finally:
             await self.send("Target.disposeBrowserContext", browserContextId=context)
@@ -91,8 +93,8 @@ class Chromium:
 class Tab:
     """One page: what a reader does with it, and what it said and asked for."""
 
-    def __init__(self, browser: Chromium, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Chromium, session: str, context: str) -> None:
+        self._browser, self._session, self._context = browser, session, context
         self.complaints: list[str] = []  # console errors, exceptions, violations of the policy, failed requests
         self.requested: list[str] = []  # addresses
 
@@ -108,6 +110,11 @@ class Tab:
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
         return await self._browser.send(method, self._session, **params)
+
+    async def allow(self, permission: str, url: str) -> None:
+        """Give the pages of this origin a permission that a reader would be asked for."""
+        params = {"origin": url, "permissions": [permission], "browserContextId": self._context}
+        await self._browser.send("Browser.grantPermissions", **params)
 
     async def open(self, url: str) -> None:
         await self.send("Page.navigate", url=url)
@@ -147,7 +154,9 @@ class Tab:
     async def click(self, selector: str) -> None:
         """With the mouse, in the middle of the element that matches."""
         x, y = await self.until(f"""(() => {{
-            const box = document.querySelector({selector!r})?.getBoundingClientRect();
+            const element = document.querySelector({selector!r});
+            element?.scrollIntoViewIfNeeded();
+            const box = element?.getBoundingClientRect();
             return box && box.width > 1 && [box.x + box.width / 2, box.y + box.height / 2];
         }})()""")
         for kind in ("mousePressed", "mouseReleased"):
@@ -184,10 +193,9 @@ async def chromium(program: str) -> AsyncIterator[Chromium]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command_out, command_in = os.pipe()
         answer_out, answer_in = os.pipe()
-        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
         process = await asyncio.create_subprocess_exec(
             *("sh", "-c", f'exec "$0" "$@" 3</dev/fd/{command_out} 4>/dev/fd/{answer_in}'),
-            *(program, *_FLAGS, *sandbox, f"--user-data-dir={folder}", "about:blank"),
+            *(program, *_FLAGS, f"--user-data-dir={folder}", "about:blank"),
             pass_fds=(command_out, answer_in),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

@@ -159,14 +159,15 @@ function describe(usage, finish, wait, flow) {
   if (usage) {
     const { completion_tokens: tokens, prompt_tokens: prompt } = usage;
     parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
-    if (tokens > 1 && flow > 0) parts.push(`${figure((1000 * (tokens - 1)) / flow)} tok/s`);
+    // What comes in one burst has no rate.
+    if (tokens > 1 && flow > 50) parts.push(`${figure((1000 * (tokens - 1)) / flow)} tok/s`);
     if (tokens > 0) parts.push(`first after ${Math.round(wait)} ms`);
     parts.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${prompt} prompt tokens cached`);
   }
   return parts.join(" · ");
 }
 
-const figure = (value) => (value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
+const figure = (value) => (0 < value && value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
 
 function keepTurns() {
   keep.set("turns", turns.map(({ asked, answer }) => ({ asked, answer })));
@@ -229,7 +230,7 @@ byId("new-chat").addEventListener("click", () => {
 });
 byId("to-end").addEventListener("click", () => (log.scrollTop = log.scrollHeight));
 log.addEventListener("scroll", offerEnd);
-new ResizeObserver(() => isAtEnd() || offerEnd()).observe(log);
+new ResizeObserver(offerEnd).observe(log);
 
 for (const { asked, answer } of keep.get("turns") ?? []) add(new Turn(asked, answer));
 log.scrollTop = log.scrollHeight;
