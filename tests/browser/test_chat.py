@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -61,7 +62,8 @@ async def test_stopping_aborts_the_request(tab: Tab, way: str) -> None:
             await tab.press("Escape")
         else:
             await tab.click("#stop" if way == "button" else "#new-chat")
-        await stream.aborted.wait()
+        async with asyncio.timeout(10):
+            await stream.aborted.wait()
         if way == "new chat":
             assert await tab.evaluate("document.querySelectorAll('.turn').length") == 0
         else:
@@ -119,12 +121,15 @@ async def test_the_sampling_fields_are_sent_and_an_empty_one_is_not(tab: Tab) ->
 async def test_a_setting_out_of_its_range_is_pointed_at_and_nothing_is_sent(tab: Tab) -> None:
     engine = FakeEngine(held=True)
     async with talking_to(engine, tab):
+        await answer(tab, engine, "first")
         await tab.click("[name=temperature]")
         await tab.write("9")
         await ask(tab, "hi")
         await tab.until("document.activeElement.name === 'temperature'")
-        assert engine.submitted == []
         assert await tab.evaluate("document.querySelector('#question').value") == "hi"
+        await tab.click(".again")
+        await tab.until("document.activeElement.name === 'temperature'")
+        assert len(engine.submitted) == 1
 
 
 async def test_shift_enter_breaks_the_line(tab: Tab) -> None:
@@ -155,6 +160,13 @@ async def test_a_refusal_is_shown_with_a_remedy_and_can_be_tried_again(tab: Tab)
         assert await tab.text(".prose") == "here"
         assert await tab.evaluate("document.querySelector('.failure').hidden")
         assert [one["content"] for one in engine.chats[-1].messages] == ["hi"]
+        engine.refuse = QueueFullError("5 requests wait already", retry_after=2)
+        await ask(tab, "lost")
+        await tab.until("document.querySelectorAll('.turn').length === 2 && " + ENDED)
+        engine.refuse = None
+        await ask(tab, "next")
+        await engine.next_stream()
+        assert [one["content"] for one in engine.chats[-1].messages] == ["hi", "here", "next"]
     assert [complaint for complaint in tab.complaints if "503" not in complaint] == []
     tab.complaints.clear()
 

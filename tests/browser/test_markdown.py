@@ -16,6 +16,7 @@ RENDERED = {
     "**a** *b* ***c*** __d__ _e_": (
         "<p><strong>a</strong> <em>b</em> <em><strong>c</strong></em> <strong>d</strong> <em>e</em></p>"
     ),
+    "****a****": "<p>****a****</p>",
     "**a *b***": "<p><strong>a <em>b</em></strong></p>",
     "2 * 3 * 4, snake_case_name, **open, \\*no\\*": "<p>2 * 3 * 4, snake_case_name, **open, *no*</p>",
     "`a*b*` ``c`d``": "<p><code>a*b*</code> <code>c`d</code></p>",
@@ -83,7 +84,7 @@ async def test_what_is_finished_keeps_its_place_while_more_comes(tab: Tab) -> No
 @pytest.mark.parametrize(
     "text",
     [
-        "[" * 60_000,
+        "[" * 1_000_000,
         "[a](" * 20_000,
         "*a " * 30_000,
         "*" * 60_000 + "a",
@@ -92,7 +93,7 @@ async def test_what_is_finished_keeps_its_place_while_more_comes(tab: Tab) -> No
         ">" * 60_000,
         "- " * 30_000,
         "  " * 30_000 + "- a",
-        "- a\n" + "\n" * 60_000,
+        "- a\n" + "\n" * 60_000 + "- b",
         "**a* " * 12_000,
         "```" + "a" * 60_000 + "`",
         "- - " * 15_000 + "a",
@@ -112,4 +113,4 @@ async def test_a_text_made_to_take_long_takes_no_longer(tab: Tab, text: str) -> 
         finish(stream, text)
         await tab.until("document.querySelector('.turn').ariaBusy === 'false'")
         await tab.evaluate("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
-        assert (await tab.evaluate("window.longest ?? 0")) < 1500  # milliseconds; quadratic takes minutes
+        assert (await tab.evaluate("window.longest ?? 0")) < 3000  # milliseconds

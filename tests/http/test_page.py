@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from hashlib import sha256
+from pathlib import Path
 
 import httpx
 import pytest
@@ -95,3 +96,11 @@ async def test_it_can_be_switched_off() -> None:
         assert (await server.client.get("/")).status_code == 404
         assert (await server.client.head("/")).status_code == 404
         assert (await server.client.get("/v1/models")).status_code == 200
+
+
+def test_the_readme_shows_it() -> None:
+    root = Path(__file__).parent.parent.parent
+    (name,) = re.findall(r"!\[The page.*?\]\((.*?)\)", (root / "README.md").read_text())
+    picture = (root / name).read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) < 200_000

@@ -35,7 +35,7 @@ class Turn {
     this.foot = make("div", { className: "foot" }, this.again, this.copy, this.note);
     this.node = make("article", { className: "turn" }, make("div", { className: "asked" }, make("p", {}, asked)), this.body, this.foot);
     this.text = new Prose(this.prose);
-    this.again.addEventListener("click", () => !running && answerTo(this));
+    this.again.addEventListener("click", () => !running && settingsAreValid() && answerTo(this));
     this.copy.addEventListener("click", () => copyText(this.answer.content, this.copy, this.prose));
     this.draw(false);
   }
@@ -110,7 +110,6 @@ function requestFor(turn) {
 }
 
 async function answerTo(turn) {
-  if (!settingsAreValid()) return;
   const controller = (running = new AbortController());
   showBusy();
   turn.begin();
