@@ -98,6 +98,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(description="keys of which a request must name one (Authorization: Bearer ...); default: no key is asked"),
     ] = ()
+    page: Annotated[bool, Meta(description="serve the chat page at /")] = True
     heartbeat: Annotated[
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0

@@ -18,6 +18,7 @@ from aengine.http.metrics import Metrics
 from aengine.http.models import Models
 from aengine.http.openapi import OpenApi, Operation
 from aengine.http.origin import OriginMiddleware
+from aengine.http.page import Page
 from aengine.http.request_id import RequestIdMiddleware
 from aengine.http.state import ServerState
 from aengine.http.tokenize import Tokens
@@ -68,7 +69,11 @@ def http_app(state: ServerState) -> Starlette:
     document = OpenApi(described, secured=bool(state.config.api_keys))
     routes = [Route(one.path, one.handler, methods=[one.method]) for one in described]
     app = Starlette(
-        routes=[*routes, Route("/openapi.json", document.show)],
+        routes=[
+            *routes,
+            Route("/openapi.json", document.show),
+            *([Route("/", Page().show)] if state.config.page else []),
+        ],
         middleware=[
             Middleware(RequestIdMiddleware),
             Middleware(OriginMiddleware, allowed=state.config.allowed_origins),

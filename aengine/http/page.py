@@ -1,0 +1,70 @@
+"""`GET /`: a chat and a live view of the engine, as one page that needs nothing but itself.
+
+Its parts stand in `page/`; they are put together when the server starts. The page is the same for everybody and knows
+nothing: what it shows, it asks the API for, with the key that its reader gives.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+_PARTS = Path(__file__).parent / "page"
+# In the order in which they need each other; together they are one module.
+_SCRIPTS = ("dom.js", "markdown.js", "api.js", "settings.js", "chat.js", "engine.js")
+
+
+class Page:
+    """The page and its headers, made once."""
+
+    def __init__(self) -> None:
+        style = _read("style.css")
+        script = "".join(map(_read, _SCRIPTS))
+        self._body = _read("page.html").replace("{{style}}", style).replace("{{script}}", script).encode()
+        self._etag = f'"{sha256(self._body).hexdigest()[:32]}"'
+        self._headers = {
+            "Cache-Control": "no-cache",  # kept, but asked for each time: a new version shows at once
+            "ETag": self._etag,
+            "Content-Security-Policy": _policy(style, script),
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }
+
+    async def show(self, request: Request) -> Response:
+        """The page, or 304 for a browser that has this very one."""
+        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+        if self._etag in known:
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._body, headers=self._headers, media_type="text/html")
+
+
+def _read(name: str) -> str:
+    return (_PARTS / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Only this style and this script, requests to this server alone, and no HTML made from text anywhere."""
+    rules = {
+        "default-src": "'none'",
+        "script-src": _source(script),
+        "style-src": _source(style),
+        "img-src": "data:",  # the icon
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
+        "trusted-types": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,109 @@
+// The engine, live: its own counters once a second, while somebody looks.
+
+const SECOND = 1000;
+const SAMPLES = 60;
+let rates = []; // tokens per second, null where unknown
+let lastLook = null; // { at, tokens } of the look before
+let modelShown = false;
+
+const show = (id, value) => (byId(id).textContent = value);
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+const happens = (event) => new Promise((resolve) => document.addEventListener(event, resolve, { once: true }));
+const whole = (value) => (value === undefined ? "–" : value.toLocaleString("en"));
+
+async function watchEngine() {
+  for (;;) {
+    while (document.hidden) {
+      lastLook = null; // what happened meanwhile is no rate of now
+      await happens("visibilitychange");
+    }
+    let wait = SECOND;
+    try {
+      await look();
+    } catch (error) {
+      forget(error.code === "invalid_api_key" ? "The live view needs the API key, too." : error.message);
+      if (error.code === "invalid_api_key") await happens("aengine-key");
+      else wait = 3 * SECOND;
+    }
+    await pause(wait);
+  }
+}
+
+async function look() {
+  const response = await call("metrics");
+  if (!response.ok) throw await refusalOf(response);
+  const now = readMetrics(await response.text());
+  if (now.aengine_ready !== 1) {
+    const { status, reason } = await (await call("health")).json();
+    forget(reason || `The engine is ${status}.`);
+    return;
+  }
+  byId("engine-note").hidden = true;
+  if (!modelShown) await showModel();
+  showEngine(now);
+  showRate(now.aengine_generated_tokens_total);
+}
+
+/** The samples without labels, by name. */
+function readMetrics(text) {
+  const samples = {};
+  for (const line of text.split("\n")) {
+    const [name, value] = line.split(" ");
+    if (name && name !== "#" && !name.includes("{")) samples[name] = Number(value);
+  }
+  return samples;
+}
+
+async function showModel() {
+  const response = await call("v1/models");
+  if (!response.ok) throw await refusalOf(response);
+  const [model] = (await response.json()).data;
+  show("model", `${model.id} · ${whole(model.max_model_len)} tokens of context`);
+  modelShown = true;
+}
+
+function showEngine(now) {
+  const [pages, used, cached, free] = ["", "_used", "_cached", "_free"].map((end) => now[`aengine_kv_pages${end}`]);
+  show("running", whole(now.aengine_requests_running));
+  show("waiting", whole(now.aengine_requests_waiting));
+  show("hit-rate", `${Math.round(100 * (now.aengine_prefix_hit_ratio ?? 0))} %`);
+  show("pages-used", whole(used));
+  show("pages-cached", whole(cached));
+  show("pages-free", whole(free));
+  byId("bar-used").style.width = `${(100 * used) / pages}%`;
+  byId("bar-cached").style.width = `${(100 * cached) / pages}%`;
+  byId("pages").ariaLabel = `KV pages: ${used} used, ${cached} cached, ${free} free of ${pages}`;
+}
+
+function showRate(tokens) {
+  const at = performance.now();
+  const known = lastLook !== null && tokens >= lastLook.tokens; // fewer: another engine
+  const rate = known ? (SECOND * (tokens - lastLook.tokens)) / (at - lastLook.at) : null;
+  lastLook = { at, tokens };
+  rates = [...rates, rate].slice(-SAMPLES);
+  const peak = Math.max(...rates);
+  show("rate", rate === null ? "–" : figure(rate));
+  show("glance", `${rate === null ? "–" : figure(rate)} tok/s`);
+  show("rates-peak", `peak ${figure(peak)}`);
+  byId("rates").ariaLabel = `Tokens per second: now ${figure(rate ?? 0)}, at most ${figure(peak)} in the last minute`;
+  drawRates(peak || 1);
+}
+
+function drawRates(peak) {
+  const left = SAMPLES - rates.length;
+  const points = rates.map((rate, index) => `${left + index + 1},${(19.5 - (18.5 * (rate ?? 0)) / peak).toFixed(2)}`);
+  byId("rates-line").setAttribute("d", `M${points.join("L")}`);
+  byId("rates-area").setAttribute("d", `M${left + 1},20L${points.join("L")}L${SAMPLES},20Z`);
+}
+
+/** Nothing is known; say why. */
+function forget(why) {
+  lastLook = null;
+  modelShown = false;
+  show("engine-note", why);
+  byId("engine-note").hidden = false;
+  for (const id of ["rate", "running", "waiting", "hit-rate", "pages-used", "pages-cached", "pages-free"]) show(id, "–");
+  show("glance", "– tok/s");
+}
+
+watchEngine();

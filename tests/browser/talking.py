@@ -1,0 +1,52 @@
+"""What most tests do with the page: open it before an engine of the test, ask, read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aengine.types import Fragment, Usage
+from tests.browser.chromium import Tab
+from tests.http.fake_engine import FakeEngine, FakeStream
+from tests.http.serving import serving
+
+ENDED = "document.querySelector('.turn:last-child').ariaBusy === 'false'"
+
+
+@asynccontextmanager
+async def talking_to(engine: FakeEngine, tab: Tab, **knobs: Any) -> AsyncIterator[str]:
+    """The page, open and with its first figures shown; its address."""
+    async with serving(engine, **knobs) as server:
+        await tab.open(server.url)
+        await tab.until("document.querySelector('#running').textContent !== '–'")
+        yield server.url
+
+
+async def ask(tab: Tab, question: str) -> None:
+    await tab.click("#question")
+    await tab.write(question)
+    await tab.press("Enter")
+
+
+async def answer(tab: Tab, engine: FakeEngine, text: str, question: str = "hi") -> None:
+    """Ask, and have a held engine answer with `text`."""
+    await ask(tab, question)
+    finish(await engine.next_stream(), text)
+    await tab.until(ENDED)
+
+
+def finish(stream: FakeStream, text: str) -> None:
+    stream.put(Fragment(text, (1,), None, "stop", usage=Usage(9, 4, 3)))
+
+
+class Instead:
+    """An application whose answer to one path is another one's."""
+
+    def __init__(self, app: ASGIApp, path: str, other: ASGIApp) -> None:
+        self._app, self._path, self._other = app, path, other
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._other if scope.get("path") == self._path else self._app)(scope, receive, send)

@@ -1,0 +1,236 @@
+"""The chat: questions and answers as they come, stopping them, what is asked of the model, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from starlette.responses import Response
+
+from aengine.app import create_app
+from aengine.config import EngineConfig, ServerConfig
+from aengine.errors import EngineFailedError, QueueFullError
+from aengine.text.answer import AnswerFormat
+from aengine.types import Fragment, Usage
+from tests.browser.chromium import Tab
+from tests.browser.talking import ENDED, Instead, answer, ask, finish, talking_to
+from tests.http.demo_host import hosted_demo
+from tests.http.fake_engine import FakeEngine
+from tests.http.serving import hosting
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_question_to_the_demo_model(tab: Tab) -> None:
+    async with hosted_demo() as url:
+        await tab.open(url)
+        await ask(tab, "What is the capital of France?")
+        await tab.until(ENDED)
+        assert "Paris" in await tab.text(".prose")
+        assert " prompt tokens cached" in await tab.text(".foot")
+        await tab.until("document.querySelector('#model').textContent.startsWith('aengine-demo')")
+        await tab.until("Number(document.querySelector('#pages-cached').textContent) > 0")
+
+
+async def test_an_answer_is_shown_while_it_comes(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await ask(tab, "hi")
+        stream = await engine.next_stream()
+        await tab.until("!document.querySelector('.dot').hidden")
+        for text in ("Hel", "lo"):
+            stream.put(Fragment(text, (1,)))
+            await tab.until(f"document.querySelector('.prose').textContent.endsWith({text!r})")
+            assert await tab.evaluate("document.querySelector('.turn').ariaBusy") == "true"
+        finish(stream, "!")
+        await tab.until(ENDED)
+        assert await tab.text(".prose") == "Hello!"
+        assert "4 tokens" in await tab.text(".foot")
+        assert "3 of 9 prompt tokens cached" in await tab.text(".foot")
+
+
+@pytest.mark.parametrize("way", ["button", "escape", "new chat"])
+async def test_stopping_aborts_the_request(tab: Tab, way: str) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await ask(tab, "hi")
+        stream = await engine.next_stream()
+        stream.put(Fragment("Hel", (1,)))
+        await tab.until("document.querySelector('.prose').textContent")
+        if way == "escape":
+            await tab.press("Escape")
+        else:
+            await tab.click("#stop" if way == "button" else "#new-chat")
+        async with asyncio.timeout(10):
+            await stream.aborted.wait()
+        if way == "new chat":
+            assert await tab.evaluate("document.querySelectorAll('.turn').length") == 0
+        else:
+            await tab.until(ENDED)
+            assert await tab.text(".prose") == "Hel"
+            assert "stopped" in await tab.text(".foot")
+        await answer(tab, engine, "now", "again?")
+        assert await tab.text(".turn:last-child .prose") == "now"
+
+
+async def test_the_whole_chat_is_sent_and_survives_a_reload(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab) as url:
+        await tab.click("[name=system]")
+        await tab.write("Be brief.")
+        await answer(tab, engine, "first answer", "first")
+        await tab.open(url)
+        assert await tab.text(".prose") == "first answer"
+        await answer(tab, engine, "second answer", "second")
+        assert [(one["role"], one["content"]) for one in engine.chats[-1].messages] == [
+            ("system", "Be brief."),
+            ("user", "first"),
+            ("assistant", "first answer"),
+            ("user", "second"),
+        ]
+        await tab.click("#new-chat")
+        await answer(tab, engine, "third answer", "third")
+        assert [one["content"] for one in engine.chats[-1].messages] == ["Be brief.", "third"]
+
+
+async def test_the_sampling_fields_are_sent_and_an_empty_one_is_not(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await answer(tab, engine, "a")
+        assert engine.submitted[-1].params.temperature == engine.default_params.temperature
+        for name, value in {
+            "temperature": "1.25",
+            "top_p": "0.5",
+            "top_k": "7",
+            "max_tokens": "12",
+            "seed": "3",
+        }.items():
+            await tab.click(f"[name={name}]")
+            await tab.write(value)
+        await tab.evaluate("document.querySelector('[name=thinking]').value = 'off'")
+        await answer(tab, engine, "b")
+        params = engine.submitted[-1].params
+        assert (params.temperature, params.top_p, params.top_k, params.max_tokens, params.seed) == (1.25, 0.5, 7, 12, 3)
+        assert engine.chats[-1].template_kwargs == {"enable_thinking": False}
+        await tab.click("#reset")
+        await answer(tab, engine, "c")
+        assert engine.submitted[-1].params == engine.submitted[0].params
+
+
+async def test_a_setting_out_of_its_range_is_pointed_at_and_nothing_is_sent(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await answer(tab, engine, "first")
+        await tab.click("[name=temperature]")
+        await tab.write("9")
+        await ask(tab, "hi")
+        await tab.until("document.activeElement.name === 'temperature'")
+        assert await tab.evaluate("document.querySelector('#question').value") == "hi"
+        await tab.click(".again")
+        await tab.until("document.activeElement.name === 'temperature'")
+        assert len(engine.submitted) == 1
+
+
+async def test_shift_enter_breaks_the_line(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await tab.click("#question")
+        await tab.write("one")
+        await tab.press("Enter", shift=True)
+        await tab.write("two")
+        await tab.press("Enter")
+        finish(await engine.next_stream(), "fine")
+        await tab.until(ENDED)
+        assert engine.chats[-1].messages[-1]["content"] == "one\ntwo"
+        assert await tab.text(".asked") == "one\ntwo"
+
+
+async def test_a_refusal_is_shown_with_a_remedy_and_can_be_tried_again(tab: Tab) -> None:
+    engine = FakeEngine(held=True, refuse=QueueFullError("5 requests wait already", retry_after=2))
+    async with talking_to(engine, tab):
+        await ask(tab, "hi")
+        await tab.until(ENDED)
+        assert "5 requests wait already" in await tab.text(".failure")
+        assert "Try again in 2 s" in await tab.text(".failure")
+        engine.refuse = None
+        await tab.click(".again")
+        finish(await engine.next_stream(), "here")
+        await tab.until(ENDED)
+        assert await tab.text(".prose") == "here"
+        assert await tab.evaluate("document.querySelector('.failure').hidden")
+        assert [one["content"] for one in engine.chats[-1].messages] == ["hi"]
+        engine.refuse = QueueFullError("5 requests wait already", retry_after=2)
+        await ask(tab, "lost")
+        await tab.until("document.querySelectorAll('.turn').length === 2 && " + ENDED)
+        engine.refuse = None
+        await ask(tab, "next")
+        await engine.next_stream()
+        assert [one["content"] for one in engine.chats[-1].messages] == ["hi", "here", "next"]
+    assert [complaint for complaint in tab.complaints if "503" not in complaint] == []
+    tab.complaints.clear()
+
+
+async def test_a_stream_that_fails_keeps_what_had_come(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await ask(tab, "hi")
+        stream = await engine.next_stream()
+        stream.put(Fragment("So far", (1,)))
+        await tab.until("document.querySelector('.prose').textContent")
+        stream.fail(EngineFailedError("the device is gone"))
+        await tab.until(ENDED)
+        assert await tab.text(".prose") == "So far"
+        assert "the device is gone" in await tab.text(".failure")
+        assert "log has the details" in await tab.text(".failure")
+
+
+async def test_thoughts_are_folded(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    engine.answer_format = AnswerFormat(thoughts=True)
+    async with talking_to(engine, tab):
+        await answer(tab, engine, "<think>Hm <b>.</think>Yes.")
+        assert await tab.text(".thought p") == "Hm <b>."
+        assert await tab.text(".prose") == "Yes."
+        assert not await tab.evaluate("document.querySelector('.thought').open")
+        await tab.click(".thought summary")
+        assert await tab.evaluate("document.querySelector('.thought').open")
+
+
+async def test_calls_of_tools_are_shown_as_code(tab: Tab) -> None:
+    pieces = [
+        {"index": 0, "id": "c1", "function": {"name": "get_weather", "arguments": '{"city":'}},
+        {"index": 0, "function": {"arguments": ' "<i>Paris"}'}},
+    ]
+    events = [{"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]} for piece in pieces]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    engine = FakeEngine()
+    app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
+    scripted = Instead(app, "/v1/chat/completions", Response(body, media_type="text/event-stream"))
+    async with hosting(scripted) as (port, _):
+        await tab.open(f"http://127.0.0.1:{port}")
+        await ask(tab, "weather?")
+        await tab.until(ENDED)
+        assert "get_weather" in await tab.text(".code")
+        assert json.loads(await tab.text(".code code")) == {"city": "<i>Paris"}
+
+
+async def test_a_connection_that_breaks_off_is_told(tab: Tab) -> None:
+    engine = FakeEngine()
+    app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
+    broken = Instead(app, "/v1/chat/completions", Response("data: {}\n\n", media_type="text/event-stream"))
+    async with hosting(broken) as (port, _):
+        await tab.open(f"http://127.0.0.1:{port}")
+        await ask(tab, "hi")
+        await tab.until(ENDED)
+        assert "broke off" in await tab.text(".failure")
+
+
+async def test_an_answer_that_was_cut_says_so(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await ask(tab, "hi")
+        (await engine.next_stream()).put(Fragment("1 2", (1,), None, "length", usage=Usage(1, 1, 0)))
+        await tab.until(ENDED)
+        assert "cut off" in await tab.text(".foot")
+        assert "1 token ·" in await tab.text(".foot")

@@ -1,0 +1,122 @@
+"""The live view: the engine's own figures, once a second, while somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from aengine.app import create_app
+from aengine.config import EngineConfig, ServerConfig
+from tests.browser.chromium import Tab
+from tests.browser.talking import talking_to
+from tests.http.fake_engine import IDLE, FakeEngine
+from tests.http.serving import hosting
+
+pytestmark = pytest.mark.anyio
+
+
+def shows(selector: str, text: str) -> str:
+    return f"document.querySelector({selector!r}).textContent === {text!r}"
+
+
+async def test_figures_move_with_the_engine(tab: Tab) -> None:
+    engine = FakeEngine()
+    async with talking_to(engine, tab):
+        for selector, text in {
+            "#running": "0",
+            "#waiting": "0",
+            "#hit-rate": "25 %",
+            "#pages-used": "0",
+            "#pages-cached": "9",
+            "#pages-free": "90",
+            "#model": "fake · 64 tokens of context",
+        }.items():
+            await tab.until(shows(selector, text))
+        engine.numbers = msgspec.structs.replace(
+            IDLE, running=3, waiting=1200, pages_used=33, pages_cached=22, pages_free=44, generated_tokens=5020
+        )
+        await tab.until(shows("#waiting", "1,200"))
+        assert await tab.text("#running") == "3"
+        assert await tab.evaluate("document.querySelector('#pages').ariaLabel") == (
+            "KV pages: 33 used, 22 cached, 44 free of 99"
+        )
+        widths = "['used', 'cached'].map((one) => document.querySelector(`#bar-${one}`).offsetWidth)"
+        bar = await tab.evaluate("document.querySelector('#pages').clientWidth")
+        assert [round(3 * width / bar) for width in await tab.evaluate(widths)] == [1, 1]
+
+
+async def test_the_rate_is_that_of_the_last_second_and_is_drawn(tab: Tab) -> None:
+    engine = FakeEngine()
+    async with talking_to(engine, tab):
+        await tab.until(shows("#rate", "0"))
+        engine.numbers = msgspec.structs.replace(IDLE, generated_tokens=IDLE.generated_tokens + 500)
+        await tab.until("Number(document.querySelector('#rate').textContent) > 100")
+        assert 200 < float(await tab.text("#rate")) <= 500
+        await tab.until(shows("#rate", "0"))
+        assert float((await tab.text("#rates-peak")).removeprefix("peak ")) > 100
+        assert (await tab.evaluate("document.querySelector('#rates-line').getAttribute('d')")).count("L") >= 2
+
+
+async def test_another_engine_behind_the_address_gives_no_negative_rate(tab: Tab) -> None:
+    engine = FakeEngine()
+    engine.numbers = msgspec.structs.replace(IDLE, generated_tokens=9000)
+    async with talking_to(engine, tab):
+        await tab.until(shows("#rate", "0"))
+        engine.numbers = msgspec.structs.replace(IDLE, generated_tokens=1)
+        await tab.until(shows("#rate", "–"))
+        await tab.until(shows("#rate", "0"))
+
+
+async def test_nothing_is_asked_for_a_tab_that_nobody_sees(tab: Tab) -> None:
+    hidden = "window.unseen = false; Object.defineProperty(document, 'hidden', { get: () => window.unseen })"
+    await tab.send("Page.addScriptToEvaluateOnNewDocument", source=hidden)
+
+    def looks() -> int:
+        return sum(url.endswith("/metrics") for url in tab.requested)
+
+    async with talking_to(FakeEngine(), tab):
+        await tab.evaluate("window.unseen = true; document.dispatchEvent(new Event('visibilitychange'))")
+        await tab.evaluate("new Promise((resolve) => setTimeout(resolve, 1200))")  # the look that may be on its way
+        before = looks()
+        await tab.evaluate("new Promise((resolve) => setTimeout(resolve, 1500))")
+        assert looks() == before
+        await tab.evaluate("window.unseen = false; document.dispatchEvent(new Event('visibilitychange'))")
+        await tab.until("performance.getEntriesByType('resource').length > 0 && " + shows("#rate", "0"))
+        assert looks() > before
+
+
+class SlowEngine(FakeEngine):
+    """Loads until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = asyncio.Event()
+
+    @asynccontextmanager
+    async def loading(self) -> AsyncIterator[FakeEngine]:
+        await self.let_go.wait()
+        yield self
+
+
+async def test_while_the_model_loads_the_page_says_so(tab: Tab) -> None:
+    engine = SlowEngine()
+    app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine.loading())
+    async with hosting(app) as (port, _):
+        await tab.open(f"http://127.0.0.1:{port}")
+        await tab.until("document.querySelector('#engine-note').textContent === 'the model is still loading'")
+        engine.let_go.set()
+        await tab.until("document.querySelector('#engine-note').hidden")
+        await tab.until("document.querySelector('#model').textContent.startsWith('fake')")
+
+
+async def test_a_server_that_went_away_is_told_and_found_again(tab: Tab) -> None:
+    async with talking_to(FakeEngine(), tab):
+        pass
+    await tab.until("document.querySelector('#engine-note').textContent.includes('cannot be reached')")
+    assert await tab.text("#running") == "–"
+    assert all("ERR_" in complaint for complaint in tab.complaints)
+    tab.complaints.clear()
