@@ -22,6 +22,7 @@ from aengine.config import EngineConfig, ServerConfig, configure
 from aengine.errors import AengineError, ConfigError, EngineNotReadyError
 from aengine.http import EngineLike, ServerState, http_app
 from aengine.http.errors import error_response
+from aengine.http.traced import TracedSends
 from aengine.http.workers import only_worker
 
 EngineFactory = Callable[[EngineConfig], AbstractAsyncContextManager[EngineLike]]
@@ -87,6 +88,8 @@ class Application:
             if make_engine is None:
                 make_engine = await anyio.to_thread.run_sync(_default_factory)
             async with make_engine(config) as engine:
+                if engine.timeline is not None and self._http is not None:
+                    self._http = TracedSends(self._http, engine.timeline)
                 state.ready(engine)
                 _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
                 try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from aengine.text.answer import AnswerFormat, ChatPrompt
+from aengine.timeline import Timeline
 from aengine.types import Fragment, SamplingParams, Stats
 
 
@@ -54,6 +55,11 @@ class EngineLike(Protocol):
     @property
     def failure(self) -> BaseException | None:
         """Why the engine as a whole can serve no more, if so."""
+        ...
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What records the run, if anything does."""
         ...
 
     async def submit(

@@ -19,6 +19,7 @@ from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Draws, Sampler
+from aengine.timeline import Timeline
 from aengine.types import RowLogprobs, StepPlan, StepResult
 
 
@@ -40,6 +41,16 @@ class LaunchedStep(Protocol):
         ...
 
 
+class Executor(Protocol):
+    """What a runner needs of a `StepExecutor`, and a timeline's stand-in has as well."""
+
+    def execute(self, plan: StepPlan) -> Draws | None: ...
+
+    def forward(self, plan: StepPlan) -> Forwarded: ...
+
+    def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
+
+
 class Runner(Protocol):
     """What the engine needs of a device."""
 
@@ -48,6 +59,10 @@ class Runner(Protocol):
 
         Of a step whose plan is `structured` only the forward pass: its draws wait for `LaunchedStep.draw`.
         """
+        ...
+
+    def trace(self, timeline: Timeline) -> None:
+        """Tell the timeline from now on when the device is busy. To be called before the first launch."""
         ...
 
     def close(self) -> None:
@@ -168,7 +183,7 @@ class CpuStep:
 class CpuRunner:
     """Runs steps in one worker thread, in order, so that the loop keeps serving while a step computes."""
 
-    def __init__(self, executor: StepExecutor, threads: ForwardThreads) -> None:
+    def __init__(self, executor: Executor, threads: ForwardThreads) -> None:
         self._executor = executor
         self._threads = threads
         self._logprobs: dict[int, int | None] = {}  # row -> what its owner asked for; worker thread only
@@ -197,6 +212,11 @@ class CpuRunner:
 
     def _read(self, plan: StepPlan, draws: Draws | None) -> StepResult:
         return read_draws(draws, self._logprobs.get, plan)
+
+    def trace(self, timeline: Timeline) -> None:
+        from aengine.runtime.traced import HostSpans, TracedExecutor  # which builds on this module
+
+        self._executor = TracedExecutor(self._executor, HostSpans(timeline))
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)
