@@ -25,7 +25,7 @@ from aengine.config import EngineConfig
 from aengine.runtime.runner import LaunchedStep
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
-from bench.growth_scheduler import step_cost
+from bench.growth_scheduler import StepCost, step_cost
 from bench.plot import Point, line_chart
 from bench.results import Report, Result
 from bench.shapes import SHAPES, SMALL, write_config
@@ -75,7 +75,7 @@ class Decoding:
     async def seconds_per_step(self) -> float:
         """The median time between the ends of steps."""
         await self._launch(prefill=True).result()
-        previous, ends = self._launch(), []
+        previous, ends = self._launch(), list[float]()
         begin = time.perf_counter()
         while len(ends) < STEPS or (time.perf_counter() - begin < SECONDS and len(ends) < MOST_STEPS):
             step = self._launch()
@@ -126,7 +126,10 @@ def scheduler_growth(options: argparse.Namespace, report: Report) -> None:
     """Scheduler time per step against the queue and against the tree."""
     cases = [("waiting", count, 256) for count in options.counts if "waiting" in options.only]
     cases += [("cached", 32, count) for count in options.counts if "cached" in options.only]
-    found = {case: [step_cost(case[1], case[2]) for _ in range(options.runs)] for case in cases}
+    found: dict[tuple[str, int, int], list[StepCost]] = {case: [] for case in cases}
+    for _ in range(options.runs):  # in turns: whatever else the machine does hits all alike
+        for case, costs in found.items():
+            costs.append(step_cost(case[1], case[2]))
     for (sweep, waiting, cached), costs in found.items():
         report.tell(
             {"sweep": sweep, "waiting": waiting, "cached_nodes": cached},

@@ -47,9 +47,9 @@ def axis_for(values: Iterable[float], log: bool) -> Axis:
     if not seen:
         raise ValueError("there is nothing to draw")
     if log:
-        low, high = math.floor(math.log10(min(seen)) + 1e-9), math.ceil(math.log10(max(seen)) - 1e-9)
-        high = max(high, low + 1)
-        return Axis(10.0**low, 10.0**high, tuple(10.0**power for power in range(low, high + 1)), log=True)
+        least, most = math.floor(math.log10(min(seen)) + 1e-9), math.ceil(math.log10(max(seen)) - 1e-9)
+        powers = range(least, max(most, least + 1) + 1)
+        return Axis(10.0 ** powers[0], 10.0 ** powers[-1], tuple(10.0**power for power in powers), log=True)
     low, high = min(0.0, *seen), max(0.0, *seen)
     raw = (high - low or 1.0) / 5
     size = 10.0 ** math.floor(math.log10(raw))

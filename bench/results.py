@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -58,10 +59,10 @@ def origin() -> Origin:
 
 def _machine() -> str:
     names = [f"{os.cpu_count()} cores of {_processor()}"]
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        names.insert(0, torch.cuda.get_device_name())
-    return ", ".join(names)
+    if (tool := shutil.which("nvidia-smi")) is not None:  # also for those who do not load torch
+        command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[:1] + names
+    return ", ".join(name for name in names if name)
 
 
 def _processor() -> str:
@@ -124,8 +125,13 @@ class Report:
         return result
 
     def print_table(self, columns: Sequence[str] | None = None) -> None:
-        """The table of all that was told, and under it where it comes from."""
-        print(f"\n{table(self.results, columns)}\n\n{source_line(origin())}", flush=True)
+        """What was told, in a table for each set of columns, and under it where it comes from."""
+        groups: dict[tuple[str, ...], list[Result]] = {}
+        for result in self.results:
+            groups.setdefault((*result.case, *result.figures, *result.reference), []).append(result)
+        for group in groups.values():
+            print(f"\n{table(group, columns)}")
+        print(f"\n{source_line(origin())}", flush=True)
 
 
 def _rounded(value: float | None) -> Any:
@@ -151,8 +157,10 @@ def worded(value: str | float | None) -> str:
     """A value as a table shows it."""
     if value is None:
         return "-"
-    if isinstance(value, (str, int)):
-        return f"{value:,}" if isinstance(value, int) else value
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
