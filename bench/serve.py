@@ -88,6 +88,7 @@ class Load:
             "stream_options": {"include_usage": True},
             **self.extra,
         }
+        body = {name: value for name, value in body.items() if value is not None}
         if session.system is None:
             return self.target.request("POST", "/v1/completions", msgspec.json.encode({**body, "prompt": turn.prompt}))
         messages.append({"role": "user", "content": str(turn.prompt)})
@@ -233,7 +234,7 @@ def main() -> None:
     kind.add_argument("--rate", type=float, nargs="+", default=[], help="sessions per second; inf: all at once")
     kind.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--slo", nargs="*", default=[], help="ttft=200 tpot=50 itl=... e2e=..., in ms")
-    parser.add_argument("--extra", default="{}", help="JSON that joins every body, such as other sampling parameters")
+    parser.add_argument("--extra", default="{}", help="JSON that joins every body; null takes a field out of it")
     parser.add_argument("--warmup", type=int, default=2, help="sessions before the first measurement")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request")
     parser.add_argument("--out", type=Path, help="JSON lines")

@@ -212,7 +212,7 @@ class EventStream(asyncio.Protocol):
         if " 200 " not in self._status:
             body = (self._line + self._raw).decode(errors="replace")
             self._reply.failed = f"{self._status or 'no answer'} {body}"[:200]
-        elif self._reply.failed is None:
+        elif self._reply.failed is None and not self._reply.completion_tokens:  # some servers say no [DONE]
             self._reply.failed = f"the connection was closed before the end: {error}"
         self._end(time.perf_counter())
 

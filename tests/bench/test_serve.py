@@ -118,6 +118,18 @@ async def test_what_fails_is_counted_with_its_reason(answer: bytes, reason: str)
     assert figures_of(load, 1.0, 0.0, {})["failed"] == 1
 
 
+async def test_a_stream_that_ends_with_its_usage_is_whole_without_done() -> None:
+    events = b'data: {"choices":[{"text":"a"}]}\n\ndata: {"usage":{"prompt_tokens":1,"completion_tokens":4}}\n\n'
+    for head, body in (
+        (b"", events),
+        (b"Transfer-Encoding: chunked\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events)),
+    ):
+        async with answering(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n" + body) as target:
+            reply = await ask(target, target.request("POST", "/v1/completions", b"{}"), patience=5.0)
+        assert reply.failed is None
+        assert reply.completion_tokens == 4
+
+
 async def test_nobody_there_is_a_failure_too() -> None:
     reply = await ask(Target("http://127.0.0.1:9"), b"", patience=5.0)
     assert "ConnectionRefused" in str(reply.failed)
