@@ -68,6 +68,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority_aging: Annotated[
         float, Meta(ge=0, description="seconds of waiting that make up for one level of priority")
     ] = 30.0
+    timeline: Annotated[
+        str | None,
+        Meta(description="write a Chrome trace of the run to this file (at most 128 MiB in two files)"),
+    ] = None
     max_queue: Annotated[int, Meta(ge=0, description="most requests waiting; more are refused at once")] = 1024
     grammar_characters: Annotated[int, Meta(ge=1, description="longest schema, regex or grammar of a request")] = (
         131_072

@@ -1,6 +1,6 @@
 """Ways to await a CUDA event on an event loop, each in the place of the engine's own, on the same running engine.
 
-    PYTHONPATH=. python bench/awaiting.py [--shape 0.6b 8b] [--batch 1 64] [--way ...] [--runs 3]
+    python bench/awaiting.py [--shape 0.6b 8b] [--batch 1 64] [--way ...] [--runs 3]
 
 A batch of streams decodes; beside it a task sleeps for 1 ms over and over and notes how late it wakes, as any other
 task of the loop would. Process time counts every thread. Prints JSON lines and a table: medians of the runs, "worst"
@@ -13,24 +13,27 @@ import argparse
 import asyncio
 import ctypes
 import gc
-import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
+
 import aengine
 from aengine.runtime.clock import DeviceClock
 from aengine.runtime.start import Runtime, start_runtime
-from bench.gpu import SHAPES, ids, write_config
+from bench.results import Report
+from bench.shapes import SHAPES, ids, write_config
 
 PROMPT_TOKENS = 128
 SETTLE_STEPS = 50  # until every stream decodes
@@ -203,18 +206,12 @@ def combined(runs: list[dict[str, float]]) -> dict[str, float]:
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]} | worst
 
 
-async def measure_shape(shape: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+async def measure_shape(shape: str, options: argparse.Namespace, report: Report) -> None:
     started: list[Runtime] = []
 
     def start(config: aengine.EngineConfig, folder: Path) -> Runtime:
         started.append(start_runtime(config, folder))
         return started[0]
-
-    def told(batch: int, way: str, figures: dict[str, float]) -> dict[str, Any]:
-        rounded = {key: round(value, 3) for key, value in figures.items()}
-        line = {"bench": "awaiting", "shape": shape, "batch": batch, "way": way, **rounded}
-        print(json.dumps(line), flush=True)
-        return line
 
     found: dict[tuple[int, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -237,20 +234,14 @@ async def measure_shape(shape: str, options: argparse.Namespace) -> list[dict[st
                         runner._clock = None
                         engine.flush_cache()
                         if run:  # the first one warms up
-                            told(batch, f"{way} (run {run})", figures)
                             found.setdefault((batch, way), []).append(figures)
-    return [told(batch, way, combined(runs)) for (batch, way), runs in found.items()]
-
-
-def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| shape | batch | way | tok/s | us per step beside the best | CPU us per step | ticker late p99, worst, ms |"
-    yield "|---" * 7 + "|"
-    for line in lines:
-        same = [other for other in lines if (other["shape"], other["batch"]) == (line["shape"], line["batch"])]
-        beside = line["step_us"] - min(other["step_us"] for other in same)
-        yield (
-            f"| {line['shape']} | {line['batch']} | {line['way']} | {line['tokens_per_s']:,.0f} | +{beside:.0f} "
-            f"| {line['cpu_us_per_step']:,.0f} | {line['late_p99_ms']:.2f}, {line['late_worst_ms']:.2f} |"
+    for (batch, way), runs in found.items():
+        best = min(combined(others)["step_us"] for (size, _), others in found.items() if size == batch)
+        figures = combined(runs)
+        report.tell(
+            {"shape": shape, "batch": batch, "way": way},
+            {**figures, "step_us_beside_the_best": figures["step_us"] - best},
+            runs={key: [one[key] for one in runs] for key in figures},
         )
 
 
@@ -263,14 +254,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    lines: list[dict[str, Any]] = []
+    report = Report("awaiting", options.out)
     for shape in options.shape:
-        lines += asyncio.run(measure_shape(shape, options))
+        asyncio.run(measure_shape(shape, options, report))
         gc.collect()
         torch.cuda.empty_cache()
-    print("\n".join(table(lines)))
-    if options.out:
-        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report.print_table()
 
 
 if __name__ == "__main__":

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-import aengine
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
-SHAPES = {
-    "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288},
-    "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072},
-}
+import aengine
+from bench.results import Report
+from bench.shapes import SHAPES, ids, write_config
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,10 @@ class Row:
     limit: float | None
     target: float
     seconds: bool = False
+
+    def share(self, value: float) -> float:
+        """How much of the target a value reaches."""
+        return self.target / value if self.seconds else value / self.target
 
 
 FIGURES = {
@@ -62,31 +64,6 @@ FIGURES = {
         "long32k": Row(385, None, 550),
     },
 }
-
-
-def write_config(folder: Path, shape: str) -> None:
-    """A Qwen3 config.json of that shape."""
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1e6,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": shape == "0.6b",
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "eos_token_id": 151645,
-        **SHAPES[shape],
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def ids(rng: random.Random, count: int) -> list[int]:
-    return [rng.randint(0, 10000) for _ in range(count)]
 
 
 async def run_all(engine: aengine.Engine, work: list[tuple[list[int], int]], temperature: float) -> float:
@@ -149,22 +126,17 @@ WORKLOADS: dict[str, Callable[[aengine.Engine, int], Awaitable[dict[str, float]]
 }
 
 
-async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shape": options.shape}
-
+async def measure(options: argparse.Namespace, report: Report) -> None:
     def tell(figure: str, values: list[float]) -> None:
-        line = {
-            "bench": "gpu",
-            "figure": figure,
-            "value": round(statistics.median(values), 3),
-            "runs": [round(value, 3) for value in values],
-            **machine,
-        }
-        if (row := FIGURES[options.shape].get(figure)) is not None:
-            line |= {"target": row.target, "best_peer": row.best_peer, "limit": row.limit}
-        print(json.dumps(line), flush=True)
-        lines.append(line)
+        row = FIGURES[options.shape].get(figure)
+        reference = {} if row is None else {"limit": row.limit, "best_peer": row.best_peer, "target": row.target}
+        value = statistics.median(values)
+        report.tell(
+            {"shape": options.shape, "figure": figure},
+            {"value": value, "of_target": None if row is None else row.share(value)},
+            runs={"value": values},
+            reference=reference,
+        )
 
     with tempfile.TemporaryDirectory() as scratch:
         write_config(Path(scratch), options.shape)
@@ -184,20 +156,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 for figure, values in found.items():
                     tell(figure, values)
             peak = torch.cuda.max_memory_reserved() / 2**30
-            print(json.dumps({"peak_gib": round(peak, 1), "stats": str(engine.stats())}), flush=True)
-    return lines
-
-
-def table(lines: list[dict[str, Any]]) -> str:
-    rows = ["| figure | limit | best peer | target | aengine | of the target |", "|---|---|---|---|---|---|"]
-    for line in lines:
-        if "target" in line:
-            row = FIGURES[line["shape"]][line["figure"]]
-            share = row.target / line["value"] if row.seconds else line["value"] / row.target
-            unit = " s" if row.seconds else ""
-            cells = [line["limit"] or "-", line["best_peer"], line["target"], line["value"]]
-            rows.append(f"| {line['figure']} | {' | '.join(f'{cell}{unit}' for cell in cells)} | {share:.0%} |")
-    return "\n".join(rows)
+            report.tell({"shape": options.shape}, {"peak_gib": peak}, detail={"stats": str(engine.stats())})
 
 
 def main() -> None:
@@ -209,10 +168,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    lines = asyncio.run(measure(options))
-    print(table(lines))
-    if options.out:
-        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = Report("gpu", options.out)
+    asyncio.run(measure(options, report))
+    report.print_table()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -16,13 +16,16 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
+
 import aengine
-from bench.gpu import SHAPES, ids, write_config
+from bench.results import Report
+from bench.shapes import SHAPES, ids, write_config
 
 STEPS = 40
 
 
-async def steady(engine: aengine.Engine, batch: int, context: int) -> dict[str, object]:
+async def steady(engine: aengine.Engine, batch: int, context: int, report: Report, shape: str) -> None:
     """Profile a stretch of steps in which `batch` rows decode and nothing else happens."""
     rng = random.Random(batch)
     streams = [
@@ -67,25 +70,23 @@ async def steady(engine: aengine.Engine, batch: int, context: int) -> dict[str, 
             reach = max(reach, end)
             by_name[name[:70]] += int((end - start) * 1000)
     step_us = (high - low) / (steps * 0.8)
-    return {
-        "bench": "gpu_profile",
-        "batch": batch,
-        "context": context,
-        "step_us": round(step_us, 1),
-        "busy": round(busy / (high - low), 4),
-        "kernels": {
-            name: f"{total / 1000 / (steps * 0.8):.1f} us ({total / 1000 / (high - low):.1%})"
-            for name, total in by_name.most_common(14)
-        },
+    kernels = {
+        name: f"{total / 1000 / (steps * 0.8):.1f} us ({total / 1000 / (high - low):.1%})"
+        for name, total in by_name.most_common(14)
     }
+    report.tell(
+        {"shape": shape, "batch": batch, "context": context},
+        {"step_us": step_us, "busy": busy / (high - low)},
+        detail={"kernels": kernels},
+    )
 
 
-async def measure(options: argparse.Namespace) -> None:
+async def measure(options: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         write_config(Path(scratch), options.shape)
         async with aengine.Engine(scratch, load_format="dummy", device="cuda", progress=False) as engine:
             for batch in options.batch:
-                print(json.dumps(await steady(engine, batch, options.context), indent=1), flush=True)
+                await steady(engine, batch, options.context, report, options.shape)
                 while engine.stats().running:
                     await asyncio.sleep(0.01)
                 engine.flush_cache()
@@ -96,7 +97,14 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--context", type=int, default=512)
-    asyncio.run(measure(parser.parse_args()))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    report = Report("gpu_profile", options.out)
+    asyncio.run(measure(options, report))
+    report.print_table()
+    for result in report.results:
+        print(f"\nbatch {result.case['batch']}, per step:")
+        print("\n".join(f"{share:>24}  {name}" for name, share in result.detail["kernels"].items()))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,15 @@ import asyncio
 import json
 import random
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
+
+from bench.results import Report
 
 
 @dataclass
@@ -59,7 +65,7 @@ def body_of(rng: random.Random, prompt: int, tokens: int) -> bytes:
     return json.dumps({"input_ids": ids, "max_tokens": tokens, "temperature": 0.6, "ignore_eos": True}).encode()
 
 
-async def long_prompt(host: str, port: int, body: bytes, clients: list[Client]) -> dict[str, object]:
+async def long_prompt(host: str, port: int, body: bytes, clients: list[Client]) -> dict[str, float | None]:
     """Send it once every client streams; the gaps of the others until its first token."""
     while not all(len(client.times) > 8 or client.failed for client in clients):
         await asyncio.sleep(0.01)
@@ -80,7 +86,7 @@ async def long_prompt(host: str, port: int, body: bytes, clients: list[Client]) 
     }
 
 
-async def run(options: argparse.Namespace, seed: int) -> dict[str, object]:
+async def run(options: argparse.Namespace, seed: int, report: Report) -> None:
     target = urlsplit(options.url)
     host, port = target.hostname or "127.0.0.1", target.port or 80
     rng = random.Random(seed)
@@ -100,20 +106,18 @@ async def run(options: argparse.Namespace, seed: int) -> dict[str, object]:
     tokens = sum(client.tokens for client in clients)
     events = sum(len(client.times) for client in clients)
     tpot = [(client.times[-1] - client.times[0]) / (client.tokens - 1) for client in clients if len(client.times) > 1]
-    return {
-        "bench": "http_stream",
-        "clients": options.clients,
-        "input": options.input,
-        "output": options.output,
+    figures = {
         "tok_s": round(tokens / wall, 1),
         "tokens_per_event": round(tokens / max(events, 1), 2),
         "ttft_ms": round(statistics.median(first) * 1e3, 2) if first else None,
         "tpot_ms": round(statistics.median(tpot) * 1e3, 3) if tpot else None,
         "gap_p99_ms": round(gaps[int(len(gaps) * 0.99)] * 1e3, 1) if gaps else None,
         "gap_worst_ms": round(gaps[-1] * 1e3, 1) if gaps else None,
-        "failed": failed[:3],
+        "failed": len(failed),
         **(beside.result() if beside is not None else {}),
     }
+    case = {"clients": options.clients, "input": options.input, "output": options.output, "run": seed}
+    report.tell(case, figures, detail={"failures": failed[:3]})
 
 
 def main() -> None:
@@ -124,9 +128,12 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=512)
     parser.add_argument("--long", type=int, default=0, help="tokens of a prompt that comes while the others stream")
     parser.add_argument("--runs", type=int, default=2, help="the first one warms up")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    report = Report("http_stream", options.out)
     for number in range(options.runs):
-        print(json.dumps({"run": number, **asyncio.run(run(options, number))}), flush=True)
+        asyncio.run(run(options, number, report))
+    report.print_table()
 
 
 if __name__ == "__main__":

@@ -1,21 +1,19 @@
 """The engine against transformers' `generate` on this machine: same checkpoint, same prompts, same work.
 
-    python bench/offline.py [--models demo 30m] [--runs 3]
+    python bench/offline.py [--models demo 30m] [--runs 3] [--out results.jsonl]
 
 Two workloads: one request (32 in, 128 out), and 32 requests of mixed lengths (16-256 in, 16-256 out), which
 `generate` gets as one left-padded batch that runs to its longest output. Greedy, EOS ignored, float32. The
-two take turns; tokens per second count the asked-for tokens only. Prints JSON lines and a table.
+two take turns; tokens per second count the asked-for tokens only. Ratios are medians over pairs of runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,8 +22,11 @@ from typing import Any
 import torch
 import transformers
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
+
 import aengine
 from aengine.model.hub import resolve_model
+from bench.results import Report
 
 TARGETS = {("demo", "one"): 1.3, ("demo", "mixed"): 3.0, ("30m", "mixed"): 3.0}
 
@@ -89,10 +90,9 @@ async def run_engine(engine: aengine.Engine, work: Work) -> float:
     return time.perf_counter() - began
 
 
-async def compare(model: str, folder: Path, runs: int) -> list[dict[str, Any]]:
+async def compare(report: Report, model: str, folder: Path, runs: int) -> None:
     """Both engines in turn, on each workload."""
     peer = Peer(folder)
-    rows = []
     threads = torch.get_num_threads()
     async with aengine.Engine(str(folder), prefix_cache=False, device="cpu", dtype="float32") as engine:
         for name in ("one", "mixed"):
@@ -104,43 +104,31 @@ async def compare(model: str, folder: Path, runs: int) -> list[dict[str, Any]]:
             for _ in range(runs):
                 ours = await run_engine(engine, work)
                 pairs.append((ours, peer.run(work)))
-            row = {
-                "bench": "offline",
-                "model": model,
-                "work": name,
-                "requests": len(work),
-                "tokens": tokens,
-                "aengine_tok_s": round(tokens / statistics.median(ours for ours, _ in pairs), 1),
-                "transformers_tok_s": round(tokens / statistics.median(theirs for _, theirs in pairs), 1),
-                "ratio": round(statistics.median(theirs / ours for ours, theirs in pairs), 2),
-                "target": TARGETS.get((model, name)),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-                "cores": os.cpu_count(),
-                "transformers_threads": threads,
-            }
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-    return rows
+            report.tell(
+                {"model": model, "work": name, "requests": len(work), "tokens": tokens},
+                {
+                    "aengine_tok_s": tokens / statistics.median(ours for ours, _ in pairs),
+                    "transformers_tok_s": tokens / statistics.median(theirs for _, theirs in pairs),
+                    "ratio": statistics.median(theirs / ours for ours, theirs in pairs),
+                },
+                runs={"ratio": [theirs / ours for ours, theirs in pairs]},
+                reference={"target": TARGETS.get((model, name))},
+                detail={"transformers_threads": threads},
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=["demo", "30m"], default=["demo", "30m"])
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    report = Report("offline", options.out)
     with tempfile.TemporaryDirectory() as scratch:
         for model in options.models:
             folder = resolve_model(None, None) if model == "demo" else make_30m(Path(scratch))
-            rows += asyncio.run(compare(model, folder, options.runs))
-    print("\n| model | work | aengine tok/s | transformers tok/s | ratio | target |\n|---|---|---|---|---|---|")
-    for row in rows:
-        print(
-            f"| {row['model']} | {row['work']} | {row['aengine_tok_s']} | {row['transformers_tok_s']} "
-            f"| {row['ratio']} | {row['target'] or '-'} |"
-        )
+            asyncio.run(compare(report, model, folder, options.runs))
+    report.print_table()
 
 
 if __name__ == "__main__":

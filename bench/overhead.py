@@ -1,26 +1,29 @@
 """What the engine itself costs per token: schedule, commit, detokenize, deliver, yield. The model takes no time.
 
-    python bench/overhead.py [--batch 1 64 256] [--tokens 512]
+    python bench/overhead.py [--batch 1 64 256] [--tokens 512] [--out results.jsonl]
 
-Prints one JSON line per batch size: microseconds of process time per generated token, median of the runs.
+Microseconds of process time per generated token, median of the runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import platform
 import statistics
+import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 import aengine
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 from aengine.runtime.sizing import PoolSize
 from aengine.runtime.start import Runtime
+from aengine.timeline import Timeline
 from aengine.types import StepPlan, StepResult
+from bench.results import Report
 
 TARGET_US = 15.0  # at batch 256
 
@@ -43,6 +46,9 @@ class NullRunner:
     def launch(self, plan: StepPlan) -> NullStep:
         draws = len(plan.sampled_rows)
         return NullStep(plan, StepResult([100 + plan.step % 1000] * draws, [True] * draws, None))
+
+    def trace(self, timeline: Timeline) -> None:
+        """There is no device to be busy."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -74,19 +80,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    report = Report("overhead", options.out)
     for batch in options.batch:
         runs = [asyncio.run(run(batch, options.tokens)) for _ in range(options.runs)]
-        line = {
-            "bench": "overhead",
-            "batch": batch,
-            "us_per_token": round(statistics.median(runs), 2),
-            "min": round(min(runs), 2),
-            "max": round(max(runs), 2),
-            "target": TARGET_US if batch >= 256 else None,
-            "python": platform.python_version(),
-        }
-        print(json.dumps(line), flush=True)
+        report.tell(
+            {"batch": batch, "tokens": options.tokens},
+            {"us_per_token": statistics.median(runs), "least": min(runs), "most": max(runs)},
+            runs={"us_per_token": runs},
+            reference={"target": TARGET_US if batch >= 256 else None},
+        )
+    report.print_table()
 
 
 if __name__ == "__main__":

@@ -23,10 +23,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
+
+from bench.results import ROOT, Report, Result, origin, source_line
+
 SHARD_BYTES = 4 * 10**9
 VOCAB = 151643  # without the special tokens
 PROMPT_TOKENS = 16
@@ -49,7 +52,7 @@ def make_checkpoint(folder: Path, shape: str) -> None:
     from aengine.kernels.torch_kernels import TorchKernels
     from aengine.model.config import ModelConfig
     from aengine.model.decoder import Decoder
-    from bench.gpu import write_config
+    from bench.shapes import write_config
 
     began = time.perf_counter()
     write_config(folder, shape)
@@ -127,7 +130,7 @@ async def serve(folder: Path, knobs: dict[str, str]) -> None:
     print(json.dumps({"stamps": stamps, "log": logged, "host_peak_gib": round(host_peak / 2**30, 2)}))
 
 
-def measure(folder: Path, caches: Path, kind: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(folder: Path, caches: Path, kind: str, options: argparse.Namespace, report: Report) -> Result:
     environment = {**os.environ, **{name: str(caches / name.lower()) for name in CACHES}}
     command = [sys.executable, "-m", "bench.startup", "--child", "serve", "--folder", str(folder), "--knob"]
     began = time.monotonic()
@@ -154,24 +157,29 @@ def measure(folder: Path, caches: Path, kind: str, options: argparse.Namespace) 
         before = stamp
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     rate = round(size / 1e9 / phases["- weights"], 2) if phases.get("- weights") else None
-    line = {"bench": "startup", "kind": kind, "shape": options.shape, "weights_gb": round(size / 1e9, 2)}
-    line |= {"weights_gb_per_s": rate, "phases": phases, **told}
-    print(json.dumps(line), flush=True)
-    return line
+    return report.tell(
+        {"kind": kind, "shape": options.shape},
+        {"weights_gb": round(size / 1e9, 2), "weights_gb_per_s": rate, **phases},
+        detail=told,
+    )
 
 
 def _logged_seconds(messages: list[str]) -> list[tuple[str, str]]:
     return [found for message in messages for found in re.findall(r"(\w+)(?: in)? (\d+(?:\.\d+)?) s\b", message)]
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def table(results: Sequence[Result]) -> str:
     """Seconds of each phase; warm ones are medians."""
-    kinds = list(dict.fromkeys(line["kind"] for line in lines))
+    kinds = list(dict.fromkeys(str(result.case["kind"]) for result in results))
     rows = [f"| seconds | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
-    for phase in dict.fromkeys(phase for line in lines for phase in line["phases"]):
+    for phase in dict.fromkeys(name for result in results for name in result.figures if "_gb" not in name):
         cells = []
         for kind in kinds:
-            seconds = [line["phases"][phase] for line in lines if line["kind"] == kind and phase in line["phases"]]
+            seconds = [
+                value
+                for result in results
+                if result.case["kind"] == kind and (value := result.figures.get(phase)) is not None
+            ]
             cells.append(f"{statistics.median(seconds):.2f}" if seconds else "-")
         rows.append(f"| {phase} | {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -207,10 +215,9 @@ def main() -> None:
             subprocess.run([*command, "--shape", options.shape], cwd=ROOT, check=True)
         with tempfile.TemporaryDirectory() as caches:
             kinds = ["cold"] + ["warm"] * options.warm
-            lines = [measure(folder, Path(caches), kind, options) for kind in kinds]
-        print(table(lines))
-        if options.out:
-            options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            report = Report("startup", options.out)
+            results = [measure(folder, Path(caches), kind, options, report) for kind in kinds]
+        print(f"{table(results)}\n\n{source_line(origin())}")
     finally:
         if made_here and not options.keep:
             shutil.rmtree(folder)

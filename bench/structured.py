@@ -1,19 +1,28 @@
 """What grammars cost: a batch of which some rows are constrained against one of which none are, on the demo model.
 
-`python -m bench.structured` prints tokens per second of both, and the time that filling a mask takes per row.
+    python bench/structured.py [--out results.jsonl]
+
+Tokens per second of both, taken in turns, and the time that filling a mask takes per row.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
+
 import aengine
 from aengine import Structured
 from aengine.text.grammar import Grammars, Matcher
+from bench.results import Report
 
 ROWS = 32
 TOKENS = 200
@@ -48,7 +57,7 @@ async def fill_microseconds(engine: aengine.Engine) -> list[float]:
     return times
 
 
-async def main() -> None:
+async def measure(report: Report) -> None:
     async with aengine.Engine(device="cpu", progress=False, kv_cache_gib=0.2) as engine:
         rates: dict[int, list[float]] = {0: [], 4: [], 32: []}
         await tokens_per_second(engine, 4)
@@ -56,13 +65,26 @@ async def main() -> None:
             for constrained, seen in rates.items():
                 seen.append(await tokens_per_second(engine, constrained))
         for constrained, seen in rates.items():
-            print(
-                f"{constrained:2d} of {ROWS} rows constrained: {max(seen):.0f} tokens/s, median {np.median(seen):.0f}"
+            beside = [one / none for one, none in zip(seen, rates[0], strict=True)]
+            report.tell(
+                {"rows": ROWS, "constrained": constrained},
+                {"tok_s": statistics.median(seen), "of_unconstrained": statistics.median(beside)},
+                runs={"tok_s": seen},
             )
         times = np.array(await fill_microseconds(engine))
-        high = np.percentile(times, 99)
-        print(f"filling a mask: mean {times.mean():.0f} us, median {np.median(times):.0f}, p99 {high:.0f}")
+        report.tell(
+            {"work": "filling a row's mask"},
+            {"us_mean": times.mean(), "us_p50": float(np.median(times)), "us_p99": float(np.percentile(times, 99))},
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    report = Report("structured", parser.parse_args().out)
+    asyncio.run(measure(report))
+    report.print_table()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

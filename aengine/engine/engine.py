@@ -47,6 +47,7 @@ from aengine.text.bad_words import banned_sequences
 from aengine.text.grammar import Grammars, Matcher
 from aengine.text.grammar_source import GrammarLimits
 from aengine.text.tokenizer import Tokenizer
+from aengine.timeline import Timeline
 from aengine.types import Completion, Fragment, PromptLogprob, SamplingParams, Stats, check_token_ids
 
 log = logging.getLogger("aengine")
@@ -105,6 +106,7 @@ class Engine:
         self._start = start
         self.failure: BaseException | None = None
         self.latencies = Latencies()
+        self.timeline: Timeline | None = None  # there once the engine is entered, where it was asked for
         self.created = 0  # unix seconds when the engine became ready
         self._ready_state: _Ready | None = None
         self._closed = False
@@ -129,6 +131,7 @@ class Engine:
             lookahead=self.config.lookahead,
             fill_masks=ready.grammars.fill,
             fail_request=self._fail_request,
+            timeline=self.timeline,
         )
         group = await self._exit.enter_async_context(anyio.create_task_group())
         group.start_soon(self._serve, self._loop, ready.runtime.runner, ready.grammars)
@@ -158,7 +161,12 @@ class Engine:
         else:
             tokenizer = Tokenizer.load(folder, model.vocab_size)
         generation = GenerationDefaults.from_folder(folder)
-        return _Ready(self.config, self._start(self.config, folder), tokenizer, generation)
+        if self.config.timeline is not None:
+            self.timeline = Timeline(self.config.timeline)
+        runtime = self._start(self.config, folder)
+        if self.timeline is not None:
+            runtime.runner.trace(self.timeline)
+        return _Ready(self.config, runtime, tokenizer, generation)
 
     async def _serve(self, loop: StepLoop, runner: Runner, grammars: Grammars) -> None:
         """The engine task: nothing escapes from it, every waiter hears of its end."""
@@ -179,7 +187,15 @@ class Engine:
                     log.error("the device did not let go cleanly", exc_info=error)
                 finally:
                     grammars.close()
+                    self._close_timeline()
                     self._stopped.set()
+
+    def _close_timeline(self) -> None:
+        if self.timeline is not None:
+            try:
+                self.timeline.close()
+            except RuntimeError as error:  # a dead device cannot tell when it was busy
+                log.error("the timeline could not be completed", exc_info=error)
 
     # ---- requests -----------------------------------------------------------------------------------------
 

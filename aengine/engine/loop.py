@@ -16,6 +16,7 @@ from aengine.runtime.runner import LaunchedStep, Runner
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
 from aengine.text.grammar import Matcher
+from aengine.timeline import Timeline, unmarked
 from aengine.types import StepPlan
 
 log = logging.getLogger("aengine")
@@ -34,12 +35,14 @@ class StepLoop:
         lookahead: bool,
         fill_masks: Callable[[Sequence[Matcher | None]], Awaitable[NDArray[np.int32]]],
         fail_request: Callable[[LiveRequest, AengineError], None],
+        timeline: Timeline | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._lookahead = lookahead
         self._fill_masks = fill_masks
         self._fail_request = fail_request
+        self._mark = unmarked if timeline is None else timeline.mark
         self._wake = asyncio.Event()
         self._stopping = False
         self.last_step: float | None = None  # monotonic seconds when the newest step was committed
@@ -76,15 +79,19 @@ class StepLoop:
                 if self._stopping:
                     return
                 await self._wake.wait()
+                self._mark("idle")
             self._wake.clear()
             previous = step
 
     def _launch_next(self) -> tuple[LaunchedStep | None, tuple[StepPlan, Exception] | None]:
         plan = self._scheduler.schedule()
+        self._mark("schedule")
         if plan is None:
             return None, None
         try:
-            return self._runner.launch(plan), None
+            step = self._runner.launch(plan)
+            self._mark("launch", plan)
+            return step, None
         except Exception as error:  # noqa: BLE001 - whatever a launch raises ends this step's requests, not the engine
             return None, (plan, error)
 
@@ -97,8 +104,11 @@ class StepLoop:
                 await _settled(successor)  # it may still write to the pages that are about to be released
             self._fail(step.plan, error)
             return None
+        self._mark("await", step.plan)
         self.last_step = time.monotonic()
-        return self._scheduler.commit(step.plan, result)
+        updates = self._scheduler.commit(step.plan, result)
+        self._mark("commit", count=len(updates))
+        return updates
 
     async def _draw(self, step: LaunchedStep) -> bool:
         """Let a structured step draw: by now the tokens are known that its masks depend on. False: it failed."""
@@ -110,6 +120,7 @@ class StepLoop:
             await _settled(step)
             self._fail(step.plan, error)
             return False
+        self._mark("masks", count=len(matchers))
         for sequence, matcher in zip(sequences, matchers, strict=True):
             choice = sequence.owner
             if matcher is not None and matcher.error is not None and isinstance(choice, LiveChoice):
@@ -123,6 +134,7 @@ class StepLoop:
                 await asyncio.sleep(0)
             for update in updates[start : start + DELIVERY_SLICE]:
                 self._deliver(update)
+        self._mark("deliver", count=len(updates))
 
     def _deliver(self, update: Update) -> None:
         choice = update.sequence.owner

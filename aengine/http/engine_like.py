@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from aengine.latency import Latencies
 from aengine.text.answer import AnswerFormat, ChatPrompt
+from aengine.timeline import Timeline
 from aengine.types import Fragment, SamplingParams, Stats
 
 
@@ -90,6 +91,11 @@ class EngineLike(Protocol):
     @property
     def failure(self) -> BaseException | None:
         """Why the engine as a whole can serve no more, if so."""
+        ...
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What records the run, if anything does."""
         ...
 
     async def submit(

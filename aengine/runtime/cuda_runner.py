@@ -14,10 +14,12 @@ from torch import Tensor
 from aengine.runtime.clock import DeviceClock
 from aengine.runtime.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.prefill_graphs import PrefillGraphs, PrefillShape
-from aengine.runtime.runner import Forwarded, StepExecutor, read_draws
+from aengine.runtime.runner import Executor, Forwarded, StepExecutor, read_draws
 from aengine.runtime.scoring import ChunkScores
+from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind
+from aengine.timeline import Timeline
 from aengine.types import StepPlan, StepResult
 
 RING = 4  # results in flight, one more than steps can be
@@ -123,7 +125,7 @@ class CudaStep:
 class CudaRunner:
     """Enqueues steps behind each other; launching never waits for the device."""
 
-    def __init__(self, executor: StepExecutor, device: torch.device, stream: torch.cuda.Stream, max_draws: int) -> None:
+    def __init__(self, executor: Executor, device: torch.device, stream: torch.cuda.Stream, max_draws: int) -> None:
         self._executor = executor
         self._device = device
         self._stream = stream
@@ -184,6 +186,9 @@ class CudaRunner:
             if logprobs is None
             else DrawLogprobs(_pinned(logprobs.sampled), _pinned(logprobs.top_ids), _pinned(logprobs.top)),
         )
+
+    def trace(self, timeline: Timeline) -> None:
+        self._executor = TracedExecutor(self._executor, CudaSpans(timeline, self._stream))
 
     def close(self) -> None:
         self._stream.synchronize()

@@ -20,6 +20,7 @@ from aengine.runtime.device import ForwardThreads
 from aengine.runtime.rows import Rows
 from aengine.runtime.scoring import ChunkScores, read_scores, score_chunks
 from aengine.sampling.sampler import Draws, Sampler
+from aengine.timeline import Timeline
 from aengine.types import RowLogprobs, StepPlan, StepResult
 
 
@@ -41,6 +42,16 @@ class LaunchedStep(Protocol):
         ...
 
 
+class Executor(Protocol):
+    """What a runner needs of a `StepExecutor`, and a timeline's stand-in has as well."""
+
+    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]: ...
+
+    def forward(self, plan: StepPlan) -> Forwarded: ...
+
+    def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
+
+
 class Runner(Protocol):
     """What the engine needs of a device."""
 
@@ -49,6 +60,10 @@ class Runner(Protocol):
 
         Of a step whose plan is `structured` only the forward pass: its draws wait for `LaunchedStep.draw`.
         """
+        ...
+
+    def trace(self, timeline: Timeline) -> None:
+        """Tell the timeline from now on when the device is busy. To be called before the first launch."""
         ...
 
     def close(self) -> None:
@@ -177,7 +192,7 @@ class CpuStep:
 class CpuRunner:
     """Runs steps in one worker thread, in order, so that the loop keeps serving while a step computes."""
 
-    def __init__(self, executor: StepExecutor, threads: ForwardThreads) -> None:
+    def __init__(self, executor: Executor, threads: ForwardThreads) -> None:
         self._executor = executor
         self._threads = threads
         self._logprobs: dict[int, int | None] = {}  # row -> what its owner asked for; worker thread only
@@ -207,6 +222,11 @@ class CpuRunner:
     def _finish(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> StepResult:
         draws = self._executor.draw(forwarded, masks)
         return read_draws(draws, self._logprobs.get, plan, forwarded.scores)
+
+    def trace(self, timeline: Timeline) -> None:
+        from aengine.runtime.traced import HostSpans, TracedExecutor  # which builds on this module
+
+        self._executor = TracedExecutor(self._executor, HostSpans(timeline))
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)

@@ -13,6 +13,7 @@ import msgspec
 from aengine.errors import ContextLengthError
 from aengine.latency import Latencies
 from aengine.text.answer import AnswerFormat, ChatPrompt
+from aengine.timeline import Timeline
 from aengine.types import Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
 
 VOCAB_SIZE = 1000
@@ -124,6 +125,7 @@ class FakeEngine:
         self.created = 1_700_000_000
         self.default_params = SamplingParams(temperature=0.5)
         self.failure: BaseException | None = None
+        self.timeline: Timeline | None = None
         self.held = held
         self.refuse = refuse
         self.entered = asyncio.Event()

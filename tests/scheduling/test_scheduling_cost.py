@@ -48,6 +48,22 @@ def test_the_cost_of_a_step_does_not_depend_on_the_number_of_those_who_wait(num_
     assert step_cost(10, num_pages) == step_cost(5000, num_pages)
 
 
+@pytest.mark.parametrize("waiting", [1, 50])
+def test_the_cost_of_a_step_does_not_depend_on_what_is_cached(waiting: int) -> None:
+    """Every step in which one leaves, one enters and the oldest of the cache makes room for it."""
+
+    def costs(nodes: int) -> list[int]:
+        stepper = Stepper(num_pages=nodes + 20, max_rows=2, lookahead=0)
+        memory = stepper.scheduler.memory
+        for number in range(nodes):
+            memory.tree.insert([2**23 + number] * 16, memory.allocator.take(1))
+        for first in range(waiting + 2):
+            stepper.add(prompt_of(90, first), max_tokens=5)
+        return [calls(stepper.step) for _ in range(12)]
+
+    assert costs(30) == costs(5000)
+
+
 def test_a_step_that_only_decodes_looks_nothing_up() -> None:
     stepper = Stepper(max_rows=64, num_pages=2000)
     for first in range(64):
