@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from aengine.config import ServerConfig
 from aengine.http.routes import operations
 from aengine.http.state import ServerState
 from aengine.http.structs import ChatRequest, CompletionRequest, GenerateRequest
+from tests.cli.running import run, served
 from tests.http.demo_server import demo_server
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -79,6 +82,46 @@ def test_the_examples_that_ask_a_server_say_what_they_promise(server: str, word:
     assert run.returncode == 0, run.stderr
     promised = re.findall(r"\)  # (.*)", example)
     assert run.stdout.splitlines() == promised
+
+
+def console(command: str) -> tuple[list[str], str]:
+    """What the console's block shows: the command's arguments, and what follows it."""
+    (block,) = (block for block in re.findall(r"```console\n(.*?)```", README, re.S) if f"$ aengine {command}" in block)
+    line, _, shown = block[block.index(f"$ aengine {command}") :].partition("\n")
+    return shlex.split(line)[2:], shown
+
+
+def without_figures(text: str) -> str:
+    """Speeds, sizes and times are the machine's."""
+    return re.sub(r"[\d.]+ (tokens/s|ms|s|pages|MiB|M )|\(AVX.*?\)|:\d+|1 to \d+ threads", "#", text)
+
+
+def test_the_server_on_the_command_line_says_what_it_says_here() -> None:
+    arguments, shown = console("serve")
+    assert arguments == ["serve", "--port", "8000"]
+    with served() as server:
+        server.send(signal.SIGINT)
+        _, rest = server.end()
+    said = "".join(server.told) + rest
+    expected = shown.replace("^C", "").replace("pages of 16 tokens (1024 MiB)", "pages of 16 tokens (96 MiB)")
+    assert without_figures(said).split() == without_figures(expected).split()
+
+
+def test_the_shell_says_what_it_says_here() -> None:
+    arguments, shown = console("chat")
+    typed = "".join(f"{line}\n" for line in re.findall(r"^> (.*)", shown, re.M))
+    answers = "".join(line for line in shown.splitlines(keepends=True)[1:] if not line.startswith("> "))
+    done = run(*arguments, given=typed)
+    assert done.returncode == 0
+    assert without_figures(done.stdout.rstrip()) == without_figures(answers.rstrip())
+
+
+def test_the_batch_gives_what_it_gives_here(tmp_path: Path) -> None:
+    arguments, shown = console("generate")
+    prompts = README.split("$ cat prompts.jsonl\n")[1].split("$ ")[0]
+    (tmp_path / "prompts.jsonl").write_text(prompts)
+    done = run(*(str(tmp_path / word) if word == "prompts.jsonl" else word for word in arguments))
+    assert done.stdout + done.stderr == shown
 
 
 def test_every_knob_can_be_found() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import Any, get_type_hints
 
 import msgspec
@@ -55,9 +56,11 @@ def parse_parameter(name: str, text: str) -> Any:
         raise UsageError(f"{name}: {error}, got {text!r}") from None
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
     group = parser.add_argument_group("sampling")
     for name, text in _HELP.items():
+        if name in without:
+            continue
         group.add_argument(flag(name), dest=_dest(name), default=argparse.SUPPRESS, metavar="VALUE", help=text)
 
 

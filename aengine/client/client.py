@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ import httpx
 
 from aengine.client.events import EventReader
 from aengine.client.stream import RemoteStream
-from aengine.client.wire import DONE, read_event, refusal, request_body
+from aengine.client.wire import DONE, read_chunk, read_event, refusal, request_body
 from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
 from aengine.engine.consume import collect, drain
 from aengine.errors import (
@@ -130,6 +130,32 @@ class Client:
         """Like `chat_stream`, collected into one `Completion`."""
         return await collect(await self.submit_chat(messages, params, **options))
 
+    async def chat_chunks(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The assistant's next message as OpenAI's API streams it: thoughts and calls of tools told from content.
+
+        Close it (`contextlib.aclosing`) when you stop early.
+        """
+        fields = _chat_fields(messages, tools, template_kwargs) | {"stream_options": {"include_usage": True}}
+        names, asked = _asked(params, sampling)
+        if asked.logprobs is not None:
+            fields |= {"logprobs": True, "top_logprobs": asked.logprobs}
+        body = request_body(fields, asked, [name for name in names if name != "logprobs"], {})
+        self._group()
+        try:
+            async with self._answer("/v1/chat/completions", body, {}) as response:
+                async for data in _events(response):
+                    yield read_chunk(data)
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._lost(error) from error
+
     async def submit(
         self,
         prompt: Prompt,
@@ -162,11 +188,7 @@ class Client:
         **sampling: Any,
     ) -> RemoteStream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
-        fields: dict[str, Any] = {"messages": asked_dicts(messages, "messages")}
-        if tools is not None:
-            fields["tools"] = asked_dicts(tools, "tools")
-        if template_kwargs is not None:
-            fields["chat_template_kwargs"] = dict(template_kwargs)
+        fields = _chat_fields(messages, tools, template_kwargs)
         return await self._submit(fields, params, sampling, request_id, priority, cache_salt)
 
     async def _submit(
@@ -179,8 +201,7 @@ class Client:
         cache_salt: str | None,
     ) -> RemoteStream:
         tasks = self._group()
-        names = SamplingParams.__struct_fields__ if params is not None else tuple(sampling)
-        asked = asked_params(SamplingParams(), params, sampling, _ANY_VOCABULARY)
+        names, asked = _asked(params, sampling)
         check_routing(priority, cache_salt)
         body = request_body(fields, asked, names, {"priority": priority, "cache_salt": cache_salt})
         stream = self._new_stream(request_id)
@@ -227,18 +248,21 @@ class Client:
             stream.fail(EngineClosedError("the request was cancelled"))
 
     async def _converse(self, stream: RemoteStream, body: bytes) -> None:
-        headers = {"Content-Type": "application/json", "X-Request-Id": stream.id}
-        async with self._http.stream("POST", "/generate", content=body, headers=headers) as response:
+        async with self._answer("/generate", body, {"X-Request-Id": stream.id}) as response:
+            stream.answered.set()
+            async for data in _events(response):
+                await stream.put(read_event(data))
+
+    @asynccontextmanager
+    async def _answer(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+        """An answer that is a stream of events. Raises what the server says instead."""
+        headers = {"Content-Type": "application/json", **headers}
+        async with self._http.stream("POST", path, content=body, headers=headers) as response:
             if response.status_code != 200:
                 raise refusal(response.status_code, await _start_of(response), response.headers)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise ServerError(f"{self.base_url} does not answer as an aengine server does", 200)
-            stream.answered.set()
-            reader = EventReader()
-            async for chunk in response.aiter_bytes():
-                for data in reader.feed(chunk):
-                    if data != DONE:
-                        await stream.put(read_event(data))
+            yield response
 
     def _lost(self, error: httpx.HTTPError | httpx.StreamError) -> ServerError:
         match error:
@@ -249,6 +273,29 @@ class Client:
             case _:
                 happened = "broke the connection off"
         return ServerError(f"the server at {self.base_url} {happened} ({str(error) or type(error).__name__})")
+
+
+def _asked(params: SamplingParams | None, sampling: Mapping[str, Any]) -> tuple[tuple[str, ...], SamplingParams]:
+    """The parameters, checked as far as that is possible here, and the names of those that are to be sent."""
+    names = SamplingParams.__struct_fields__ if params is not None else tuple(sampling)
+    return names, asked_params(SamplingParams(), params, sampling, _ANY_VOCABULARY)
+
+
+def _chat_fields(messages: object, tools: object, template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"messages": asked_dicts(messages, "messages")}
+    if tools is not None:
+        fields["tools"] = asked_dicts(tools, "tools")
+    if template_kwargs is not None:
+        fields["chat_template_kwargs"] = dict(template_kwargs)
+    return fields
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    reader = EventReader()
+    async for chunk in response.aiter_bytes():
+        for data in reader.feed(chunk):
+            if data != DONE:
+                yield data
 
 
 async def _start_of(response: httpx.Response) -> bytes:

@@ -82,6 +82,19 @@ def read_event(data: bytes) -> Fragment:
     )
 
 
+def read_chunk(data: bytes) -> dict[str, Any]:
+    """A chunk of OpenAI's. Raises the error that it tells of, `ServerError` for what is no chunk."""
+    try:
+        chunk = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ServerError(f"the server sent an event that cannot be read: {error}") from None
+    if isinstance(chunk, dict) and "error" in chunk:
+        raise told_error(msgspec.convert(chunk, ErrorDocument).error, None, None)
+    if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
+        raise ServerError("the server sent an event that is no chunk of a chat")
+    return chunk
+
+
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> AengineError:
     """The exception for an answer that is not a success."""
     try:

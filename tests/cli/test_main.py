@@ -12,7 +12,7 @@ from aengine.cli import main
 from tests.cli.running import AENGINE, environment
 from tests.test_imports import HEAVY, loaded_by
 
-COMMANDS = ("serve", "generate")
+COMMANDS = ("serve", "chat", "generate")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,6 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.hub import resolve_model
 from aengine.model.load import load_model
-from aengine.runtime.cuda_runner import GraphedExecutor
 from aengine.runtime.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
 from aengine.runtime.runner import Forwarded, StepExecutor
 from aengine.types import PrefillChunk, SamplingParams, StepPlan
@@ -119,9 +118,10 @@ def test_ids_are_those_of_steps_of_any_shape(decoder: Decoder, depth: int) -> No
 
 def test_a_step_that_scores_its_prompts_is_not_taken(decoder: Decoder) -> None:
     """A graph keeps the hidden states that draw; scores need all of them."""
+    cuda_runner = pytest.importorskip("aengine.runtime.cuda_runner", reason="needs Triton", exc_type=ImportError)
     rig = Rig(decoder, max_rows=2, max_step_tokens=32)
     usual = rig.executor
-    executor = GraphedExecutor(usual._decoder, usual._kv, usual._sampler, usual._rows)
+    executor = cuda_runner.GraphedExecutor(usual._decoder, usual._kv, usual._sampler, usual._rows)
     executor.prefill_graphs = FixedShapeExecutor(usual).graphs
     rig.add([1, 2, 3], 2).params = SamplingParams(prompt_logprobs=1, max_tokens=2, temperature=0)
     rig.add([4, 5], 2)

@@ -1,0 +1,140 @@
+"""`aengine chat` on a terminal of its own, and behind a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import AENGINE, Served, environment, run, served
+
+
+class Terminal:
+    """A program on a pseudo-terminal: what it shows, and a keyboard for it."""
+
+    def __init__(self, ours: int, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._ours = ours
+        self._shown = ""  # behind what was looked for last
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def says(self, *lines: str) -> None:
+        """Type each line at its prompt, not ahead: Ctrl-C would throw away what nobody has read."""
+        for line in lines:
+            self.shows("> ")
+            self.type(f"{line}\n")
+            self.shows(f"{line}\r\n")
+
+    def shows(self, text: str) -> str:
+        """What is shown up to and including `text`."""
+        deadline = time.monotonic() + 40
+        while text not in (shown := self._shown):
+            ready, _, _ = select.select([self._ours], [], [], deadline - time.monotonic())
+            assert ready, f"{text!r} is not shown, but {shown!r}"
+            try:
+                self._shown += os.read(self._ours, 4096).decode(errors="replace")
+            except OSError as error:
+                raise AssertionError(f"it ended without {text!r}: {shown!r}") from error
+        seen, found, self._shown = shown.partition(text)
+        return seen + found
+
+
+@contextmanager
+def terminal(state: Path, *args: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    process = subprocess.Popen(
+        [*AENGINE, "chat", *args],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(XDG_STATE_HOME=str(state), TERM="xterm"),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal to it
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(ours)
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
+    with terminal(tmp_path) as shell:
+        shell.shows("/help tells the commands")
+        shell.says("/set ignore_eos true", "/set max_tokens 1500", "Tell me a story.")
+        shell.shows(" ")  # in the middle of the answer, whatever it says
+        shell.type("\x03")
+        shell.shows("[stopped]")
+        shell.shows("> ")
+        shell.type("half a li")
+        shell.shows("half a li")
+        shell.type("\x03")  # at the prompt it gives up the line
+        shell.says("/set ignore_eos false", "/set temperature 0", "/reset", "What is 17 + 25?")
+        answer = shell.shows("from the cache]")
+        assert "17 + 25 = 42." in answer
+        assert "\x1b[2m" in answer
+        shell.shows("> ")
+        shell.type("\x04")
+        assert shell.process.wait(20) == 0
+    history = (tmp_path / "aengine" / "chat_history").read_text()
+    assert "What is 17 + 25?" in history
+    assert (tmp_path / "aengine" / "chat_history").stat().st_mode & 0o077 == 0
+
+
+def running(server: Served) -> float:
+    (line,) = (
+        line for line in server.client.get("/metrics").text.splitlines() if line.startswith("aengine_requests_running ")
+    )
+    return float(line.split()[1])
+
+
+def test_through_a_server(tmp_path: Path) -> None:
+    with served() as server:
+        done = run("chat", "--url", server.url, "--temperature", "0", given="What is 17 + 25?\n", AENGINE_DEVICE="")
+        assert done.stdout.startswith("17 + 25 = 42.\n[12 tokens, ")
+        assert done.returncode == 0
+        with terminal(tmp_path, "--url", server.url) as shell:
+            shell.shows(f"aengine-demo on {server.url}")
+            shell.type("/set ignore_eos true\n/set max_tokens 1500\nTell me a story.\n")
+            while (
+                " 1.0" not in server.client.get("/metrics").text.split("aengine_requests_running")[-1].splitlines()[0]
+            ):
+                pass
+            shell.type("\x03")
+            shell.shows("[stopped]")
+            deadline = time.monotonic() + 2
+            while (
+                " 0.0" not in server.client.get("/metrics").text.split("aengine_requests_running")[-1].splitlines()[0]
+            ):
+                assert time.monotonic() < deadline
+            shell.says("/quit")
+            assert shell.process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "told"),
+    [
+        (["--url", "http://127.0.0.1:9"], 1, "cannot be reached"),
+        (["/nonexistent/model"], 1, "/nonexistent/model"),
+        (["--top-p", "much"], 2, "top_p"),
+    ],
+)
+def test_one_sentence_for_what_cannot_work(args: list[str], status: int, told: str) -> None:
+    done = run("chat", *args)
+    assert done.returncode == status
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
