@@ -11,8 +11,7 @@ import anyio
 import httpx
 
 from tests.browser.chromium import Tab, chromium, find_chromium
-from tests.browser.talking import ENDED, ask
-from tests.http.demo_host import hosted_demo
+from tests.browser.talking import ENDED, ask, demo_page
 
 COUNTRIES = ("Italy", "Japan", "Kenya", "Peru", "Norway", "Egypt", "Chile", "Spain")
 BUSY_SECONDS = 22
@@ -53,10 +52,8 @@ async def picture() -> bytes:
     program = find_chromium()
     if program is None:
         raise SystemExit("a Chromium is needed (on Debian: apt-get install chromium)")
-    async with hosted_demo() as url, chromium(program) as browser, browser.tab() as tab:
+    async with chromium(program) as browser, browser.tab() as tab, demo_page(tab) as url:
         await tab.look(1120, 810)
-        await tab.open(url)
-        await tab.until("document.querySelector('#model').textContent")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(crowd, url)
             await anyio.sleep(BUSY_SECONDS - 5)

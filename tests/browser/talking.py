@@ -8,10 +8,12 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from aengine.app import create_app
+from aengine.config import EngineConfig, ServerConfig
 from aengine.types import Fragment, Usage
 from tests.browser.chromium import Tab
 from tests.http.fake_engine import FakeEngine, FakeStream
-from tests.http.serving import serving
+from tests.http.serving import hosting, serving
 
 ENDED = "document.querySelector('.turn:last-child').ariaBusy === 'false'"
 
@@ -23,6 +25,16 @@ async def talking_to(engine: FakeEngine, tab: Tab, **knobs: Any) -> AsyncIterato
         await tab.open(server.url)
         await tab.until("document.querySelector('#running').textContent !== '–'")
         yield server.url
+
+
+@asynccontextmanager
+async def demo_page(tab: Tab) -> AsyncIterator[str]:
+    """The page, open and before the demo model, which has been loaded; its address."""
+    config = EngineConfig(device="cpu", max_num_seqs=8, kv_cache_gib=0.1, progress=False)
+    async with hosting(create_app(config, ServerConfig())) as (port, _):
+        await tab.open(f"http://127.0.0.1:{port}")
+        await tab.until("document.querySelector('#model').textContent.startsWith('aengine-demo')")
+        yield f"http://127.0.0.1:{port}"
 
 
 async def ask(tab: Tab, question: str) -> None:

@@ -14,8 +14,7 @@ from aengine.errors import EngineFailedError, QueueFullError
 from aengine.text.answer import AnswerFormat
 from aengine.types import Fragment, Usage
 from tests.browser.chromium import Tab
-from tests.browser.talking import ENDED, Instead, answer, ask, finish, talking_to
-from tests.http.demo_host import hosted_demo
+from tests.browser.talking import ENDED, Instead, answer, ask, demo_page, finish, talking_to
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import hosting
 
@@ -23,13 +22,11 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_question_to_the_demo_model(tab: Tab) -> None:
-    async with hosted_demo() as url:
-        await tab.open(url)
+    async with demo_page(tab):
         await ask(tab, "What is the capital of France?")
         await tab.until(ENDED)
         assert "Paris" in await tab.text(".prose")
         assert " prompt tokens cached" in await tab.text(".foot")
-        await tab.until("document.querySelector('#model').textContent.startsWith('aengine-demo')")
         await tab.until("Number(document.querySelector('#pages-cached').textContent) > 0")
 
 
