@@ -205,17 +205,17 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
 
 
 def draw(results: Sequence[Result]) -> str:
-    """Throughput against latency: one line per engine and workload, one point per load."""
+    """Throughput against latency: one line per engine and workload, one point per load, from the lightest on."""
     lines: dict[str, list[Point]] = {}
     several = len({result.case["workload"] for result in results}) > 1
-    for result in results:
+    for result in sorted(results, key=lambda result: float(str(result.case["load"]).split()[1])):
         throughput, latency = result.figures["output_tok_s"], result.figures["e2e_ms_p50"]
         if throughput is not None and latency is not None:
             name = f"{result.case['engine']} {result.case['workload']}" if several else str(result.case["engine"])
             lines.setdefault(name, []).append((throughput, latency / 1e3))
     workloads = ", ".join(dict.fromkeys(str(result.case["workload"]) for result in results))
     return line_chart(
-        {name: sorted(points) for name, points in lines.items()},
+        lines,
         title=f"Throughput against latency: {workloads}",
         x="output tokens per second",
         y="seconds per request, median",
