@@ -12,6 +12,7 @@ DEVICE = torch.device("cuda", 0)
 
 def installed(monkeypatch: pytest.MonkeyPatch, *modules: str, major: int) -> None:
     monkeypatch.setattr(flash_backend, "_import", lambda module, name: print if module in modules else None)
+    monkeypatch.setattr(flash_backend, "_keep_compiled", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
 
 
@@ -30,6 +31,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, *modules: str, major: int) -> Non
 def test_the_best_that_is_installed_and_runs_on_the_device(
     modules: tuple[str, ...], major: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == "flash-attn-4":
+        pytest.importorskip("triton")  # it copies pages together with a kernel of ours
     installed(monkeypatch, *modules, major=major)
     chosen = flash_backend.choose_prefill(DEVICE, torch.bfloat16)
     assert chosen.name == name

@@ -36,6 +36,12 @@ class Terminal:
             self.type(f"{line}\n")
             self.shows(f"{line}\r\n")
 
+    def rests(self) -> None:
+        """Wait until its main thread sleeps: readline only hears a signal while it waits for a key."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            pass
+
     def shows(self, text: str) -> str:
         """What is shown up to and including `text`."""
         deadline = time.monotonic() + 40
@@ -82,6 +88,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
         shell.shows("> ")
         shell.type("half a li")
         shell.shows("half a li")
+        shell.rests()
         shell.type("\x03")  # at the prompt it gives up the line
         shell.says("/set ignore_eos false", "/set temperature 0", "/reset", "What is 17 + 25?")
         answer = shell.shows("from the cache]")
