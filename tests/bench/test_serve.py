@@ -17,7 +17,7 @@ from bench.null_server import null_server
 from bench.serve import Load, at_concurrency, at_rate, figures_of, percentile
 from bench.sse_client import EventStream, Reply, Target, ask, first_model
 from bench.workloads import STANDARD, Session, Turn, add_options, sessions
-from tests.http.demo_host import hosted_demo
+from tests.http.demo_server import hosted_demo
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 import aengine
@@ -17,7 +16,7 @@ from aengine import Structured
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
 from aengine.timeline import DEVICE, LOOP, SENDS, unmarked
-from tests.http.demo_host import DemoEngine
+from tests.http.demo_server import DemoEngine
 from tests.http.serving import hosting
 from tests.test_timeline import spans
 
@@ -82,8 +81,7 @@ async def test_without_the_knob_nothing_is_recorded(engine: aengine.Engine) -> N
 
 
 async def test_what_is_sent_over_http_is_told_with_its_size(tmp_path: Path) -> None:
-    engine = DemoEngine("auto")
-    engine.config = msgspec.structs.replace(engine.config, timeline=str(tmp_path / "trace.json"))
+    engine = DemoEngine(timeline=str(tmp_path / "trace.json"))
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _):
         await engine.entered.wait()

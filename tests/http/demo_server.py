@@ -1,4 +1,4 @@
-"""hypercorn and the demo model in a thread with a loop of its own, for clients that are not asynchronous."""
+"""The demo model behind a real hypercorn: in the test's own loop, or in a thread for clients that block."""
 
 from __future__ import annotations
 
@@ -7,39 +7,56 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Literal
-
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
+from typing import Any, Self
 
 import aengine
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
-from tests.http.serving import listen
+from tests.http.serving import hosting
+
+
+class DemoEngine(aengine.Engine):
+    """A small engine that says when it has been entered; `knobs` are those of `EngineConfig`."""
+
+    def __init__(self, **knobs: Any) -> None:
+        super().__init__(**({"device": "cpu", "max_num_seqs": 32, "kv_cache_gib": 0.1, "progress": False} | knobs))
+        self.entered = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.entered.set()
+        return self
+
+
+@asynccontextmanager
+async def hosted_demo(engine: DemoEngine | None = None, **knobs: Any) -> AsyncIterator[str]:
+    """The address of a server with these `ServerConfig` knobs, once it is ready."""
+    made = engine or DemoEngine()
+    app = create_app(EngineConfig(), ServerConfig(**knobs), engine_factory=lambda config: made)
+    async with hosting(app) as (port, _):
+        async with asyncio.timeout(60):
+            await made.entered.wait()
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
-def demo_server(
-    max_model_len: int | None = None, load_format: Literal["auto", "dummy"] = "auto", **knobs: Any
-) -> Iterator[str]:
-    """Serve the demo model with these `ServerConfig` knobs; gives the URL once it is ready.
-
-    `dummy`: the same model with random weights.
-    """
-    config = EngineConfig(
-        device="cpu",
-        max_num_seqs=32,
-        kv_cache_gib=0.1,
-        progress=False,
-        max_model_len=max_model_len,
-        load_format=load_format,
-    )
+def demo_server(engine_knobs: dict[str, Any] | None = None, **knobs: Any) -> Iterator[str]:
+    """`hosted_demo` in a thread with a loop of its own."""
     ready: Future[str] = Future()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    thread = threading.Thread(
-        target=lambda: loop.run_until_complete(_serve(config, ServerConfig(**knobs), ready, stop))
-    )
+
+    async def serve() -> None:
+        try:
+            async with hosted_demo(DemoEngine(**(engine_knobs or {})), **knobs) as url:
+                ready.set_result(url)
+                await stop.wait()
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            raise
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
         yield ready.result(60)
@@ -47,21 +64,3 @@ def demo_server(
         loop.call_soon_threadsafe(stop.set)
         thread.join(30)
         loop.close()
-
-
-async def _serve(engine_config: EngineConfig, server: ServerConfig, ready: Future[str], stop: asyncio.Event) -> None:
-    file, port = listen()
-
-    @asynccontextmanager
-    async def engine(config: EngineConfig) -> AsyncIterator[aengine.Engine]:
-        async with aengine.Engine(config=config) as made:
-            # Known to the server only once this has yielded, which happens before anyone can act on the result.
-            asyncio.get_running_loop().call_soon(ready.set_result, f"http://127.0.0.1:{port}")
-            yield made
-
-    app = create_app(engine_config, server, engine_factory=engine)
-    config = Config()
-    config.bind = [f"fd://{file}"]
-    config.graceful_timeout = 0.1
-    config.errorlog = None
-    await serve(app, config, shutdown_trigger=stop.wait)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def check(call: Any, among: set[str]) -> None:
 @pytest.fixture(scope="module")
 def random_url() -> Iterator[str]:
     """The same model with random weights."""
-    with demo_server(load_format="dummy") as url:
+    with demo_server({"load_format": "dummy"}) as url:
         yield url
 
 

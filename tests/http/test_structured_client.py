@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-import aengine
+from tests.http.demo_server import DemoEngine
 from tests.http.serving import Server, serving
 
 pytestmark = pytest.mark.anyio
@@ -29,19 +28,6 @@ class Plan(BaseModel):
     title: Literal["walk", "run"]
     steps: tuple[Step, Step]
     note: bool | None
-
-
-class DemoEngine(aengine.Engine):
-    """The demo model, with the event that the server's tests wait for."""
-
-    def __init__(self) -> None:
-        super().__init__(device="cpu", kv_cache_gib=0.1, max_num_seqs=8, progress=False)
-        self.entered = asyncio.Event()
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        self.entered.set()
-        return self
 
 
 def client_of(server: Server) -> openai.AsyncOpenAI:
