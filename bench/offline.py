@@ -1,10 +1,11 @@
-"""The engine against transformers' `generate` on this machine: same checkpoint, same prompts, same work.
+"""The engine against transformers on this machine: same checkpoint, same prompts, same work.
 
     python bench/offline.py [--models demo 30m] [--runs 3] [--out results.jsonl]
 
 Two workloads: one request (32 in, 128 out), and 32 requests of mixed lengths (16-256 in, 16-256 out), which
-`generate` gets as one left-padded batch that runs to its longest output. Greedy, EOS ignored, float32. The
-two take turns; tokens per second count the asked-for tokens only. Ratios are medians over pairs of runs.
+`generate` gets as one left-padded batch that runs to its longest output, and transformers' continuous batching as
+they are. Greedy, EOS ignored, float32. The three take turns; tokens per second count the asked-for tokens only.
+Ratios, to the faster of transformers' two, are medians over the turns.
 """
 
 from __future__ import annotations
@@ -81,6 +82,30 @@ class Peer:
         return time.perf_counter() - began
 
 
+class ContinuousPeer:
+    """transformers' continuous batching. Its pool and steps are sized by hand: it measures only GPUs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model.generation_config.eos_token_id = -1
+        self._sizes = transformers.ContinuousBatchingConfig(page_size=32, num_blocks=1024, max_batch_tokens=512)
+
+    def run(self, work: Work) -> float:
+        """Wall seconds. Raises `RuntimeError` where its loop has died."""
+        with self._model.continuous_batching_context_manager(continuous_batching_config=self._sizes) as manager:
+            began = time.perf_counter()
+            for prompt, tokens in work:
+                manager.add_request(prompt, max_new_tokens=tokens)
+            waited_for = len(work)
+            while waited_for:
+                result = manager.get_result(timeout=1)
+                if result is not None:
+                    waited_for -= result.is_finished()
+                elif (error := manager.background_thread_status.fatal_error) is not None:
+                    raise RuntimeError("transformers' continuous batching failed") from error
+            return time.perf_counter() - began
+
+
 async def run_engine(engine: aengine.Engine, work: Work) -> float:
     """Wall seconds from the first submit to the last token."""
     began = time.perf_counter()
@@ -92,26 +117,26 @@ async def run_engine(engine: aengine.Engine, work: Work) -> float:
 
 async def compare(report: Report, model: str, folder: Path, runs: int) -> None:
     """Both engines in turn, on each workload."""
-    peer = Peer(folder)
+    peers = {"generate": Peer(folder), "continuous": ContinuousPeer(folder)}
     threads = torch.get_num_threads()
     async with aengine.Engine(str(folder), prefix_cache=False, device="cpu", dtype="float32") as engine:
         for name in ("one", "mixed"):
             work = make_work(name)
             tokens = sum(tokens for _, tokens in work)
-            await run_engine(engine, work)
-            peer.run(work)
-            pairs = []
-            for _ in range(runs):
-                ours = await run_engine(engine, work)
-                pairs.append((ours, peer.run(work)))
+            turns: list[dict[str, float]] = []
+            for _ in range(runs + 1):
+                turns.append({"aengine": await run_engine(engine, work)})
+                turns[-1].update({peer: each.run(work) for peer, each in peers.items()})
+            del turns[0]  # warm-up
+            ratios = [min(turn[peer] for peer in peers) / turn["aengine"] for turn in turns]
             report.tell(
                 {"model": model, "work": name, "requests": len(work), "tokens": tokens},
                 {
-                    "aengine_tok_s": tokens / statistics.median(ours for ours, _ in pairs),
-                    "transformers_tok_s": tokens / statistics.median(theirs for _, theirs in pairs),
-                    "ratio": statistics.median(theirs / ours for ours, theirs in pairs),
-                },
-                runs={"ratio": [theirs / ours for ours, theirs in pairs]},
+                    f"{each}_tok_s": tokens / statistics.median(turn[each] for turn in turns)
+                    for each in ("aengine", *peers)
+                }
+                | {"ratio": statistics.median(ratios)},
+                runs={"ratio": ratios},
                 reference={"target": TARGETS.get((model, name))},
                 detail={"transformers_threads": threads},
             )
