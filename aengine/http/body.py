@@ -12,6 +12,7 @@ from starlette.types import Receive
 
 from aengine.errors import InvalidRequestError
 from aengine.http.errors import HTTPError
+from aengine.http.malformed import find_unsayable
 
 # `curl -d` declares a form; nobody means one here.
 _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
@@ -72,11 +73,19 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}" if body else "the body is empty") from None
+        raise _malformed(body, f"the body is not valid JSON: {error}" if body else "the body is empty") from None
     except UnicodeDecodeError:
-        raise InvalidRequestError("the body is not valid UTF-8") from None
+        raise _malformed(body, "the body is not valid UTF-8") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deeply") from None
+
+
+def _malformed(body: bytes, text: str) -> InvalidRequestError:
+    unsayable = find_unsayable(body)
+    if unsayable is None:
+        return InvalidRequestError(text)
+    path, reason = unsayable
+    return InvalidRequestError(f"{path}: {reason}" if path else reason, path or None)
 
 
 def _invalid(text: str) -> InvalidRequestError:

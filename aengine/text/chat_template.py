@@ -124,7 +124,9 @@ class ChatTemplates:
             with self._sandbox.rendering(budget, marker):
                 return "".join(template.generate({**self._variables, **data}))
         except SecurityError as error:
-            raise CheckpointError(f"{self._where}: its chat template does what it may not: {error}") from error
+            raise CheckpointError(
+                f"{self._where}: its chat template does what it may not: {error} Send a prompt instead of messages"
+            ) from error
         except Exception as error:  # whatever an expression may raise: undefined fields, wrong types
             message = _refusal(error) if marker is None else marker.unmark(_refusal(error))
             raise InvalidRequestError(message[:_MAX_MESSAGE], "messages") from error
