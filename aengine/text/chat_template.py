@@ -112,9 +112,7 @@ class ChatTemplates:
     def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, object]:
         reserved = sorted(name for name in kwargs if name in self._reserved)
         if reserved:
-            raise InvalidRequestError(
-                f"chat template arguments may not set {', '.join(reserved)}", "chat_template_kwargs"
-            )
+            raise InvalidRequestError(f"chat_template_kwargs may not set {', '.join(reserved)}", "chat_template_kwargs")
         return {str(name): plain_data(value, "chat_template_kwargs") for name, value in kwargs.items()}
 
     def _run(self, template: Template, data: dict[str, object], marker: Marker | None) -> str:
