@@ -208,8 +208,8 @@ def _refusal(error: Exception) -> str:
         problem = {RecursionError: "it nests too deeply", MemoryError: "it needs too much memory"}.get(
             type(error), error
         )
-        return f"the chat template cannot be rendered: {problem}"
-    return f"the chat template cannot render these messages: {type(error).__name__}: {error}"
+        return f"messages: the chat template cannot be rendered: {problem}"
+    return f"messages: the chat template cannot render them: {type(error).__name__}: {error}"
 
 
 def _raise_exception(message: object) -> None:

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.reliability.bad_input.hostile import Hostile, hostile_demo
+from tests.reliability.bad_input.hostile import CANARY, Hostile, hostile_demo
+
+
+@pytest.fixture(scope="session", autouse=True)
+def canary() -> Iterator[None]:
+    """A secret in the environment that no answer may sing of."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*CANARY)
+        yield
 
 
 @pytest.fixture(scope="session")

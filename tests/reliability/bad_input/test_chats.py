@@ -139,7 +139,6 @@ TOOLS: list[tuple[dict[str, Any], str, str]] = [
     ({"$ref": "file:///etc/passwd"}, "tools", "tools: "),
     ({"$ref": "http://localhost:1/schema.json"}, "tools", "tools: "),
     ({"$ref": "#/nowhere"}, "tools", "tools: "),
-    ({"properties": {"a": {"type": "array", "minItems": 10**9}}}, "tools", "tools: "),
 ]
 
 

@@ -47,12 +47,15 @@ def test_an_attack_by_the_template(poisoned: Hostile, name: str) -> None:
     messages = [{"role": "user", "content": name}]
     with Meanwhile(poisoned) as meanwhile:
         began = time.monotonic()
-        error = poisoned.refused(CHAT, {"messages": messages}, "messages", "chat template|done")
+        answer = poisoned.post(CHAT, {"messages": messages})
         took = time.monotonic() - began
     assert took < SECONDS + 4  # the machine has others to serve
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "messages"
+    assert "chat template" in error["message"] or error["message"] == "done"  # the template's own word
     assert error["code"] in (None, "chat_template_refused")
-    if name in ESCAPES and name not in ("format", "format_map"):
-        assert error["type"] == "invalid_request_error"
+    assert error["type"] == "invalid_request_error"
     assert meanwhile.worst < 2
 
 

@@ -58,8 +58,10 @@ def test_a_bomb_in_every_field(compiling: Hostile, name: str) -> None:
         assert meanwhile.worst < 2, f"{meanwhile.worst:.1f} s for /health; {case}"
         assert response.status_code in (200, 400, 503), case
         if response.status_code == 400:
-            assert response.json()["error"]["param"] == param, case
-            assert response.json()["error"]["message"].startswith(f"{param}: "), case
+            error = response.json()["error"]
+            # Tools are shown to the model, so that a long schema may be too long a prompt first.
+            assert error["param"] == ("messages" if error["code"] == "context_length_exceeded" else param), case
+            assert error["message"].startswith(f"{error['param']}: "), case
         if response.status_code == 503:
             assert response.json()["error"]["code"] == "queue_full", case
 
@@ -80,8 +82,7 @@ def test_regexes_that_blow_up_elsewhere(compiling: Hostile, endpoint: str) -> No
 
 
 def test_a_crowd_of_bombs_leaves_room_for_prompts(compiling: Hostile) -> None:
-    body = {**BODIES[GENERATE], "guided_grammar": BOMBS["intersections"].grammar}
-    body |= {"guided_grammar": BOMBS["rules that double"].grammar}
+    body = {**BODIES[GENERATE], "guided_grammar": BOMBS["rules that double"].grammar}
     with Meanwhile(compiling, GENERATE, body, clients=12) as meanwhile:
         for _ in range(5):
             plain = {"prompt": "The capital of France is", "max_tokens": 2, "temperature": 0, "stream": False}

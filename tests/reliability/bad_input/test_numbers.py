@@ -72,11 +72,7 @@ def test_every_number(hostile: Hostile, endpoint: str) -> None:
         for text in [*HOSTILE, *row.bad]:
             if text in row.good:
                 continue
-            response = hostile.post(endpoint, field.body(text))
-            error = hostile.refused(
-                endpoint, field.body(text), response.json()["error"]["param"], f"{row.words}|{BEYOND}"
-            )
-            assert error["param"] in (field.name, top), f"{endpoint} {field.name} {text[:30]}: {error}"
+            error = hostile.refused(endpoint, field.body(text), (field.name, top), f"{row.words}|{BEYOND}")
             assert error["message"].startswith(top) or "the context holds" in error["message"], error
             assert len(error["message"]) < 2100
         for text in NO_NUMBERS:
