@@ -70,7 +70,7 @@ class Hostile:
         self,
         path: str,
         body: bytes | str | dict[str, Any],
-        param: str | None | tuple[str, ...],
+        param: str | tuple[str, ...] | None,
         words: str,
         status: int = 400,
     ) -> dict[str, Any]:
@@ -95,6 +95,7 @@ class Hostile:
         assert isinstance(body["error"]["message"], str), case
         assert body["error"]["message"], case
         assert len(text) < 20_000, case
+        assert body["error"]["code"] not in ("internal_error", "engine_failed"), case
         told = [word for word in (*GIVEAWAYS, *self._secrets) if word in text and word.encode() not in asked]
         assert not told, f"{told} in {case}"
 
