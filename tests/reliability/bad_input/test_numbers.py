@@ -10,7 +10,17 @@ from tests.reliability.bad_input.fields import BODIES, fields
 from tests.reliability.bad_input.hostile import Hostile
 
 GOOGOLS = "1" + "0" * 400
-HOSTILE = ["-1", GOOGOLS, f"-{GOOGOLS}", str(2**64), str(-(2**64)), "1e999", "-1e999", "1" + "0" * 4301]
+HOSTILE = [
+    "-1",
+    GOOGOLS,
+    f"-{GOOGOLS}",
+    str(2**64),
+    str(-(2**64)),
+    "1e999",
+    "-1e999",
+    "1" + "0" * 4290,
+    "1" + "0" * 4301,
+]
 NO_NUMBERS = ["NaN", "Infinity", "-Infinity"]
 BEYOND = r"Expected `int` [<>]=|out of range"  # the parser's words
 
