@@ -66,6 +66,15 @@ def test_a_bomb_in_every_field(compiling: Hostile, name: str) -> None:
             assert response.json()["error"]["code"] == "queue_full", case
 
 
+def test_what_takes_too_long_is_given_up() -> None:
+    """With less time than the bomb takes: its answer comes when the time is over, not when the compiler is done."""
+    bomb = asked(BOMBS["a chain of objects"])["guided_json"]
+    with hostile_demo(grammar_seconds=0.02) as hurried:
+        body = {**BODIES[GENERATE], **bomb}
+        hurried.refused(GENERATE, body, "guided_json", r"compiling it takes longer than 0\.02 seconds")
+        hurried.settled()
+
+
 # Regexes that blow up backtracking matchers; here an automaton reads them. What they force goes on for ever.
 REDOS = [r"(a+)+$", r"(a|a)*b", r"(a|aa)+c", r"(.*a){25}", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"(x+x+)+y", r"((a*)*)*b"]
 
