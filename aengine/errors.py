@@ -17,6 +17,9 @@ AengineError
 └── ServerError              a client's server cannot be reached, or answers as no engine would
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 
 class AengineError(Exception):
     """Base of all errors that aengine raises on purpose."""
@@ -89,3 +92,16 @@ class ServerError(AengineError):
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """What is refused in here is told under the names that the caller has given it: `names`, by our own."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        name, message = names.get(error.param or "", error.param), str(error)
+        if name is None or name == error.param:
+            raise
+        own_words = message.removeprefix(f"{error.param} ")
+        raise type(error)(f"{name}: {message}" if own_words == message else f"{name} {own_words}", name) from None

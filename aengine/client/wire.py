@@ -9,6 +9,7 @@ import msgspec
 
 from aengine.errors import (
     AengineError,
+    CheckpointError,
     ContextLengthError,
     EngineClosedError,
     EngineFailedError,
@@ -109,11 +110,15 @@ def told_error(told: WireError, status: int | None, retry_after: str | None) -> 
     message, param = told.message, told.param
     if param is not None and param.startswith("structured_outputs"):  # called `structured` on this side
         message, param = (text.replace("structured_outputs", "structured") for text in (message, param))
+    elif param == "input_ids":  # on this side a prompt like any other
+        message, param = message.removeprefix("input_ids: ").replace("input_ids ", "prompt "), "prompt"
     match told.code:
         case "context_length_exceeded":
             return ContextLengthError(message, param)
         case "model_not_found":
             return ModelNotFoundError(message)
+        case "chat_template_refused":
+            return CheckpointError(message)
         case "queue_full":
             return QueueFullError(message, float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
         case "not_ready":

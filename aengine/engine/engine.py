@@ -33,6 +33,7 @@ from aengine.errors import (
     EngineFailedError,
     EngineNotReadyError,
     InvalidRequestError,
+    renamed,
 )
 from aengine.latency import Latencies
 from aengine.model.config import ModelConfig
@@ -266,9 +267,10 @@ class Engine:
     ) -> Stream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
         prompt = await self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
-        return await self.submit(
-            prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
-        )
+        with renamed({"prompt": "messages"}):
+            return await self.submit(
+                prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
+            )
 
     async def encode_chat(
         self,

@@ -5,19 +5,15 @@ from __future__ import annotations
 import re
 from typing import TypeVar
 
-import anyio
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
 
 from aengine.errors import InvalidRequestError
 from aengine.http.errors import HTTPError
+from aengine.http.malformed import find_unsayable
 
 # `curl -d` declares a form; nobody means one here.
 _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
-# What is spent on reading a refused body: a client that is still sending would see a reset instead of the answer.
-_LINGER_SECONDS = 1.0
-_LINGER_BYTES = 64 * 2**20
 
 T = TypeVar("T")
 
@@ -32,7 +28,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     length = request.headers.get("content-length", "")
     too_large = HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
     if length.isdigit() and int(length) > limit:
-        await _discard(request.receive)
         raise too_large
     chunks: list[bytes] = []
     size = 0
@@ -45,20 +40,8 @@ async def read_body(request: Request, limit: int) -> bytes:
         more = message.get("more_body", False)
         size += len(chunks[-1])
         if size > limit:
-            if more:
-                await _discard(request.receive)
             raise too_large
     return b"".join(chunks)
-
-
-async def _discard(receive: Receive) -> None:
-    size = 0
-    with anyio.move_on_after(_LINGER_SECONDS):
-        while size <= _LINGER_BYTES:
-            message = await receive()
-            size += len(message.get("body", b""))
-            if not message.get("more_body", False):  # the end, or a disconnect
-                return
 
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$")
@@ -72,11 +55,19 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}" if body else "the body is empty") from None
+        raise _malformed(body, f"the body is not valid JSON: {error}" if body else "the body is empty") from None
     except UnicodeDecodeError:
-        raise InvalidRequestError("the body is not valid UTF-8") from None
+        raise _malformed(body, "the body is not valid UTF-8") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deeply") from None
+
+
+def _malformed(body: bytes, text: str) -> InvalidRequestError:
+    unsayable = find_unsayable(body)
+    if unsayable is None:
+        return InvalidRequestError(text)
+    path, reason = unsayable
+    return InvalidRequestError(f"{path}: {reason}" if path else reason, path or None)
 
 
 def _invalid(text: str) -> InvalidRequestError:

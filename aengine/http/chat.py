@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError
+from aengine.errors import InvalidRequestError, renamed
 from aengine.http.answer_reading import AnswerReading
 from aengine.http.chat_structs import messages_for_template, tools_for_template
 from aengine.http.chat_wording import ChatDialect, word_completion
@@ -32,8 +32,10 @@ class Chat(Endpoint):
             "created": int(time.time()),
             "model": self._state.check_model(body.model),
         }
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
+            names["max_tokens"] = "max_completion_tokens"
         usage_told = body.usage_told()
         params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
         tools = tool_use(body)
@@ -50,13 +52,14 @@ class Chat(Endpoint):
             tools=tools_for_template(tools.offered),
             template_kwargs=body.chat_template_kwargs,
         )
-        stream = await engine.submit(
-            prompt.token_ids,
-            reading.asked(params, prompt.opens_thought),
-            request_id=request_id,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-        )
+        with renamed(names):
+            stream = await engine.submit(
+                prompt.token_ids,
+                reading.asked(params, prompt.opens_thought),
+                request_id=request_id,
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+            )
 
         def make_parser() -> AnswerParser:
             return reading.parser(prompt.opens_thought)

@@ -12,6 +12,7 @@ from starlette.types import ExceptionHandler
 
 from aengine.errors import (
     AengineError,
+    CheckpointError,
     ContextLengthError,
     EngineClosedError,
     EngineNotReadyError,
@@ -42,6 +43,8 @@ class HTTPError(AengineError):
         self.code = code
 
 
+MAX_MESSAGE = 2000  # characters
+
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -52,7 +55,7 @@ def status_of(error: BaseException) -> int:
             return error.status
         case HTTPException():
             return error.status_code
-        case InvalidRequestError():
+        case InvalidRequestError() | CheckpointError():  # of the checkpoint's chat template: it will never do
             return 400
         case ModelNotFoundError():
             return 404
@@ -75,6 +78,8 @@ def error_body(error: BaseException) -> ErrorBody:
             param, code = error.param, "context_length_exceeded"
         case InvalidRequestError():
             param = error.param
+        case CheckpointError():
+            param, code = "messages", "chat_template_refused"
         case ModelNotFoundError():
             param, code = "model", "model_not_found"
         case QueueFullError():
@@ -85,7 +90,12 @@ def error_body(error: BaseException) -> ErrorBody:
             code = "shutting_down"
         case _:
             code = "engine_failed" if isinstance(error, AengineError) else "internal_error"
-    return ErrorBody(ErrorDetail(message, kind, param, code))
+    return ErrorBody(ErrorDetail(_cut(message), kind, None if param is None else _cut(param), code))
+
+
+def _cut(text: str) -> str:
+    """Errors repeat what was asked for, and that may be megabytes."""
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
 
 
 def error_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:

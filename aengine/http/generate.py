@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError
+from aengine.errors import InvalidRequestError, renamed
 from aengine.http import sse
 from aengine.http.chat_structs import messages_for_template, tools_for_template
 from aengine.http.endpoint import Endpoint, submit_within_context
@@ -40,7 +40,9 @@ class Generate(Endpoint):
                 prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
             )
 
-        admitted = await submit_within_context(submit, params, body.max_tokens)
+        name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
+        with renamed({"prompt": name}):
+            admitted = await submit_within_context(submit, params, body.max_tokens)
         stream, prompt_of = told_prompts(admitted, engine.tokenizer, body.prompt_logprobs)
         if body.stream is None or body.stream:
             return self._stream(stream, GenerateDialect(params.n, prompt_of))

@@ -63,7 +63,7 @@ class ServerState:
         """The served name. Raises `ModelNotFoundError` when `name` is given and is another."""
         served = self.model_name or self.require_engine().model_name
         if name is not None and name != served:
-            raise ModelNotFoundError(f"the model {name!r} does not exist; this server serves {served!r}")
+            raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
         return served
 
 

@@ -112,9 +112,7 @@ class ChatTemplates:
     def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, object]:
         reserved = sorted(name for name in kwargs if name in self._reserved)
         if reserved:
-            raise InvalidRequestError(
-                f"chat template arguments may not set {', '.join(reserved)}", "chat_template_kwargs"
-            )
+            raise InvalidRequestError(f"chat_template_kwargs may not set {', '.join(reserved)}", "chat_template_kwargs")
         return {str(name): plain_data(value, "chat_template_kwargs") for name, value in kwargs.items()}
 
     def _run(self, template: Template, data: dict[str, object], marker: Marker | None) -> str:
@@ -124,7 +122,9 @@ class ChatTemplates:
             with self._sandbox.rendering(budget, marker):
                 return "".join(template.generate({**self._variables, **data}))
         except SecurityError as error:
-            raise CheckpointError(f"{self._where}: its chat template does what it may not: {error}") from error
+            raise CheckpointError(
+                f"{self._where}: its chat template does what it may not: {error} Send a prompt instead of messages"
+            ) from error
         except Exception as error:  # whatever an expression may raise: undefined fields, wrong types
             message = _refusal(error) if marker is None else marker.unmark(_refusal(error))
             raise InvalidRequestError(message[:_MAX_MESSAGE], "messages") from error
@@ -208,8 +208,8 @@ def _refusal(error: Exception) -> str:
         problem = {RecursionError: "it nests too deeply", MemoryError: "it needs too much memory"}.get(
             type(error), error
         )
-        return f"the chat template cannot be rendered: {problem}"
-    return f"the chat template cannot render these messages: {type(error).__name__}: {error}"
+        return f"messages: the chat template cannot be rendered: {problem}"
+    return f"messages: the chat template cannot render them: {type(error).__name__}: {error}"
 
 
 def _raise_exception(message: object) -> None:

@@ -167,6 +167,8 @@ REFUSED: dict[str, Callable[[Model], Awaitable[Any]]] = {
     "more than the context": lambda model: model.complete(FRANCE, max_tokens=10**6),
     "a bad regex": lambda model: model.complete(FRANCE, structured=Structured(regex="(")),
     "two forms": lambda model: model.complete(FRANCE, structured=Structured(regex="a", grammar="b")),
+    "ids that are more than the context": lambda model: model.complete([5] * 10**4),
+    "a chat that is more than the context": lambda model: model.chat([{"role": "user", "content": "hi " * 9999}]),
     "no messages": lambda model: model.chat("hi"),  # type: ignore[arg-type]
     "a stop id beyond the vocabulary": lambda model: model.complete(FRANCE, stop_token_ids=[10**9]),
 }

@@ -139,9 +139,8 @@ def test_what_is_out_of_range_is_refused_by_name(demo: httpx.Client, path: str) 
             said = f"{path} {name}={str(value)[:50]}: {response.text[:200]}"
             assert response.status_code == 400, said
             error = response.json()["error"]
-            param = "max_tokens" if name == "max_completion_tokens" else name
-            assert str(error["param"]).startswith(param), said
-            assert error["message"], said
+            assert str(error["param"]).startswith(name), said
+            assert name in error["message"], said
 
 
 @every_path

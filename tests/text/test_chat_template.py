@@ -206,7 +206,7 @@ async def test_a_refusal_quotes_messages_as_they_are(make: Make) -> None:
 
 @pytest.mark.parametrize("template", ["{{ messages[0].content + 1 }}", "{{ messages.x.y }}", "{{ missing() }}"])
 async def test_messages_that_do_not_suit_the_template_are_refused(make: Make, template: str) -> None:
-    with pytest.raises(InvalidRequestError, match="cannot render these messages") as refused:
+    with pytest.raises(InvalidRequestError, match="chat template cannot render them") as refused:
         await make(template).ours.encode_chat(CHATS["one question"])
     assert refused.value.param == "messages"
 

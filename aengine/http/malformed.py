@@ -1,0 +1,52 @@
+"""Where in a body stands what JSON cannot say: NaN, infinities, halves of surrogate pairs, bytes that are not UTF-8.
+
+Python's own `json` writes the first three without a word, so that these bodies come from honest clients too. The
+parser only counts bytes up to them; a client is better told the field.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+_LONGEST = 2**16  # bytes of a body that is read a second time; some milliseconds
+
+
+class Unsayable(NamedTuple):
+    """`path` is the field's, such as `messages[0].content`; empty for the whole body."""
+
+    path: str
+    reason: str
+
+
+class _Constant(NamedTuple):
+    name: str
+
+
+def find_unsayable(body: bytes) -> Unsayable | None:
+    """The first such value that is found, in a body that a parser has refused; None where it is something else."""
+    if len(body) > _LONGEST:
+        return None
+    try:
+        # Bytes that are not UTF-8 become surrogates, as do escapes of them.
+        value = json.loads(body.decode("utf-8", "surrogateescape"), parse_constant=_Constant)
+    except (ValueError, RecursionError):
+        return None
+    found: list[tuple[str, object]] = [("", value)]
+    while found:
+        path, value = found.pop()
+        if isinstance(value, _Constant):
+            return Unsayable(path, f"JSON has no {value.name}")
+        if isinstance(value, dict):
+            if not all(map(_is_text, value)):
+                return Unsayable(path, "the name of a field is not valid Unicode")
+            found += [(f"{path}.{name}" if path else name, item) for name, item in value.items()]
+        elif isinstance(value, list):
+            found += [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+        elif isinstance(value, str) and not _is_text(value):
+            return Unsayable(path, "the text is not valid Unicode (a lone surrogate, or bytes that are not UTF-8)")
+    return None
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text) if not text.isascii() else True

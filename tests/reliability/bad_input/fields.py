@@ -1,0 +1,101 @@
+"""Every field of the request structs, read off the structs themselves, so that a new one cannot be forgotten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from msgspec import inspect
+
+from aengine.http.structs import ChatRequest, CompletionRequest, GenerateRequest
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/generate": {"prompt": "hi", "max_tokens": 1, "stream": False},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "logprobs": True},
+}
+STRUCTS = {"/generate": GenerateRequest, "/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
+
+
+class Field(NamedTuple):
+    """A place in a body: its path as errors tell it, what JSON may stand there, and the JSON around it."""
+
+    endpoint: str
+    name: str
+    kinds: frozenset[str]
+    before: str
+    after: str
+
+    def body(self, value: str | bytes) -> bytes:
+        """The endpoint's plain body with `value`, as it is, at this place."""
+        top = self.name.replace("[", ".").split(".")[0]
+        others = {name: other for name, other in BODIES[self.endpoint].items() if name != top}
+        if top in ("input_ids", "messages"):
+            others.pop("prompt", None)
+        raw = value if isinstance(value, bytes) else value.encode()
+        return json.dumps(others).encode()[:-1] + b", " + self.before.encode() + raw + self.after.encode() + b"}"
+
+
+def fields(endpoint: str) -> list[Field]:
+    """All of an endpoint's, nested ones too."""
+    kind = inspect.type_info(STRUCTS[endpoint])
+    assert isinstance(kind, inspect.StructType)
+    found = []
+    for field in kind.fields:
+        found += _walk(endpoint, field.type, field.encode_name, f'"{field.encode_name}": ', "")
+    return found
+
+
+def _walk(endpoint: str, kind: inspect.Type, name: str, before: str, after: str) -> Iterator[Field]:
+    kind = _bare(kind)
+    kinds = [_bare(one) for one in (kind.types if isinstance(kind, inspect.UnionType) else (kind,))]
+    yield Field(endpoint, name, frozenset(_json_kind(one) for one in kinds), before, after)
+    for one in kinds:
+        match one:
+            case inspect.ListType(item_type=item):
+                yield from _walk(endpoint, item, f"{name}[0]", f"{before}[", f"]{after}")
+            case inspect.DictType(value_type=value) if not isinstance(_bare(value), inspect.AnyType):
+                yield from _walk(endpoint, value, name, f'{before}{{"5": ', f"}}{after}")
+            case inspect.StructType(fields=inner):
+                for field in inner:
+                    others = {other.encode_name: _least(other.type) for other in inner if other.required}
+                    others.pop(field.encode_name, None)
+                    begin = json.dumps(others)[:-1] + (", " if others else "")
+                    opened = f'{before}{begin}"{field.encode_name}": '
+                    yield from _walk(endpoint, field.type, f"{name}.{field.encode_name}", opened, f"}}{after}")
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    return _bare(kind.type) if isinstance(kind, inspect.Metadata) else kind
+
+
+def _json_kind(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.IntType():
+            return "int"
+        case inspect.FloatType():
+            return "float"
+        case inspect.BoolType():
+            return "bool"
+        case inspect.StrType() | inspect.LiteralType():
+            return "str"
+        case inspect.NoneType():
+            return "null"
+        case inspect.ListType():
+            return "array"
+        case inspect.DictType() | inspect.StructType():
+            return "object"
+    raise TypeError(f"no kind of JSON: {kind}")
+
+
+def _least(kind: inspect.Type) -> Any:
+    """The least that fits a field that must be given."""
+    match _bare(kind):
+        case inspect.LiteralType(values=values):
+            return values[0]
+        case inspect.StrType():
+            return "f"
+        case inspect.StructType(fields=inner):
+            return {field.encode_name: _least(field.type) for field in inner if field.required}
+    raise TypeError(f"no example of {kind}")
