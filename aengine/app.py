@@ -23,6 +23,7 @@ from aengine.errors import AengineError, ConfigError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.errors import error_response
 from aengine.http.traced import TracedSends
+from aengine.http.unread import UnreadBodies
 from aengine.http.workers import only_worker
 
 EngineFactory = Callable[[EngineConfig], AbstractAsyncContextManager[EngineLike]]
@@ -83,7 +84,7 @@ class Application:
             config = self._config or configure(EngineConfig)
             state = self._state = ServerState(self._server or configure(ServerConfig))
             with only_worker():
-                self._answer = self._http = InFlight(http_app(state))
+                self._answer = self._http = InFlight(UnreadBodies(http_app(state), state.config.body_timeout))
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._keep_engine, config, state, closing)

@@ -10,55 +10,55 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.errors import HTTPError
 
 # `curl -d` declares a form; nobody means one here.
 _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
-# What is spent on reading a refused body: a client that is still sending would see a reset instead of the answer.
-_LINGER_SECONDS = 1.0
-_LINGER_BYTES = 64 * 2**20
 
 T = TypeVar("T")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises `HTTPError` 415 or 413, `ClientDisconnect` when the client left."""
+async def read_body(request: Request, config: ServerConfig) -> bytes:
+    """The whole body. Raises `HTTPError` 415, 413 or 408, `ClientDisconnect` when the client left.
+
+    None of them waits for the rest of the body.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in _JSON_TYPES:
         raise HTTPError(415, "unsupported_media_type", "the body must be JSON, with Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HTTPError(415, "unsupported_media_type", "the body must not be compressed")
+    limit, seconds = config.max_body_bytes, config.body_timeout
     length = request.headers.get("content-length", "")
-    too_large = HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
     if length.isdigit() and int(length) > limit:
-        await _discard(request.receive)
-        raise too_large
+        raise _too_large(limit)
+    try:
+        with anyio.fail_after(seconds):
+            return await _receive_all(request.receive, limit)
+    except TimeoutError:
+        raise HTTPError(408, "body_timeout", f"the body did not arrive within {seconds:g} seconds") from None
+
+
+async def _receive_all(receive: Receive, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     more = True
     while more:
-        message = await request.receive()
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunks.append(message.get("body", b""))
         more = message.get("more_body", False)
         size += len(chunks[-1])
         if size > limit:
-            if more:
-                await _discard(request.receive)
-            raise too_large
+            raise _too_large(limit)
     return b"".join(chunks)
 
 
-async def _discard(receive: Receive) -> None:
-    size = 0
-    with anyio.move_on_after(_LINGER_SECONDS):
-        while size <= _LINGER_BYTES:
-            message = await receive()
-            size += len(message.get("body", b""))
-            if not message.get("more_body", False):  # the end, or a disconnect
-                return
+def _too_large(limit: int) -> HTTPError:
+    return HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
 
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$")

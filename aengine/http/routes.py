@@ -23,7 +23,7 @@ from aengine.http.request_id import RequestIdMiddleware
 from aengine.http.state import ServerState
 from aengine.http.tokenize import Tokens
 
-READS = (400, 413, 415)  # refusals of what reads a body,
+READS = (400, 408, 413, 415)  # refusals of what reads a body,
 SERVES = (503,)  # of what needs the engine,
 NAMES = (404,)  # and of what may name a model
 
