@@ -1,8 +1,8 @@
-"""Answers that are given before their request's body has come to its end: refusals, most of them.
+"""Where a request's body ends: said once, and read to there even when the answer comes first, as most refusals do.
 
-A server that stopped reading there would reset the connection, and the client might never see the answer. hypercorn
-would do worse: it hands a body over through a short queue, and once that is full and nobody takes from it, the
-connection waits for ever, even when its client is long gone.
+A server that stopped reading after an early answer would reset the connection, and the client might never see it.
+hypercorn would do worse: it hands a body over through a short queue, and once that is full and nobody takes from it,
+the connection waits for ever, even when its client is long gone.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ from __future__ import annotations
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# What is spent on the rest of such a body, after the answer has been sent.
+from aengine.http.errors import HTTPError, error_response
+
+# What is spent on the rest of a body after an early answer has been sent.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
 
 
-class UnreadBodies:
+class Framing:
     """Sends an early answer at once, reads on for a while, and only then ends it.
 
     Over HTTP/1 the connection ends with the answer. Over HTTP/2 it goes on, and hypercorn gives it up with all its
     streams when one that is over gets more: so there it is read for as long as any body may take (`body_timeout`,
     seconds).
+
+    A request that gives its length in two ways is refused and its connection closed: a proxy in front may have
+    believed the other one, and what follows would be a request of its own that the proxy has never seen.
     """
 
     def __init__(self, app: ASGIApp, body_timeout: float) -> None:
@@ -46,7 +51,11 @@ class UnreadBodies:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 tasks.cancel_scope.cancel()
 
-        await self._app(scope, body.receive, send_early)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            refusal = HTTPError(400, "two_lengths", "Content-Length and Transfer-Encoding must not be sent together")
+            await error_response(refusal, {"Connection": "close"})(scope, body.receive, send_early)
+        else:
+            await self._app(scope, body.receive, send_early)
 
 
 class _Body:
