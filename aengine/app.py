@@ -22,6 +22,7 @@ from aengine.config import EngineConfig, ServerConfig, configure
 from aengine.errors import AengineError, ConfigError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.errors import error_response
+from aengine.http.framing import Framing
 from aengine.http.traced import TracedSends
 from aengine.http.workers import only_worker
 
@@ -83,7 +84,7 @@ class Application:
             config = self._config or configure(EngineConfig)
             state = self._state = ServerState(self._server or configure(ServerConfig))
             with only_worker():
-                self._answer = self._http = InFlight(http_app(state))
+                self._answer = self._http = InFlight(Framing(http_app(state), state.config.body_timeout))
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._keep_engine, config, state, closing)

@@ -95,6 +95,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, Meta(description="name in /v1/models and in requests; default: the model's folder name or id")
     ] = None
     max_body_bytes: Annotated[int, Meta(ge=1, description="longest request body")] = 32 * 2**20
+    body_timeout: Annotated[float, Meta(gt=0, description="seconds that a request's body may take to arrive")] = 60.0
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="browser origins that may call the API; * for any")
     ] = ()

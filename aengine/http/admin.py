@@ -21,7 +21,7 @@ class Admin:
 
     async def abort(self, request: Request) -> Response:
         """End requests by their `X-Request-Id` or by the `id` in their answer; what is over already is none."""
-        body = decode(await read_body(request, self._state.config.max_body_bytes), _decoder)
+        body = decode(await read_body(request, self._state.config), _decoder)
         return _json(Aborted(self._state.replies.abort(body.request_id)))
 
     async def flush_cache(self, request: Request) -> Response:

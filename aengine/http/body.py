@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import TypeVar
 
+import anyio
 import msgspec
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
+from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.errors import HTTPError
 from aengine.http.malformed import find_unsayable
@@ -18,30 +21,43 @@ _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
 T = TypeVar("T")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises `HTTPError` 415 or 413, `ClientDisconnect` when the client left."""
+async def read_body(request: Request, config: ServerConfig) -> bytes:
+    """The whole body. Raises `HTTPError` 415, 413 or 408, `ClientDisconnect` when the client left.
+
+    None of them waits for the rest of the body.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in _JSON_TYPES:
         raise HTTPError(415, "unsupported_media_type", "the body must be JSON, with Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HTTPError(415, "unsupported_media_type", "the body must not be compressed")
+    limit, seconds = config.max_body_bytes, config.body_timeout
     length = request.headers.get("content-length", "")
-    too_large = HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
     if length.isdigit() and int(length) > limit:
-        raise too_large
-    chunks: list[bytes] = []
-    size = 0
+        raise _too_large(limit)
+    try:
+        with anyio.fail_after(seconds):
+            return await _receive_all(request.receive, limit)
+    except TimeoutError:
+        raise HTTPError(408, "body_timeout", f"the body did not arrive within {seconds:g} seconds") from None
+
+
+async def _receive_all(receive: Receive, limit: int) -> bytes:
+    body = bytearray()  # not a list: chunks of a byte or two would each cost 40 more
     more = True
     while more:
-        message = await request.receive()
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        chunks.append(message.get("body", b""))
+        body += message.get("body", b"")
         more = message.get("more_body", False)
-        size += len(chunks[-1])
-        if size > limit:
-            raise too_large
-    return b"".join(chunks)
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+def _too_large(limit: int) -> HTTPError:
+    return HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
 
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$")

@@ -28,7 +28,7 @@ class Endpoint:
 
     async def _accept(self, request: Request, decoder: msgspec.json.Decoder[T]) -> tuple[EngineLike, T]:
         """The engine and the body, refused in this order: unreadable, no engine, invalid."""
-        body = await read_body(request, self._state.config.max_body_bytes)
+        body = await read_body(request, self._state.config)
         await self._state.turnstile.enter()
         return self._state.require_engine(), decode(body, decoder)
 

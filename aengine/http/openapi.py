@@ -21,6 +21,7 @@ _REFUSALS = {
     401: "No API key, or not one of the server's.",
     403: "The web page that sent this may not.",
     404: "The request names a model that is not served.",
+    408: "The body took too long to arrive.",
     413: "The body is too long.",
     415: "The body is not JSON.",
     503: "Loading, shutting down, or too many requests are waiting; try again after `Retry-After` seconds.",

@@ -22,9 +22,8 @@ from aengine.http.page import Page
 from aengine.http.request_id import RequestIdMiddleware
 from aengine.http.state import ServerState
 from aengine.http.tokenize import Tokens
-from aengine.http.unread import UnreadBodyMiddleware
 
-READS = (400, 413, 415)  # refusals of what reads a body,
+READS = (400, 408, 413, 415)  # refusals of what reads a body,
 SERVES = (503,)  # of what needs the engine,
 NAMES = (404,)  # and of what may name a model
 
@@ -76,7 +75,6 @@ def http_app(state: ServerState) -> Starlette:
             *([Route("/", Page().show)] if state.config.page else []),
         ],
         middleware=[
-            Middleware(UnreadBodyMiddleware),
             Middleware(RequestIdMiddleware),
             Middleware(OriginMiddleware, allowed=state.config.allowed_origins),
             Middleware(ApiKeyMiddleware, keys=state.config.api_keys),

@@ -29,7 +29,7 @@ class Tokens:
 
     async def tokenize(self, request: Request) -> Response:
         """The ids of a prompt, or of a chat as the chat template renders it."""
-        data = await read_body(request, self._state.config.max_body_bytes)
+        data = await read_body(request, self._state.config)
         engine = self._state.require_engine()
         body = decode(data, _tokenize_decoder)
         self._state.check_model(body.model)
@@ -39,7 +39,7 @@ class Tokens:
 
     async def detokenize(self, request: Request) -> Response:
         """The text of ids, special tokens written out."""
-        data = await read_body(request, self._state.config.max_body_bytes)
+        data = await read_body(request, self._state.config)
         engine = self._state.require_engine()
         body = decode(data, _detokenize_decoder)
         self._state.check_model(body.model)

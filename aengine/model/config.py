@@ -8,7 +8,7 @@ import msgspec
 
 from aengine.errors import UnsupportedModelError
 from aengine.model.architectures import ARCHITECTURES, Architecture
-from aengine.model.fields import Fields, read_json_object
+from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.rope import RopeConfig, read_rope
 
 # Far above any real model, far below what would overflow a size.
@@ -110,7 +110,7 @@ def _architecture(fields: Fields) -> tuple[str, Architecture]:
     for name in names:
         if name in ARCHITECTURES:
             return name, ARCHITECTURES[name]
-    what = f"architecture {', '.join(names)} is not supported" if names else "architectures is missing"
+    what = f"architecture {shown(names)} is not supported" if names else "architectures is missing"
     raise UnsupportedModelError(f"{fields.source}: {what}; supported are {', '.join(ARCHITECTURES)}")
 
 
@@ -118,7 +118,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     """Settings that would change the result and that the decoder does not implement."""
     activation = fields.text("hidden_act", "silu")
     if activation not in _SILU:
-        raise UnsupportedModelError(f"{fields.source}: hidden_act {activation!r} is not supported, only silu")
+        raise UnsupportedModelError(f"{fields.source}: hidden_act {shown(activation)} is not supported, only silu")
     for key in ("quantization_config", "compression_config"):
         if fields.present(key):
             raise UnsupportedModelError(f"{fields.source}: {key} is set; quantized checkpoints are not supported")
@@ -164,7 +164,7 @@ def _layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
     types = fields.strings("layer_types")
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModelError(f"{fields.source}: layer type {kind!r} is not supported")
+            raise UnsupportedModelError(f"{fields.source}: layer type {shown(kind)} is not supported")
     if len(types) != layers:
         raise fields.fail("layer_types", f"names {len(types)} layers of {layers}")
     return tuple(kind == "sliding_attention" for kind in types)
@@ -174,5 +174,5 @@ def _dtype(fields: Fields) -> str:
     key = "dtype" if fields.present("dtype") else "torch_dtype"
     name = fields.text(key, "float32").removeprefix("torch.")
     if name not in ("float32", "bfloat16", "float16"):
-        raise UnsupportedModelError(f"{fields.source}: {key} {name!r} is not supported")
+        raise UnsupportedModelError(f"{fields.source}: {key} {shown(name)} is not supported")
     return name

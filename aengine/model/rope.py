@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
-from aengine.model.fields import Fields
+from aengine.model.fields import Fields, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -42,7 +42,7 @@ def read_rope(config: Fields, positions: int, most: int) -> tuple[RopeConfig, in
     if kind not in ROPE_TYPES:
         why = "; it depends on the current length, so its KV cannot be cached" if kind == "dynamic" else ""
         raise UnsupportedModelError(
-            f"{config.source}: rope type {kind!r} is not supported{why}; supported are {', '.join(ROPE_TYPES)}"
+            f"{config.source}: rope type {shown(kind)} is not supported{why}; supported are {', '.join(ROPE_TYPES)}"
         )
     if fields.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:
         raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")

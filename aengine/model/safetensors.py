@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from aengine.errors import WeightsError
+from aengine.model.fields import shown
 
 MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 _MAX_DIMS = 8
@@ -81,25 +82,27 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} appears twice")
+    values: dict[str, object] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"{shown(name)} appears twice")
+        values[name] = value
     return values
 
 
 def _entry(path: Path, name: str, value: object) -> TensorEntry:
     fields = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    where = f"{path}: {name[:200]}"
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise WeightsError(f"{path}: {name} has the unknown dtype {str(dtype)[:40]!r}")
+        raise WeightsError(f"{where} has the unknown dtype {str(dtype)[:40]!r}")
     if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(_is_size(item) for item in shape):
-        raise WeightsError(f"{path}: {name} has an invalid shape")
+        raise WeightsError(f"{where} has an invalid shape")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(item) for item in offsets):
-        raise WeightsError(f"{path}: {name} has invalid data_offsets")
+        raise WeightsError(f"{where} has invalid data_offsets")
     start, end = offsets
     if end - start != math.prod(shape) * _ITEM_BYTES[dtype]:
-        raise WeightsError(f"{path}: {name} is {dtype} of shape {shape}, which its {end - start} bytes do not hold")
+        raise WeightsError(f"{where} is {dtype} of shape {shape}, which its {end - start} bytes do not hold")
     return TensorEntry(dtype, tuple(shape), start, end)
 
 
@@ -111,7 +114,7 @@ def _check_tiling(path: Path, entries: dict[str, TensorEntry], data_bytes: int) 
     at = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
         if entry.start != at:
-            raise WeightsError(f"{path}: {name} starts at byte {entry.start} where {at} is the next free one")
+            raise WeightsError(f"{path}: {name[:200]} starts at byte {entry.start} where {at} is the next free one")
         at = entry.end
     if at != data_bytes:
         raise WeightsError(

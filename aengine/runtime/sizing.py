@@ -43,7 +43,9 @@ def size_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, avai
     else:
         # More pages than every row at full length could fill serve nobody.
         useful = config.max_num_seqs * -(-longest // config.page_size) + 1
-        num_pages = min(available // page_bytes, useful)
+        # Nor may the rows' page tables, an int32 for each page of a context, outgrow the pool itself.
+        tabled = available // (4 * (config.max_num_seqs + 1))
+        num_pages = min(available // page_bytes, useful, tabled + 1)
     fits = (num_pages - 1) * config.page_size
     if fits < config.page_size or (config.max_model_len is not None and fits < longest):
         raise ConfigError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from aengine.errors import CheckpointError
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_MAX_FILE_BYTES = 64 * 2**20
+_MAX_FILE_BYTES = 16 * 2**20  # parsed, JSON grows twentyfold
 _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
 
@@ -60,10 +61,14 @@ def read_settings(folder: Path) -> TokenizerSettings:
     )
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path, most: int = _MAX_FILE_BYTES) -> str:
+    """A file of at most so many bytes. Raises `CheckpointError`, naming it, unless it is one of UTF-8 text."""
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_FILE_BYTES} bytes")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
+            raise CheckpointError(f"{path} cannot be read: it is no regular file")
+        if status.st_size > most:
+            raise CheckpointError(f"{path} is larger than {most} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
@@ -71,7 +76,7 @@ def _read_text(path: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, object]:
     try:
-        value = json.loads(_read_text(path))
+        value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -112,10 +117,10 @@ def _templates(folder: Path, path: Path, value: object) -> dict[str, str]:
     templates: dict[str, str] = {}
     default = folder / "chat_template.jinja"
     if default.is_file():
-        templates["default"] = _read_text(default)
+        templates["default"] = read_text(default)
     more = folder / "additional_chat_templates"
     if more.is_dir():
-        templates.update({file.stem: _read_text(file) for file in sorted(more.glob("*.jinja"))})
+        templates.update({file.stem: read_text(file) for file in sorted(more.glob("*.jinja"))})
     if templates or value is None:
         return templates
     if isinstance(value, str):

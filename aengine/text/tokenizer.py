@@ -20,10 +20,11 @@ from aengine.text.chat_template import ChatTemplates
 from aengine.text.markers import ControlTokens
 from aengine.text.pieces import PieceTable, rules_of
 from aengine.text.reasoning import THOUGHT_BEGIN
-from aengine.text.settings import TokenizerSettings, read_settings
+from aengine.text.settings import TokenizerSettings, read_settings, read_text
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_TOKEN_ID = 2**24 - 1
+_MAX_FILE_BYTES = 64 * 2**20  # twice the largest in use
 _MARKER_TOKENS = 16  # a marker and blanks behind it have no more
 _THREADS = 4  # at once; a slow rendering may hold one for seconds
 
@@ -61,15 +62,14 @@ class Tokenizer:
         settings = read_settings(folder)
         path = folder / "tokenizer.json"
         backend = _read_backend(path)
-        with _library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error}")):
+        limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
+        with _library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}")):
             _apply(backend, settings)
+            # Before they are made use of: a hundred thousand of them take seconds.
+            _check_ids(path, max(backend.get_added_tokens_decoder(), default=0), limit)
             tokenizer = cls(backend, settings, str(folder))
             tokenizer.decode(tokenizer.encode_now("a b"))
-        limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
-        if not 0 < tokenizer.vocab_size <= limit:
-            raise CheckpointError(
-                f"{path} has token ids up to {tokenizer.vocab_size - 1}, but they must be from 0 to {limit - 1}"
-            )
+        _check_ids(path, tokenizer.vocab_size - 1, limit)
         return tokenizer
 
     @property
@@ -179,6 +179,11 @@ class Tokenizer:
         return ids
 
 
+def _check_ids(path: Path, highest: int, limit: int) -> None:
+    if not 0 <= highest < limit:
+        raise CheckpointError(f"{path} has token ids up to {highest}, but they must be from 0 to {limit - 1}")
+
+
 @contextmanager
 def _library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
     """Turn what the tokenizers library raises, plain Exception or a panic of its Rust code, into an error of ours."""
@@ -199,11 +204,8 @@ def _decoder_of(backend: Backend) -> object:
 
 
 def _read_backend(path: Path) -> Backend:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    with _library_errors(lambda error: CheckpointError(f"{path} is not a tokenizer: {error}")):
+    text = read_text(path, _MAX_FILE_BYTES)
+    with _library_errors(lambda error: CheckpointError(f"{path} is not a tokenizer: {error!s:.300}")):
         backend = Backend.from_str(text)
     # Saved by training scripts, and wrong for serving: prompts are neither cut nor filled up.
     backend.no_truncation()

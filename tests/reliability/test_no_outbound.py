@@ -1,0 +1,139 @@
+"""A server whose model is here talks to nobody: one socket is bound, the one that was asked for, nothing is connected
+and no name is looked up; and nothing is ever unpickled.
+
+Python itself keeps the record: an audit hook that is in place before the first line of aengine runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aengine.model.hub import DEMO
+from tests.cli.running import environment
+
+# Events go straight to a file: the program under test cannot lose them.
+HOOK = """
+import json, os, sys
+record = os.open(os.environ["RECORD"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+watched = {"socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto",
+           "socket.gethostbyaddr", "socket.getnameinfo", "socket.sendmsg", "pickle.find_class", "subprocess.Popen",
+           "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "urllib.Request", "http.client.connect"}
+def hook(event, args):
+    if event in watched:
+        kept = [repr(one)[:200] for one in args if type(one).__name__ != "socket"]
+        os.write(record, (json.dumps([event, kept]) + "\\n").encode())
+sys.addaudithook(hook)
+"""
+
+
+@contextmanager
+def recorded(folder: Path, *args: str, given: str = "") -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """The command line under the hook."""
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(HOOK)
+    (folder / "input").write_text(given)
+    record = folder / "record"
+    path = os.pathsep.join([str(folder / "hook"), *sys.path])
+    env = environment(RECORD=str(record), PYTHONPATH=path, HF_HUB_OFFLINE="0")
+    env.pop("HF_HUB_OFFLINE")
+    with (folder / "input").open() as text:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "aengine", *args],
+            stdin=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            text=True,
+        )
+    try:
+        yield process, record
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def events(record: Path, *kinds: str) -> list[tuple[str, list[str]]]:
+    read = [json.loads(line) for line in record.read_text().splitlines()]
+    return [(event, args) for event, args in read if event.startswith(kinds)]
+
+
+def sockets_of(pid: int) -> dict[str, tuple[str, str]]:
+    """The process's TCP and UDP sockets by the kernel's own tables: inode -> (local address, state)."""
+    inodes = set()
+    for name in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(name)
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = {}
+    for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[9] in inodes:
+                found[words[9]] = (f"{table} {words[1]}", words[3])
+    return found
+
+
+@pytest.mark.parametrize("model", [None, DEMO], ids=["demo", "folder"])
+def test_serve(tmp_path: Path, model: Path | None) -> None:
+    given = () if model is None else ("--model", str(model))
+    with recorded(tmp_path, "serve", "--port", "0", *given) as (process, record):
+        assert process.stdout is not None
+        url = next(line.split()[2] for line in process.stdout if line.startswith("Serving on "))
+        port = int(url.rsplit(":", 1)[1])
+        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+            assert "[DONE]" in client.post("/generate", json={"prompt": "One two", "max_tokens": 4}).text
+            chat = {"messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"}}
+            assert client.post("/v1/chat/completions", json=chat | {"max_tokens": 8}).status_code == 200
+            assert client.get("/").status_code == client.get("/metrics").status_code == 200
+        listening = {address: state for address, state in sockets_of(process.pid).values() if state in ("0A", "07")}
+        assert listening == {f"tcp 0100007F:{port:04X}": "0A"}  # 0A: listening; 07: an open UDP socket
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    bound = events(record, "socket.bind")
+    assert [args for _, args in bound] == [["('127.0.0.1', 0)"]]
+    assert events(record, "socket.connect", "socket.send", "socket.gethost", "socket.getname", "urllib", "http") == []
+    assert [args[:2] for _, args in events(record, "socket.getaddrinfo")] == [["'127.0.0.1'", "0"]]
+    assert events(record, "pickle", "subprocess", "os.") == []
+
+
+def test_generate(tmp_path: Path) -> None:
+    with recorded(tmp_path, "generate", "--max-tokens", "4", "--model", str(DEMO), given='"One two"\n') as (
+        process,
+        record,
+    ):
+        told, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, told
+    assert events(record, "socket.", "urllib", "http", "pickle", "subprocess", "os.") == []
+
+
+def test_the_record_is_kept(tmp_path: Path) -> None:
+    """What the tests above rely on: the same hook sees a connection and an unpickling."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import pickle, socket; pickle.loads(pickle.dumps(print)); socket.socket().connect_ex(('127.0.0.1', 9))"],
+        env=environment(RECORD=str(tmp_path / "record"), PYTHONPATH=str(_hooked(tmp_path))),
+        timeout=30,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert {event for event, _ in events(tmp_path / "record", "pickle", "socket")} == {
+        "pickle.find_class",
+        "socket.connect",
+    }
+
+
+def _hooked(folder: Path) -> Path:
+    (folder / "sitecustomize.py").write_text(HOOK)
+    return folder
