@@ -83,16 +83,18 @@ class Application:
             config = self._config or configure(EngineConfig)
             state = self._state = ServerState(self._server or configure(ServerConfig))
             with only_worker():
-                self._answer = self._http = InFlight(http_app(state))
+                self._answer = self._http = state.in_flight = InFlight(http_app(state))
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._keep_engine, config, state, closing)
                     watching = await tasks.start(state.loop_delay.watch)
+                    reading = await tasks.start(self._http.watch_readers, state.config.stalled_reader_timeout)
                     await send({"type": "lifespan.startup.complete"})
                     await receive()  # lifespan.shutdown
                     if state.engine is None:
                         tasks.cancel_scope.cancel()  # still loading, or failed
                     watching.cancel()
+                    reading.cancel()
                     closing.set()
         except ConfigError as error:
             await _refuse(str(error), send)

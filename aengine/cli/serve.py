@@ -22,6 +22,7 @@ from aengine.config import EngineConfig, ListenConfig, ServerConfig
 _LAST_WORDS = 3.0  # seconds for streams that are cut off to say so
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop
 _ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst must not hold up running streams
+_SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
 _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 
@@ -37,7 +38,9 @@ def listening_socket(listen: ListenConfig) -> socket.socket:
         family, *_, address = socket.getaddrinfo(
             listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address[:2], family=family, backlog=listen.backlog)
+        sock = socket.create_server(address[:2], family=family, backlog=listen.backlog)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # its connections inherit it
+        return sock
     except socket.gaierror:
         raise CommandError(f"cannot listen on {where}: there is no such address (--host)") from None
     except OSError as error:

@@ -65,6 +65,13 @@ class _EngineCollector(Collector):
             "The longest that the event loop kept anyone waiting in the last minute or two.",
             value=self._state.loop_delay.worst,
         )
+        if (readers := self._state.in_flight) is not None:
+            yield GaugeMetricFamily(
+                "aengine_sends_blocked", "Responses that wait for their readers.", value=readers.blocked
+            )
+            yield CounterMetricFamily(
+                "aengine_stalled_readers", "Connections cut because nothing was read for too long.", readers.stalled
+            )
         if engine is not None:
             yield from _families(engine.stats())
             yield from _latency_families(engine.latencies)

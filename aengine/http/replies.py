@@ -21,6 +21,7 @@ from aengine.http import sse
 from aengine.http.engine_like import StreamLike
 from aengine.http.errors import error_body, error_response
 from aengine.http.fragments import collect, merge
+from aengine.http.in_flight import CUT
 from aengine.types import Completion, Fragment, Usage
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class StreamingReply(_Reply):
         try:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._watch_client, receive, tasks.cancel_scope)
-                tasks.start_soon(self._watch_progress, send, tasks)
+                tasks.start_soon(self._watch_progress, scope, send, tasks)
                 await self._pump(send)
                 tasks.cancel_scope.cancel()
         finally:
@@ -129,7 +130,7 @@ class StreamingReply(_Reply):
         self._ending = self._sending = True
         await send(_body(chunk, more=False))
 
-    async def _watch_progress(self, send: Send, tasks: TaskGroup) -> None:
+    async def _watch_progress(self, scope: Scope, send: Send, tasks: TaskGroup) -> None:
         # One timer per stream, not per token: it looks now and then whether anything moved.
         tick = min(1.0, self._heartbeat)
         seen, silence = self._sent, 0.0
@@ -138,6 +139,8 @@ class StreamingReply(_Reply):
             if self._stream.backlog > self._max_backlog:
                 _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
                 self._left = True
+                if (cut := scope.get(CUT)) is not None:
+                    cut()
                 tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import NamedTuple
 
 import pytest
 
 from tests.cli.running import Served, served
+from tests.reliability.asking import Answer, ask, numbers, port_of
 from tests.reliability.prober import Probe, percentile, probing
 
 pytestmark = pytest.mark.anyio
@@ -19,43 +19,13 @@ REFUSED_WITHIN = 15.0  # seconds for the last of them all; 2.5 to 4 in quiet, wh
 HEALTHY_WITHIN = 0.05  # seconds, 99 of 100
 
 
-class Answer(NamedTuple):
-    status: int
-    headers: str
-    body: bytes
-    began: float  # time.monotonic() of its first byte
-    ended: float
-
-
-async def ask(port: int, prompt: str) -> Answer:
-    """One request on a connection of its own."""
-    body = json.dumps({"prompt": prompt, "max_tokens": 16, "ignore_eos": True}).encode()
-    head = f"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(head.encode() + body)
-        headers = (await reader.readuntil(b"\r\n\r\n")).decode()
-        began = time.monotonic()
-        answer = await reader.read()
-    finally:
-        writer.close()
-    return Answer(int(headers.split()[1]), headers.lower(), answer, began, time.monotonic())
-
-
-def numbers(server: Served) -> dict[str, float]:
-    """The metrics that have no label."""
-    lines = server.client.get("/metrics").text.splitlines()
-    pairs = [line.split() for line in lines if not line.startswith("#") and "{" not in line]
-    return {name: float(value) for name, value in pairs}
-
-
 async def test_two_thousand_at_once_against_a_bounded_queue() -> None:
     with served("--max-queue", str(QUEUE), "--max-num-seqs", str(ROWS)) as server:
-        port = int(server.url.rpartition(":")[2])
+        port = port_of(server)
         async with probing(port) as probes:
             began = time.monotonic()
             async with asyncio.timeout(60):
-                answers = await asyncio.gather(*(ask(port, f"Number {at} is") for at in range(BURST)))
+                answers = await asyncio.gather(*(work(port, f"Number {at} is") for at in range(BURST)))
             accepted = max(answer.began for answer in answers)
         answered = [answer for answer in answers if answer.status == 200]
         refused = [answer for answer in answers if answer.status == 503]
@@ -83,6 +53,10 @@ async def test_two_thousand_at_once_against_a_bounded_queue() -> None:
         emptied = numbers(server)
         assert emptied["aengine_kv_pages_free"] == emptied["aengine_kv_pages"]  # every page is back: the pool is whole
         assert ask_again(server) == 200
+
+
+async def work(port: int, prompt: str) -> Answer:
+    return await ask(port, "/generate", prompt=prompt, max_tokens=16, ignore_eos=True)
 
 
 def ask_again(server: Served) -> int:
