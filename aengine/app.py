@@ -7,6 +7,7 @@ until it is done `/ready` says 503, because a server that did not answer for a m
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -110,6 +111,7 @@ class Application:
             async with make_engine(config) as engine:
                 if engine.timeline is not None and self._http is not None:
                     self._answer = TracedSends(self._http, engine.timeline)
+                _forget_garbage()
                 state.ready(engine)
                 _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
                 self.settled.set()
@@ -127,6 +129,12 @@ class Application:
                 _say(f"the engine {happened}:")
                 traceback.print_exception(error)
             self.settled.set()
+
+
+def _forget_garbage() -> None:
+    """What is loaded by now stays: looked through by a collection, it would hold the loop for 0.1 s now and then."""
+    gc.collect()
+    gc.freeze()
 
 
 def _default_factory() -> EngineFactory:

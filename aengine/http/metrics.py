@@ -62,7 +62,7 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("aengine_ready", "1 when the engine serves.", value=float(engine is not None))
         yield GaugeMetricFamily(
             "aengine_loop_delay_seconds",
-            "The longest that the event loop kept anyone waiting in the last minute or two.",
+            "The longest that the event loop kept anyone waiting in the last minute or two, to within 0.01 s.",
             value=self._state.loop_delay.worst,
         )
         if (readers := self._state.in_flight) is not None:
