@@ -7,6 +7,7 @@ until it is done `/ready` says 503, because a server that did not answer for a m
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -84,16 +85,20 @@ class Application:
             config = self._config or configure(EngineConfig)
             state = self._state = ServerState(self._server or configure(ServerConfig))
             with only_worker():
-                self._answer = self._http = InFlight(Framing(http_app(state), state.config.body_timeout))
+                self._answer = self._http = state.in_flight = InFlight(
+                    Framing(http_app(state), state.config.body_timeout)
+                )
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._keep_engine, config, state, closing)
                     watching = await tasks.start(state.loop_delay.watch)
+                    reading = await tasks.start(self._http.watch_readers, state.config.stalled_reader_timeout)
                     await send({"type": "lifespan.startup.complete"})
                     await receive()  # lifespan.shutdown
                     if state.engine is None:
                         tasks.cancel_scope.cancel()  # still loading, or failed
                     watching.cancel()
+                    reading.cancel()
                     closing.set()
         except ConfigError as error:
             await _refuse(str(error), send)
@@ -109,6 +114,7 @@ class Application:
             async with make_engine(config) as engine:
                 if engine.timeline is not None and self._http is not None:
                     self._answer = TracedSends(self._http, engine.timeline)
+                _forget_garbage()
                 state.ready(engine)
                 _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
                 self.settled.set()
@@ -126,6 +132,12 @@ class Application:
                 _say(f"the engine {happened}:")
                 traceback.print_exception(error)
             self.settled.set()
+
+
+def _forget_garbage() -> None:
+    """What is loaded by now stays: looked through by a collection, it would hold the loop for 0.1 s now and then."""
+    gc.collect()
+    gc.freeze()
 
 
 def _default_factory() -> EngineFactory:

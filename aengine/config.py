@@ -118,6 +118,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_stream_backlog: Annotated[
         int, Meta(ge=1, description="fragments a reader may be behind before its request is aborted")
     ] = 65536
+    stalled_reader_timeout: Annotated[
+        float,
+        Meta(gt=0, description="seconds that a reader may take nothing of what is sent before its connection is cut"),
+    ] = 60.0
 
 
 class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -114,6 +114,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if len(self.stop_token_ids) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} stop_token_ids", "stop_token_ids")
         check_token_ids(self.stop_token_ids, vocab_size, "stop_token_ids")
+        if len(self.shown_special_ids) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} shown_special_ids", "shown_special_ids")
         check_token_ids(self.shown_special_ids, vocab_size, "shown_special_ids")
 
     def _validate_bias(self, vocab_size: int) -> None:

@@ -21,6 +21,8 @@ from aengine.config import EngineConfig, ListenConfig, ServerConfig
 
 _LAST_WORDS = 3.0  # seconds for streams that are cut off to say so
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop
+_ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst must not hold up running streams
+_SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
 _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 
@@ -36,7 +38,9 @@ def listening_socket(listen: ListenConfig) -> socket.socket:
         family, *_, address = socket.getaddrinfo(
             listen.host or None, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address[:2], family=family, backlog=listen.backlog)
+        sock = socket.create_server(address[:2], family=family, backlog=listen.backlog)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # its connections inherit it
+        return sock
     except socket.gaierror:
         raise CommandError(f"cannot listen on {where}: there is no such address (--host)") from None
     except OSError as error:
@@ -52,7 +56,7 @@ def hypercorn_config(listen: ListenConfig, sock: socket.socket) -> Config:
     """
     config = Config()
     config.bind = [f"fd://{sock.detach()}"]
-    config.backlog = listen.backlog
+    config.backlog = _ACCEPTED  # asyncio takes it for both: what the kernel keeps, and what one pass accepts
     config.graceful_timeout = _LAST_WORDS
     config.shutdown_timeout = _LOADING
     config.keep_alive_timeout = listen.keep_alive_timeout
@@ -79,11 +83,18 @@ def _logger(name: str, stream: TextIO, level: int) -> logging.Logger:
 async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) -> int:
     stop = asyncio.Event()
     host, port = sock.getsockname()[:2]
+    twin = sock.dup()
+
+    async def listening() -> None:
+        with twin:  # hypercorn calls this when it has begun to listen, for no more than it accepts at once
+            twin.listen(listen.backlog)
+        await stop.wait()
+
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_obey_signals, app, stop, listen.shutdown_timeout)
         tasks.start_soon(_announce, app, stop, _url(host, port))
         # In a task of its own: hypercorn leaves it marked as cancelled (asyncio's TaskGroup does, in 3.11).
-        await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=stop.wait))  # type: ignore[arg-type]
+        await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=listening))  # type: ignore[arg-type]
         tasks.cancel_scope.cancel()
     return 0 if app.failure is None else 1
 

@@ -302,8 +302,8 @@ class Engine:
         ready = self._serving()  # tokenizing and compiling may have taken a while
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
+        max_total = self._max_total(ready, len(token_ids), params)  # first: a million ids take a while to look at
         check_token_ids(token_ids, self.vocab_size, "prompt")
-        max_total = self._max_total(ready, len(token_ids), params)
         request_id = request_id or secrets.token_hex(12)
         if request_id in self._requests:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")

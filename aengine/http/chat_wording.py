@@ -9,7 +9,7 @@ from aengine.http import sse
 from aengine.http.engine_like import StreamLike
 from aengine.http.openai_dialect import OpenAIDialect
 from aengine.http.structs import UsageTold
-from aengine.http.wording import chat_logprobs, usage_body
+from aengine.http.wording import chat_logprobs, raw_chat_logprobs, usage_body
 from aengine.text.answer import AnswerParser
 from aengine.text.deltas import Answer, Call, CallDelta, ContentDelta, Delta, ReasoningDelta
 from aengine.types import Choice, Completion, FinishReason, Fragment
@@ -78,20 +78,20 @@ class ChatDialect(OpenAIDialect):
         }
 
 
-def word_completion(head: dict[str, Any], completion: Completion, make_parser: ParserFactory) -> bytes:
+async def word_completion(head: dict[str, Any], completion: Completion, make_parser: ParserFactory) -> bytes:
     """The whole body of an answer that is not streamed."""
-    choices = [_choice_body(choice, make_parser()) for choice in completion.choices]
+    choices = [await _choice_body(choice, make_parser()) for choice in completion.choices]
     return sse.encode({**head, "choices": choices, "usage": usage_body(completion.usage)})
 
 
-def _choice_body(choice: Choice, parser: AnswerParser) -> dict[str, Any]:
+async def _choice_body(choice: Choice, parser: AnswerParser) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text}
     if not parser.plain:
         message |= _message_body(parser.read(choice.text))
     return {
         "index": choice.index,
         "message": message,
-        "logprobs": chat_logprobs(choice.logprobs),
+        "logprobs": await raw_chat_logprobs(choice.logprobs),
         "finish_reason": _finish_reason(choice.finish_reason, parser),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections import defaultdict
@@ -42,13 +43,14 @@ class Completions(Endpoint):
         params = _params(body, engine.default_params)
         usage_told = body.usage_told()
         _refuse_what_is_not_done(body)
-        prompts = [
-            await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer) for prompt in split_prompts(body.prompt)
-        ]
+        prompts = split_prompts(body.prompt)
         streams: list[StreamLike] = []
         try:
             for position, prompt in enumerate(prompts):
+                if position:
+                    await asyncio.sleep(0)  # a short prompt is tokenized at once, and there may be a thousand
                 own_id = request_id if len(prompts) == 1 else f"{request_id}-{position}"
+                prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
                 streams.append(await _submit(engine, prompt, params, body, own_id))
         except BaseException:
             for stream in streams:
@@ -113,12 +115,12 @@ class CompletionDialect(OpenAIDialect):
         }
 
 
-def word_completion(head: dict[str, Any], completion: Completion, prompt_of: ToldPrompt) -> bytes:
+async def word_completion(head: dict[str, Any], completion: Completion, prompt_of: ToldPrompt) -> bytes:
     choices = [
         {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": CompletionLogprobs().word(choice.logprobs),
+            "logprobs": await CompletionLogprobs().raw(choice.logprobs),
             "finish_reason": choice.finish_reason,
             **prompt_of(choice.index),
         }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from aengine.http.engine_like import StreamLike, TokenizerLike
-from aengine.http.prompt_wording import SLICE
+from aengine.http.sliced import SLICE
 from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import ContextLengthError
-from aengine.http.body import decode, read_body
+from aengine.http.body import LARGE, decode, read_body
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.replies import Dialect, StreamingReply, WholeReply
 from aengine.http.running import ListedReply
@@ -30,14 +31,17 @@ class Endpoint:
         """The engine and the body, refused in this order: unreadable, no engine, invalid."""
         body = await read_body(request, self._state.config)
         await self._state.turnstile.enter()
-        return self._state.require_engine(), decode(body, decoder)
+        engine, read = self._state.require_engine(), decode(body, decoder)
+        if len(body) > LARGE:
+            await asyncio.sleep(0)  # that took a while, and so will the rest
+        return engine, read
 
     def _stream(self, stream: StreamLike, dialect: Dialect) -> Response:
         config = self._state.config
         reply = StreamingReply(stream, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog)
         return ListedReply(reply, stream, self._state.replies)
 
-    def _whole(self, stream: StreamLike, word: Callable[[Completion], bytes]) -> Response:
+    def _whole(self, stream: StreamLike, word: Callable[[Completion], Awaitable[bytes]]) -> Response:
         return ListedReply(WholeReply(stream, word), stream, self._state.replies)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from aengine.errors import EngineFailedError
@@ -50,7 +51,11 @@ async def collect(stream: StreamLike) -> Completion:
         usage = fragments[-1].usage
     if usage is None:
         raise EngineFailedError("the request was aborted")
-    return Completion(stream.id, tuple(_choice(by_choice[index]) for index in sorted(by_choice)), usage)
+    choices = []
+    for index in sorted(by_choice):
+        choices.append(_choice(by_choice.pop(index)))
+        await asyncio.sleep(0)
+    return Completion(stream.id, tuple(choices), usage)
 
 
 def _choice(pieces: list[Fragment]) -> Choice:

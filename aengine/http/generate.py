@@ -17,6 +17,7 @@ from aengine.http.endpoint import Endpoint, submit_within_context
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.prompt_wording import ToldPrompt, told_nothing, told_prompts
 from aengine.http.prompts import cut
+from aengine.http.sliced import raw_list
 from aengine.http.structs import GenerateRequest
 from aengine.http.wording import usage_body
 from aengine.types import Choice, Completion, FinishReason, Fragment, SamplingParams, Usage
@@ -102,23 +103,23 @@ class GenerateDialect:
         return sse.DONE
 
 
-def word_completion(completion: Completion, prompt_of: ToldPrompt) -> bytes:
+async def word_completion(completion: Completion, prompt_of: ToldPrompt) -> bytes:
     """The first choice at the top level, and all of them under `choices` where n > 1."""
     first, *others = completion.choices
-    payload: dict[str, Any] = {"id": completion.id, **_choice_body(first)}
+    payload: dict[str, Any] = {"id": completion.id, **await _choice_body(first)}
     if others:
-        payload["choices"] = [{"index": choice.index, **_choice_body(choice)} for choice in completion.choices]
+        payload["choices"] = [{"index": one.index, **await _choice_body(one)} for one in completion.choices]
     payload |= prompt_of(0)
     payload["usage"] = usage_body(completion.usage)
     return sse.encode(payload)
 
 
-def _choice_body(choice: Choice) -> dict[str, Any]:
+async def _choice_body(choice: Choice) -> dict[str, Any]:
     body: dict[str, Any] = {
         "text": choice.text,
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
     }
     if choice.logprobs is not None:
-        body["logprobs"] = choice.logprobs
+        body["logprobs"] = await raw_list(choice.logprobs, lambda one: one)
     return body

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from time import monotonic
 
 import anyio
-from starlette.types import ASGIApp, Receive, Scope, Send
+from anyio.abc import TaskStatus
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aengine.http.connection import reset_connection
+
+_log = logging.getLogger(__name__)
+
+CUT = "aengine.cut"  # in a request's scope: what ends its connection at once
 
 
 class InFlight:
@@ -13,20 +22,28 @@ class InFlight:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._scopes: set[anyio.CancelScope] = set()
+        self._answering: set[_Answering] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.stalled = 0  # readers given up since start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as cut:
-            self._scopes.add(cut)
+            one = _Answering(cut, send)
+            scope[CUT] = one.cut
+            self._answering.add(one)
             self._idle.clear()
             try:
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, one.send)
             finally:
-                self._scopes.discard(cut)
-                if not self._scopes:
+                self._answering.discard(one)
+                if not self._answering:
                     self._idle.set()
+
+    @property
+    def blocked(self) -> int:
+        """Responses that wait for their readers."""
+        return sum(one.pending > 0 for one in self._answering)
 
     async def idle(self) -> None:
         """Wait until no request is being answered."""
@@ -34,5 +51,47 @@ class InFlight:
 
     def cut_off(self) -> None:
         """End every request; streams end with an error event."""
-        for scope in list(self._scopes):
-            scope.cancel()
+        for one in list(self._answering):
+            one.scope.cancel()
+
+    async def watch_readers(
+        self, seconds: float, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Give up readers that let a `send` wait for so long, until the scope that this hands out is cancelled."""
+        with anyio.CancelScope() as scope:
+            task_status.started(scope)
+            while True:  # one timer for all of them
+                await anyio.sleep(min(1.0, seconds / 4))
+                for one in list(self._answering):
+                    if one.pending and monotonic() - one.moved > seconds:
+                        _log.warning("a reader took nothing for %g s: its connection was cut", seconds)
+                        self.stalled += 1
+                        one.cut()
+
+
+class _Answering:
+    """One request: the scope of its task, and whether its reader keeps up."""
+
+    __slots__ = ("_send", "moved", "pending", "scope")
+
+    def __init__(self, scope: anyio.CancelScope, send: Send) -> None:
+        self.scope = scope
+        self._send = send
+        self.pending = 0  # sends that have not returned: the reader's buffers are full
+        self.moved = 0.0  # monotonic seconds when one began after none, or returned
+
+    async def send(self, message: Message) -> None:
+        if not self.pending:
+            self.moved = monotonic()
+        self.pending += 1
+        try:
+            await self._send(message)
+        finally:
+            self.pending -= 1
+            self.moved = monotonic()
+
+    def cut(self) -> None:
+        """End the connection, so that the reply sees its client leave; where that is not possible, the reply alone."""
+        self.moved = monotonic()
+        if not reset_connection(self._send):
+            self.scope.cancel()

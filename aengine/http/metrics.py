@@ -62,9 +62,16 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("aengine_ready", "1 when the engine serves.", value=float(engine is not None))
         yield GaugeMetricFamily(
             "aengine_loop_delay_seconds",
-            "The longest that the event loop kept anyone waiting in the last minute or two.",
+            "The longest that the event loop kept anyone waiting in the last minute or two, to within 0.01 s.",
             value=self._state.loop_delay.worst,
         )
+        if (readers := self._state.in_flight) is not None:
+            yield GaugeMetricFamily(
+                "aengine_sends_blocked", "Responses that wait for their readers.", value=readers.blocked
+            )
+            yield CounterMetricFamily(
+                "aengine_stalled_readers", "Connections cut because nothing was read for too long.", readers.stalled
+            )
         if engine is not None:
             yield from _families(engine.stats())
             yield from _latency_families(engine.latencies)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from aengine.http import sse
 from aengine.http.engine_like import StreamLike, TokenizerLike
+from aengine.http.sliced import raw_list
 from aengine.types import Fragment, PromptLogprob
-
-SLICE = 64  # positions worded between two turns of the loop; 1 ms with 20 candidates each
 
 ToldPrompt = Callable[[int], dict[str, Any]]  # by choice: what its prompt adds to an answer
 
@@ -57,13 +54,11 @@ class WordedPrompts:
         return {} if worded is None else {"prompt_logprobs": worded[1]}
 
     async def _word(self, scores: Sequence[PromptLogprob]) -> msgspec.Raw:
-        parts = [b"null"]
-        for start in range(0, len(scores), SLICE):
-            parts += [sse.encode(self._candidates(score)) for score in scores[start : start + SLICE]]
-            await asyncio.sleep(0)
-        return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+        return await raw_list([None, *scores], self._candidates)
 
-    def _candidates(self, score: PromptLogprob) -> dict[str, Any]:
+    def _candidates(self, score: PromptLogprob | None) -> dict[str, Any] | None:
+        if score is None:
+            return None
         text = self._tokenizer.token_text
         found = {
             str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": text(token_id)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from aengine.errors import InvalidRequestError
 from aengine.http.engine_like import TokenizerLike
@@ -16,10 +17,11 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[Prompt]
     """The prompts in their four spellings: a string, ids, strings, lists of ids. Raises `InvalidRequestError`."""
     if isinstance(prompt, str):
         return [prompt]
-    if prompt and all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
-    several = [item for item in prompt if not isinstance(item, int)]
-    if not several or len(several) != len(prompt) or len({type(item) for item in several}) > 1:
+    kinds = set(map(type, prompt))  # of a million ids, maybe: one pass, within C
+    if kinds == {int}:
+        return [cast("list[int]", prompt)]
+    several = cast("list[Prompt]", prompt)
+    if kinds not in ({str}, {list}):
         raise InvalidRequestError(
             "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids", "prompt"
         )

@@ -7,10 +7,11 @@ handler is not cancelled. So each reply keeps a task on `receive()`, and its `fi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 from starlette.responses import Response
@@ -21,6 +22,8 @@ from aengine.http import sse
 from aengine.http.engine_like import StreamLike
 from aengine.http.errors import error_body, error_response
 from aengine.http.fragments import collect, merge
+from aengine.http.in_flight import CUT
+from aengine.http.sliced import SLICE
 from aengine.types import Completion, Fragment, Usage
 
 _log = logging.getLogger(__name__)
@@ -81,7 +84,7 @@ class StreamingReply(_Reply):
         try:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._watch_client, receive, tasks.cancel_scope)
-                tasks.start_soon(self._watch_progress, send, tasks)
+                tasks.start_soon(self._watch_progress, scope, send, tasks)
                 await self._pump(send)
                 tasks.cancel_scope.cancel()
         finally:
@@ -112,7 +115,12 @@ class StreamingReply(_Reply):
             if len(fragments) == 1:
                 chunk = event(fragments[0])
             else:
-                chunk = b"".join([event(fragment) for fragment in merge(fragments)])
+                parts: list[bytes] = []
+                for start in range(0, len(fragments), SLICE):
+                    if start:
+                        await anyio.lowlevel.checkpoint()  # far behind, or many choices: the loop turns in between
+                    parts += [event(fragment) for fragment in merge(fragments[start : start + SLICE])]
+                chunk = b"".join(parts)
             if (usage := fragments[-1].usage) is not None:
                 return chunk + self._dialect.closing(usage)
             if chunk:
@@ -129,7 +137,7 @@ class StreamingReply(_Reply):
         self._ending = self._sending = True
         await send(_body(chunk, more=False))
 
-    async def _watch_progress(self, send: Send, tasks: TaskGroup) -> None:
+    async def _watch_progress(self, scope: Scope, send: Send, tasks: TaskGroup) -> None:
         # One timer per stream, not per token: it looks now and then whether anything moved.
         tick = min(1.0, self._heartbeat)
         seen, silence = self._sent, 0.0
@@ -138,6 +146,8 @@ class StreamingReply(_Reply):
             if self._stream.backlog > self._max_backlog:
                 _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
                 self._left = True
+                if (cut := scope.get(CUT)) is not None:
+                    cut()
                 tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0
@@ -159,7 +169,7 @@ def _body(chunk: bytes, *, more: bool = True) -> Message:
 class WholeReply(_Reply):
     """One JSON document, when the last token is there."""
 
-    def __init__(self, stream: StreamLike, word: Callable[[Completion], bytes]) -> None:
+    def __init__(self, stream: StreamLike, word: Callable[[Completion], Awaitable[bytes]]) -> None:
         super().__init__(stream)
         self._word = word
 
@@ -170,7 +180,7 @@ class WholeReply(_Reply):
             async with create_task_group() as tasks:
                 tasks.start_soon(self._watch_client, receive, tasks.cancel_scope)
                 try:
-                    response = Response(self._word(await collect(self._stream)), media_type="application/json")
+                    response = Response(await self._word(await collect(self._stream)), media_type="application/json")
                 except AengineError as error:
                     failure = error
                 except get_cancelled_exc_class():

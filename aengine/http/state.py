@@ -8,6 +8,7 @@ from typing import Literal
 from aengine.config import ServerConfig
 from aengine.errors import AengineError, EngineClosedError, EngineNotReadyError, InvalidRequestError, ModelNotFoundError
 from aengine.http.engine_like import EngineLike
+from aengine.http.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
 from aengine.http.running import RunningReplies
 from aengine.http.turnstile import Turnstile
@@ -26,6 +27,7 @@ class ServerState:
         self.replies = RunningReplies()
         self.loop_delay = LoopDelay()
         self.turnstile = Turnstile()
+        self.in_flight: InFlight | None = None  # what is being answered, once the server has been started
 
     def ready(self, engine: EngineLike) -> None:
         self.engine, self.phase, self.reason = engine, "ready", ""

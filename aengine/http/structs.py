@@ -63,7 +63,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     prompt_logprobs: Logprobs | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    shown_special_ids: list[TokenId] | None = None
+    shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
     n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
     model: str | None = None
     priority: Int = 0

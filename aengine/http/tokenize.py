@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio.to_thread
 import msgspec
 from starlette.requests import Request
@@ -17,7 +19,7 @@ from aengine.http.state import ServerState
 from aengine.http.structs import DetokenizeRequest, TokenizeRequest
 from aengine.types import check_token_ids
 
-_INLINE_TOKENS = 2000  # decoded within the loop; a thread costs more than that
+_INLINE_TOKENS = 2000  # worded within the loop; a thread costs more than that
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
@@ -34,8 +36,12 @@ class Tokens:
         body = decode(data, _tokenize_decoder)
         self._state.check_model(body.model)
         ids = await _encode(engine, body)
-        strings = [engine.tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
-        return _json(Tokenized(len(ids), engine.max_model_len, ids, strings))
+
+        def answer() -> Response:
+            strings = [engine.tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
+            return _json(Tokenized(len(ids), engine.max_model_len, ids, strings))
+
+        return await _run(answer, len(ids))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of ids, special tokens written out."""
@@ -43,12 +49,12 @@ class Tokens:
         engine = self._state.require_engine()
         body = decode(data, _detokenize_decoder)
         self._state.check_model(body.model)
-        check_token_ids(body.tokens, engine.vocab_size, "tokens")
-        if len(body.tokens) <= _INLINE_TOKENS:
-            text = engine.tokenizer.decode(body.tokens, False)
-        else:
-            text = await anyio.to_thread.run_sync(engine.tokenizer.decode, body.tokens, False)
-        return _json(Detokenized(text))
+
+        def answer() -> Response:
+            check_token_ids(body.tokens, engine.vocab_size, "tokens")
+            return _json(Detokenized(engine.tokenizer.decode(body.tokens, False)))
+
+        return await _run(answer, len(body.tokens))
 
 
 async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
@@ -65,6 +71,10 @@ async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
         body.chat_template_kwargs,
         body.add_generation_prompt is not False,
     )
+
+
+async def _run(answer: Callable[[], Response], tokens: int) -> Response:
+    return answer() if tokens <= _INLINE_TOKENS else await anyio.to_thread.run_sync(answer)
 
 
 def _json(answer: object) -> Response:

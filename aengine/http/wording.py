@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from aengine.http.sliced import raw_list
 from aengine.types import TokenLogprob, Usage
 
 
@@ -20,17 +21,17 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 def chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
     """As `/v1/chat/completions` has them: a list of tokens under `content`."""
-    if logprobs is None:
-        return None
-    return {
-        "content": [
-            {
-                **_candidate(one.token, one.logprob),
-                "top_logprobs": [_candidate(top.token, top.logprob) for top in one.top],
-            }
-            for one in logprobs
-        ]
-    }
+    return None if logprobs is None else {"content": [_with_top(one) for one in logprobs]}
+
+
+async def raw_chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    """The same of a whole answer, worded a few tokens at a time."""
+    return None if logprobs is None else {"content": await raw_list(logprobs, _with_top)}
+
+
+def _with_top(one: TokenLogprob) -> dict[str, Any]:
+    top = [_candidate(top.token, top.logprob) for top in one.top]
+    return {**_candidate(one.token, one.logprob), "top_logprobs": top}
 
 
 def _candidate(token: str, logprob: float) -> dict[str, Any]:
@@ -47,6 +48,15 @@ class CompletionLogprobs:
     def word(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if logprobs is None:
             return None
+        return {**self._plain(logprobs), "top_logprobs": [_by_text(one) for one in logprobs]}
+
+    async def raw(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        """The same of a whole answer, its candidates worded a few tokens at a time."""
+        if logprobs is None:
+            return None
+        return {**self._plain(logprobs), "top_logprobs": await raw_list(logprobs, _by_text)}
+
+    def _plain(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         offsets = []
         for one in logprobs:
             offsets.append(self._offset)
@@ -54,13 +64,17 @@ class CompletionLogprobs:
         return {
             "tokens": [one.token for one in logprobs],
             "token_logprobs": [None if math.isnan(one.logprob) else one.logprob for one in logprobs],
-            "top_logprobs": [None if math.isnan(one.logprob) else _by_text(one) for one in logprobs],
             "text_offset": offsets,
         }
 
 
-def _by_text(one: TokenLogprob) -> dict[str, float]:
-    """The candidates and, as OpenAI has it, always the sampled token; of two with the same text the likelier."""
+def _by_text(one: TokenLogprob) -> dict[str, float] | None:
+    """The candidates and, as OpenAI has it, always the sampled token; of two with the same text the likelier.
+
+    None for a prompt's first token, which follows nothing.
+    """
+    if math.isnan(one.logprob):
+        return None
     found: dict[str, float] = {}
     for top in one.top:
         found.setdefault(top.token, top.logprob)

@@ -18,6 +18,7 @@ from aengine.text.sandbox import Sandbox
 
 RENDER_SECONDS = 5.0
 _LARGEST_TEXT = 4 * 2**20  # characters; and eight times the messages' own size on top
+_LARGEST_CHAT = 4 * 2**20  # as `Budget.measure` counts
 _MAX_TEMPLATE = 2**18
 _MAX_MESSAGE = 2000
 _MAX_DEPTH = 64
@@ -91,6 +92,12 @@ class ChatTemplates:
             "documents": None,
             **kwargs,
         }
+        size = Budget(RENDER_SECONDS, 0).measure(data)
+        if size > _LARGEST_CHAT:
+            raise InvalidRequestError(
+                f"the chat is too large: {size} characters with its structure, at most {_LARGEST_CHAT} are rendered",
+                "messages",
+            )
         marker = self._control.marker_for(data)
         if marker is None:
             return self._run(template, data, None), False

@@ -23,6 +23,7 @@ from aengine.text.reasoning import THOUGHT_BEGIN
 from aengine.text.settings import TokenizerSettings, read_settings, read_text
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
+MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
 MAX_TOKEN_ID = 2**24 - 1
 _MAX_FILE_BYTES = 64 * 2**20  # twice the largest in use
 _MARKER_TOKENS = 16  # a marker and blanks behind it have no more
@@ -166,6 +167,8 @@ class Tokenizer:
         return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
     def _encode(self, backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) > MAX_CHARACTERS:
+            raise InvalidRequestError(f"the text has {len(text)} characters, at most {MAX_CHARACTERS} are tokenized")
         try:
             text.encode()
         except UnicodeEncodeError as error:

@@ -31,6 +31,8 @@ async def test_the_engines_numbers_in_prometheus_format() -> None:
     assert values.pop("aengine_loop_delay_seconds") < 1
     assert values == {
         "aengine_ready": 1,
+        "aengine_sends_blocked": 0,
+        "aengine_stalled_readers_total": 0,
         "aengine_requests_running": 2,
         "aengine_requests_waiting": 3,
         "aengine_kv_pages": 99,

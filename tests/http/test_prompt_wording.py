@@ -7,7 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from aengine.http.prompt_wording import SLICE, WordedPrompts
+from aengine.http.prompt_wording import WordedPrompts
+from aengine.http.sliced import SLICE
 from aengine.types import Fragment, PromptLogprob
 from tests.http.fake_engine import FakeStream, FakeTokenizer
 

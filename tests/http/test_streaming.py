@@ -10,7 +10,7 @@ from starlette.types import Message
 from aengine.errors import EngineFailedError
 from aengine.http.generate import GenerateDialect
 from aengine.http.replies import StreamingReply, WholeReply
-from aengine.types import Fragment, Usage
+from aengine.types import Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import parse_events, read_until, serving
 
@@ -56,7 +56,10 @@ def start(
 
 
 def start_whole(stream: FakeStream, wire: Wire) -> asyncio.Task[None]:
-    reply = WholeReply(stream, lambda completion: b"{}")
+    async def word(completion: Completion) -> bytes:
+        return b"{}"
+
+    reply = WholeReply(stream, word)
     return asyncio.ensure_future(reply(SCOPE, wire.receive, wire.send))
 
 
