@@ -114,9 +114,9 @@ class Poisoned:
 
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
         if forwarded.logits is not None:
-            for place, row in enumerate(forwarded.row_list):
-                if row in self._runner.nan_rows:
-                    forwarded.logits[place] = float("nan")
+            places = [place for place, row in enumerate(forwarded.row_list) if row in self._runner.nan_rows]
+            with torch.inference_mode():
+                forwarded.logits[places] = float("nan")
         return self._inner.draw(forwarded, masks)
 
 
