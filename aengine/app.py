@@ -20,7 +20,7 @@ import anyio.to_thread
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.config import EngineConfig, ServerConfig, configure
-from aengine.errors import AengineError, ConfigError, EngineNotReadyError
+from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.errors import error_response
 from aengine.http.framing import Framing
@@ -44,7 +44,10 @@ def create_app(
 
 
 class Application:
-    """Lifespan here, everything else in `aengine.http`. `settled`: the engine is ready, or has failed to be."""
+    """Lifespan here, everything else in `aengine.http`.
+
+    `settled`: the engine is ready, or has failed to be. `failed`: there is none and will be none, `failure` says why.
+    """
 
     def __init__(
         self, config: EngineConfig | None, server: ServerConfig | None, engine_factory: EngineFactory | None
@@ -56,7 +59,8 @@ class Application:
         self._answer: ASGIApp | None = None  # the same, or with a timeline around it
         self._state: ServerState | None = None
         self.settled = asyncio.Event()
-        self.failure: BaseException | None = None  # why there is no engine
+        self.failed = asyncio.Event()
+        self.failure: BaseException | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -95,8 +99,8 @@ class Application:
                     reading = await tasks.start(self._http.watch_readers, state.config.stalled_reader_timeout)
                     await send({"type": "lifespan.startup.complete"})
                     await receive()  # lifespan.shutdown
-                    if state.engine is None:
-                        tasks.cancel_scope.cancel()  # still loading, or failed
+                    if not self.settled.is_set():
+                        tasks.cancel_scope.cancel()  # still loading
                     watching.cancel()
                     reading.cancel()
                     closing.set()
@@ -119,19 +123,31 @@ class Application:
                 _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
                 self.settled.set()
                 try:
-                    await closing.wait()
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(self._watch_engine, engine, state)
+                        await closing.wait()
+                        tasks.cancel_scope.cancel()
                 finally:
                     state.stopping()
         except Exception as error:  # noqa: BLE001 - whatever it was, the server tells it instead of dying silently
-            happened = "could not be started" if state.phase == "loading" else "failed"
-            state.failed(error)
-            self.failure = error
-            if isinstance(error, AengineError):
-                _say(f"the engine {happened}: {error}")
-            else:
-                _say(f"the engine {happened}:")
-                traceback.print_exception(error)
+            self._fail(error, state)
             self.settled.set()
+
+    async def _watch_engine(self, engine: EngineLike, state: ServerState) -> None:
+        """An engine that fails has ended its streams itself; from then on the server says so to whoever comes."""
+        await engine.failed.wait()
+        self._fail(engine.failure or EngineFailedError("the engine is over"), state)
+
+    def _fail(self, error: BaseException, state: ServerState) -> None:
+        happened = "could not be started" if state.phase == "loading" else "failed"
+        state.failed(error)
+        self.failure = error
+        if isinstance(error, AengineError):
+            _say(f"the engine {happened}: {error}")
+        else:
+            _say(f"the engine {happened}:")
+            traceback.print_exception(error)
+        self.failed.set()
 
 
 def _forget_garbage() -> None:

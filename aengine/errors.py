@@ -13,7 +13,8 @@ AengineError
 ├── EngineNotReadyError      the weights are still loading
 ├── EngineClosedError        the engine was closed while the request was waiting or running
 ├── EngineFailedError        the step that carried the request failed, or the whole engine did
-│   └── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
+│   ├── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
+│   └── DeviceLostError          the device refuses everything from now on; only a new process helps
 └── ServerError              a client's server cannot be reached, or answers as no engine would
 """
 
@@ -83,6 +84,10 @@ class EngineFailedError(AengineError):
 
 class NonFiniteLogitsError(EngineFailedError):
     """The model produced NaN or infinity for this request; other requests go on."""
+
+
+class DeviceLostError(EngineFailedError):
+    """The device is in an error that no further step can leave: the engine is over, and so should its process be."""
 
 
 class ServerError(AengineError):

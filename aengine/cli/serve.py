@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from typing import TextIO
 
 import anyio
@@ -23,11 +24,12 @@ _LAST_WORDS = 3.0  # seconds for streams that are cut off to say so
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop
 _ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst must not hold up running streams
 _SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
+_LETTING_GO = 10.0  # seconds for a device that is lost to let go of the process
 _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 
 def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> int:
-    """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded."""
+    """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded or the engine failed."""
     return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
 
 
@@ -105,12 +107,22 @@ def _url(host: str, port: int) -> str:
 
 
 async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:
-    """Say where the server is once it can work; end it if it never will, which the app has told then."""
+    """Say where the server is once it can work; end it when it never will or no longer can, which the app has told."""
     await app.settled.wait()
-    if app.failure is not None:
-        stop.set()
-        return
-    print(f"\nServing on {url} (Ctrl-C stops). For example:\n\n  curl -N {url}/generate -d '{_PROMPT}'\n", flush=True)
+    if not app.failed.is_set():
+        print(
+            f"\nServing on {url} (Ctrl-C stops). For example:\n\n  curl -N {url}/generate -d '{_PROMPT}'\n", flush=True
+        )
+        await app.failed.wait()
+        _say(f"leaving with status 1; requests have {_LAST_WORDS:g} s to hear of it")
+        # Tensors of a dead device may not be freed, nor its threads joined.
+        hard_end = threading.Timer(_LAST_WORDS + _LETTING_GO, os._exit, [1])
+        hard_end.daemon = True
+        hard_end.start()
+        with anyio.move_on_after(_LAST_WORDS):
+            await app.drain()
+        app.cut_off()
+    stop.set()
 
 
 async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -> None:

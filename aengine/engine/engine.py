@@ -106,6 +106,7 @@ class Engine:
         self.config = config if config is not None else configure(EngineConfig, **knobs)
         self._start = start
         self.failure: BaseException | None = None
+        self.failed = asyncio.Event()  # set once `failure` tells why nothing is served any more
         self.latencies = Latencies()
         self.timeline: Timeline | None = None  # there once the engine is entered, where it was asked for
         self.created = 0  # unix seconds when the engine became ready
@@ -181,6 +182,7 @@ class Engine:
                 failure.__cause__ = error
                 for request in list(self._requests.values()):
                     request.fail(failure)  # the scheduler is not asked: it may be what failed
+                self.failed.set()
             finally:
                 try:
                     await anyio.to_thread.run_sync(runner.close)

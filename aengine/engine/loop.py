@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.engine.live import LiveChoice, LiveRequest
-from aengine.errors import AengineError, EngineFailedError, InvalidRequestError
+from aengine.errors import AengineError, DeviceLostError, EngineFailedError, InvalidRequestError
+from aengine.runtime.lost import is_lost
 from aengine.runtime.runner import LaunchedStep, Runner
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
@@ -57,7 +58,10 @@ class StepLoop:
         self._wake.set()
 
     async def run(self) -> None:
-        """Serve until stopped. Every launched step is awaited before this returns."""
+        """Serve until stopped. Every launched step is awaited before this returns.
+
+        Raises `DeviceLostError` once no further step can work.
+        """
         previous: LaunchedStep | None = None
         while True:
             step, error = None, None
@@ -154,6 +158,8 @@ class StepLoop:
                 failure = EngineFailedError(f"the step that carried this request failed: {type(error).__name__}")
                 failure.__cause__ = error
                 self._fail_request(choice.request, failure)
+        if is_lost(error):
+            raise DeviceLostError("the device is lost") from error
 
 
 async def _settled(step: LaunchedStep) -> None:

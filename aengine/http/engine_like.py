@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -91,6 +92,11 @@ class EngineLike(Protocol):
     @property
     def failure(self) -> BaseException | None:
         """Why the engine as a whole can serve no more, if so."""
+        ...
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """Set when that happens."""
         ...
 
     @property

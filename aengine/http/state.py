@@ -39,8 +39,9 @@ class ServerState:
         self.reason = f"the engine {happened}: {public_message(error)}"
 
     def draining(self) -> None:
-        """No new work from now on; what runs goes on."""
-        self.phase, self.reason = "stopping", "the server is shutting down"
+        """No new work from now on; what runs goes on. An engine that failed has neither."""
+        if self.phase != "failed":
+            self.phase, self.reason = "stopping", "the server is shutting down"
 
     def stopping(self) -> None:
         self.draining()

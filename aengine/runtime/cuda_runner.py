@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.errors import DeviceLostError
 from aengine.runtime.clock import DeviceClock
 from aengine.runtime.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.prefill_graphs import PrefillGraphs, PrefillShape
@@ -111,15 +113,17 @@ class CudaStep:
 
     def draw(self, masks: NDArray[np.int32] | None) -> None:
         if self._forwarded is not None:
-            self._done = self._runner.enqueue_draws(self.plan, self._forwarded, masks)
+            with self._runner.telling():
+                self._done = self._runner.enqueue_draws(self.plan, self._forwarded, masks)
             self._forwarded = None
 
     async def result(self) -> StepResult:
         if self._done is None:
             raise RuntimeError(f"the draws of step {self.plan.step} were never enqueued")
         future, draws, scores = self._done
-        await future
-        return read_draws(draws, self._runner.logprobs_of, self.plan, scores)
+        with self._runner.telling():
+            await future
+            return read_draws(draws, self._runner.logprobs_of, self.plan, scores)
 
 
 class CudaRunner:
@@ -142,7 +146,23 @@ class CudaRunner:
     def launch(self, plan: StepPlan) -> CudaStep:
         for new in plan.new_rows:
             self._asked[new.row] = new.params.logprobs
-        return CudaStep(plan, self)
+        with self.telling():
+            return CudaStep(plan, self)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Raises `DeviceLostError` in place of an error after which the device's context is in error as well.
+
+        Asked of the device itself: a fault in a kernel comes up in whatever is called next, in every library's words.
+        """
+        try:
+            yield
+        except Exception as error:
+            try:
+                self._stream.query()  # waits for nothing
+            except RuntimeError:
+                raise DeviceLostError(f"the device is lost: {type(error).__name__}") from error
+            raise
 
     def enqueue(self, plan: StepPlan) -> OnItsWay:
         """A whole step."""

@@ -125,6 +125,7 @@ class FakeEngine:
         self.created = 1_700_000_000
         self.default_params = SamplingParams(temperature=0.5)
         self.failure: BaseException | None = None
+        self.failed = asyncio.Event()
         self.timeline: Timeline | None = None
         self.held = held
         self.refuse = refuse

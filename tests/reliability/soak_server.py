@@ -1,0 +1,90 @@
+"""`python -m tests.reliability.soak_server`: a server that looks at itself once a second and tells it on its output.
+
+The first line is the port; every other one is a `Sample`. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from aengine.app import create_app
+from aengine.config import EngineConfig, ServerConfig
+from tests.http.demo_server import DemoEngine
+from tests.http.serving import hosting
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+POOL = {
+    "torch_threads": 1,
+    "page_size": 4,
+    "num_pages": 260,
+    "max_num_seqs": 32,
+    "max_queue": 36,
+    "max_model_len": 1024,
+}
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What the server was at one moment."""
+
+    at: float  # seconds since it was ready
+    rss: int  # bytes
+    blocks: int  # of Python's allocator
+    tasks: dict[str, int]  # by the coroutine that they run
+    running: int
+    waiting: int
+    requests: int  # that the engine has ended
+    preemptions: int
+    fault: str | None  # what the integrity check said
+
+
+def look(engine: DemoEngine, began: float) -> Sample:
+    fault = None
+    try:
+        engine.check_integrity()
+    except AssertionError as error:
+        fault = str(error)
+    stats = engine.stats()
+    names = (getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks())
+    return Sample(
+        at=time.monotonic() - began,
+        rss=int(Path("/proc/self/statm").read_text().split()[1]) * PAGE,
+        blocks=sys.getallocatedblocks(),
+        tasks=dict(Counter(names)),
+        running=stats.running,
+        waiting=stats.waiting,
+        requests=stats.requests,
+        preemptions=stats.preemptions,
+        fault=fault,
+    )
+
+
+async def main() -> None:
+    engine = DemoEngine(**POOL, progress=False)
+    app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin, over.set)
+    async with hosting(app) as (port, _):
+        await engine.entered.wait()
+        print(port, flush=True)
+        began = time.monotonic()
+        while not over.is_set():
+            if not engine.stats().running:  # so that a quiet moment shows what is kept, not what waits to be collected
+                gc.collect()
+            print(msgspec.json.encode(look(engine, began)).decode(), flush=True)
+            try:
+                async with asyncio.timeout(1):
+                    await over.wait()
+            except TimeoutError:
+                continue
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

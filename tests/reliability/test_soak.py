@@ -1,0 +1,105 @@
+"""Everything at once and for long: memory stays flat, nothing is left behind, the books add up all the time.
+
+`AENGINE_SOAK_SECONDS` says for how long, 180 by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+
+import msgspec
+import pytest
+
+from tests.reliability.soak_server import Sample
+from tests.reliability.traffic import CALLERS, KINDS, Traffic
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = float(os.environ.get("AENGINE_SOAK_SECONDS", "180"))
+KEPT = 300  # bytes per request that memory may grow by after the warm-up
+ROOM = 2 * 2**20  # and what the allocator may need for itself, once
+
+
+class Watched:
+    """The server's process and what it said about itself."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.samples: list[Sample] = []
+        self.more = asyncio.Event()
+
+    async def listen(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.samples.append(msgspec.json.decode(line, type=Sample))
+            self.more.set()
+
+    async def quiet(self) -> Sample:
+        """The server when nobody has been there for a while: hypercorn keeps what a client closed for 5 s."""
+        seen = len(self.samples)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(15):
+                while len(self.samples) < seen + 2 or self.samples[-1].tasks != self.samples[0].tasks:
+                    self.more.clear()
+                    await self.more.wait()
+        return self.samples[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 120)
+async def test_a_server_under_all_kinds_of_requests_stays_as_it_was() -> None:
+    async with AsyncExitStack() as stack:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.reliability.soak_server"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        stack.push_async_callback(process.communicate, b"")  # closes its input, which ends it
+        assert process.stdout is not None
+        traffic = Traffic(int(await process.stdout.readline()), seed=1)
+        watched = Watched(process)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        listening = tasks.create_task(watched.listen())
+        start = await watched.quiet()
+        for number in range(CALLERS):
+            tasks.create_task(traffic.call(number))
+        quarters = []
+        for _ in range(4):
+            await traffic.flow(SECONDS / 4)
+            quarters.append(await watched.quiet())
+        traffic.end()
+        listening.cancel()
+    tell(start, quarters, watched.samples, traffic)
+    assert traffic.faults == []
+    assert [sample.fault for sample in watched.samples if sample.fault] == []
+    assert [quarter.tasks for quarter in quarters] == [start.tasks] * 4  # nobody was forgotten
+    assert set(traffic.served) == set(KINDS)
+    assert quarters[-1].preemptions > 0
+    warm, end = quarters[0], quarters[-1]
+    bound = KEPT * (end.requests - warm.requests) + ROOM
+    assert end.rss - warm.rss < bound
+    assert process.returncode == 0
+
+
+def tell(start: Sample, quarters: Sequence[Sample], samples: Sequence[Sample], traffic: Traffic) -> None:
+    """The memory's curve and what was served, for whoever runs it with -s."""
+    minutes = [
+        sample for before, sample in zip(samples, samples[1:], strict=False) if before.at // 60 < sample.at // 60
+    ]
+    for sample in sorted((start, *minutes, *quarters), key=lambda sample: sample.at):
+        print(
+            f"{sample.at:7.1f} s  rss {sample.rss / 2**20:8.2f} MiB  blocks {sample.blocks:8d}  "
+            f"requests {sample.requests:7d}  preemptions {sample.preemptions}"
+        )
+    worst = [max(s.rss for s in samples if lo <= s.at < hi) / 2**20 for lo, hi in _spans(quarters)]
+    print("highest of each quarter:", " ".join(f"{value:.2f}" for value in worst), "MiB")
+    print("asked:", dict(traffic.served), "answered:", dict(traffic.statuses))
+
+
+def _spans(quarters: Sequence[Sample]) -> list[tuple[float, float]]:
+    ends = [0.0, *(quarter.at for quarter in quarters)]
+    return list(zip(ends, ends[1:], strict=False))
