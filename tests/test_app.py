@@ -143,7 +143,7 @@ def test_bad_values_name_their_field(server: Hypercorn) -> None:
         body = {field: value} if field == "input_ids" else FRANCE | {field: value}
         response = server.client.post("/generate", json=body)
         assert response.status_code == 400, response.text
-        assert field.replace("input_ids", "prompt") in json.dumps(response.json()["error"])
+        assert field in json.dumps(response.json()["error"])
 
 
 def test_a_chat_through_the_official_client(server: Hypercorn) -> None:

@@ -132,7 +132,9 @@ async def test_a_body_that_stays_away_is_not_waited_for_once_it_is_too_long() ->
         await read_until(raw, b"}}")
         head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n"
         await asyncio.get_running_loop().sock_sendall(raw, head)
-        assert (await read_until(raw, b"}}")).startswith(b"HTTP/1.1 413")
+        answer = await read_until(raw, b"}}")
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b"\r\nconnection: close\r\n" in answer.lower()
         raw.close()
 
 
