@@ -16,19 +16,17 @@ from typing import Any, Self
 import anyio
 import anyio.abc
 import anyio.to_thread
-import msgspec
 
 from aengine.config import EngineConfig, configure
 from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
 from aengine.engine.consume import collect, drain
-from aengine.engine.live import LiveChoice, LiveRequest, begin
+from aengine.engine.live import LiveChoice, LiveRequest
+from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
-from aengine.engine.seeds import sibling_seed
 from aengine.engine.stream import Stream
 from aengine.errors import (
     AengineError,
     ConfigError,
-    ContextLengthError,
     EngineClosedError,
     EngineFailedError,
     EngineNotReadyError,
@@ -36,51 +34,20 @@ from aengine.errors import (
     renamed,
 )
 from aengine.latency import Latencies
-from aengine.model.config import ModelConfig
-from aengine.model.generation import GenerationDefaults
-from aengine.model.hub import resolve_model
 from aengine.runtime.runner import Runner
 from aengine.runtime.start import Runtime, start_runtime
-from aengine.scheduling.scheduler import Scheduler, enqueue_all
-from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.scheduling.scheduler import enqueue_all
 from aengine.text.answer import AnswerFormat, ChatPrompt
 from aengine.text.bad_words import banned_sequences
 from aengine.text.grammar import Grammars, Matcher
-from aengine.text.grammar_source import GrammarLimits
 from aengine.text.tokenizer import Tokenizer
 from aengine.timeline import Timeline
-from aengine.types import Completion, Fragment, PromptLogprob, SamplingParams, Stats, check_token_ids
+from aengine.types import Completion, Fragment, SamplingParams, Stats
 
 log = logging.getLogger("aengine")
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
-
-
-class _Ready:
-    """What exists only once the model is loaded."""
-
-    def __init__(self, config: EngineConfig, runtime: Runtime, tokenizer: Tokenizer, generation: GenerationDefaults):
-        self.runtime = runtime
-        self.tokenizer = tokenizer
-        self.generation = generation
-        limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
-        self.grammars = Grammars(tokenizer, runtime.model.vocab_size, generation.eos_token_ids, limits)
-        self.default_params = msgspec.structs.replace(SamplingParams(), **generation.sampling)
-        self.scheduler = Scheduler(
-            num_pages=runtime.pool.num_pages,
-            page_size=config.page_size,
-            max_rows=config.max_num_seqs,
-            max_step_tokens=runtime.max_step_tokens,
-            mixed_limit=runtime.mixed_limit,
-            max_queue=config.max_queue,
-            prefix_cache=config.prefix_cache,
-            on_begin=begin,
-        )
-
-    async def grammar(self, params: SamplingParams) -> Matcher | None:
-        """Where an output with these parameters begins in its grammar, if it has one."""
-        return None if params.structured is None else await self.grammars.matcher(params.structured)
 
 
 class Engine:
@@ -110,7 +77,7 @@ class Engine:
         self.latencies = Latencies()
         self.timeline: Timeline | None = None  # there once the engine is entered, where it was asked for
         self.created = 0  # unix seconds when the engine became ready
-        self._ready_state: _Ready | None = None
+        self._ready_state: Loaded | None = None
         self._closed = False
         self._loop: StepLoop | None = None
         self._home: asyncio.AbstractEventLoop | None = None  # whose tasks may use the engine
@@ -126,7 +93,8 @@ class Engine:
         if self._home is not None:
             raise EngineClosedError("an Engine can be entered once; make a new one")
         self._home = asyncio.get_running_loop()
-        ready = await anyio.to_thread.run_sync(self._load)
+        ready = await anyio.to_thread.run_sync(load, self.config, self._start)
+        self.timeline = ready.timeline
         self._loop = StepLoop(
             ready.scheduler,
             ready.runtime.runner,
@@ -153,22 +121,6 @@ class Engine:
                 await self._stopped.wait()  # the last step has landed, the tensors may go
         # The group is empty, so the body's own exception passes as it is instead of in a group.
         await self._exit.__aexit__(None, None, None)
-
-    def _load(self) -> _Ready:
-        folder = resolve_model(self.config.model, self.config.revision)
-        model = ModelConfig.from_folder(folder)
-        if self.config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
-            log.warning("%s has no tokenizer.json: text goes through the demo model's tokenizer", folder)
-            tokenizer = Tokenizer.load(resolve_model(None, None))
-        else:
-            tokenizer = Tokenizer.load(folder, model.vocab_size)
-        generation = GenerationDefaults.from_folder(folder)
-        if self.config.timeline is not None:
-            self.timeline = Timeline(self.config.timeline)
-        runtime = self._start(self.config, folder)
-        if self.timeline is not None:
-            runtime.runner.trace(self.timeline)
-        return _Ready(self.config, runtime, tokenizer, generation)
 
     async def _serve(self, loop: StepLoop, runner: Runner, grammars: Grammars) -> None:
         """The engine task: nothing escapes from it, every waiter hears of its end."""
@@ -302,34 +254,11 @@ class Engine:
         salt: str | None,
     ) -> Stream:
         ready = self._serving()  # tokenizing and compiling may have taken a while
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty", "prompt")
-        max_total = self._max_total(ready, len(token_ids), params)  # first: a million ids take a while to look at
-        check_token_ids(token_ids, self.vocab_size, "prompt")
         request_id = request_id or secrets.token_hex(12)
         if request_id in self._requests:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        ends = grammar is not None or not params.ignore_eos  # a grammar says itself where the output ends
-        stop_ids = (ready.generation.eos_token_ids if ends else ()) + params.stop_token_ids
         rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
-        scores: list[PromptLogprob] = []
-        sequences = [
-            TokenSequence(
-                tokens=list(token_ids),
-                params=params,
-                seed=sibling_seed(seed, index),
-                stop_ids=stop_ids,
-                max_total=max_total,
-                rank=rank,
-                salt=salt,
-                banned=banned,
-                scores=scores,
-                index=index,
-                grammar=None if grammar is None else grammar.copy(),
-            )
-            for index in range(params.n)
-        ]
+        sequences = ready.sequences(token_ids, params, grammar=grammar, banned=banned, rank=rank, salt=salt)
         choices = [LiveChoice(sequence, ready.tokenizer) for sequence in sequences]
         request = LiveRequest(request_id, choices, self._abort, self._forget, self.latencies)
         enqueue_all(ready.scheduler, sequences)
@@ -368,31 +297,14 @@ class Engine:
         del self._requests[request.id]
         self._ended_requests += 1
 
-    def _max_total(self, ready: _Ready, prompt_len: int, params: SamplingParams) -> int:
-        context = ready.runtime.pool.max_model_len
-        if prompt_len >= context:
-            raise ContextLengthError(
-                f"the prompt has {prompt_len} tokens, the context holds {context} and at least one must be left",
-                "prompt",
-            )
-        if params.max_tokens is None:
-            return context
-        if prompt_len + params.max_tokens > context:
-            raise ContextLengthError(
-                f"the prompt has {prompt_len} tokens and max_tokens is {params.max_tokens}, together "
-                f"{prompt_len + params.max_tokens}, but the context holds {context}",
-                "max_tokens",
-            )
-        return prompt_len + params.max_tokens
-
     # ---- what is known about the engine -------------------------------------------------------------------
 
-    def _ready(self) -> _Ready:
+    def _ready(self) -> Loaded:
         if self._ready_state is None:
             raise EngineNotReadyError("the engine is still loading")
         return self._ready_state
 
-    def _serving(self) -> _Ready:
+    def _serving(self) -> Loaded:
         if self._closed:
             raise EngineClosedError("the engine is closed")
         if self.failure is not None:

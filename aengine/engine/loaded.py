@@ -1,0 +1,135 @@
+"""What an engine consists of once its model is loaded, and the sequences that it makes of requests."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from aengine.config import EngineConfig
+from aengine.engine.live import begin
+from aengine.engine.seeds import sibling_seed
+from aengine.errors import ContextLengthError, InvalidRequestError
+from aengine.model.config import ModelConfig
+from aengine.model.generation import GenerationDefaults
+from aengine.model.hub import resolve_model
+from aengine.runtime.start import Runtime
+from aengine.scheduling.scheduler import Scheduler
+from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.text.grammar import Grammars, Matcher
+from aengine.text.grammar_source import GrammarLimits
+from aengine.text.tokenizer import Tokenizer
+from aengine.timeline import Timeline
+from aengine.types import PromptLogprob, SamplingParams, check_token_ids
+
+log = logging.getLogger("aengine")
+
+
+class Loaded:
+    """The runtime with its tokenizer, its scheduler, and what the checkpoint says of generating."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runtime: Runtime,
+        tokenizer: Tokenizer,
+        generation: GenerationDefaults,
+        timeline: Timeline | None,
+    ) -> None:
+        self.runtime = runtime
+        self.tokenizer = tokenizer
+        self.generation = generation
+        self.timeline = timeline
+        limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
+        self.grammars = Grammars(tokenizer, runtime.model.vocab_size, generation.eos_token_ids, limits)
+        self.default_params = msgspec.structs.replace(SamplingParams(), **generation.sampling)
+        self.scheduler = Scheduler(
+            num_pages=runtime.pool.num_pages,
+            page_size=config.page_size,
+            max_rows=config.max_num_seqs,
+            max_step_tokens=runtime.max_step_tokens,
+            mixed_limit=runtime.mixed_limit,
+            max_queue=config.max_queue,
+            prefix_cache=config.prefix_cache,
+            on_begin=begin,
+        )
+
+    async def grammar(self, params: SamplingParams) -> Matcher | None:
+        """Where an output with these parameters begins in its grammar, if it has one."""
+        return None if params.structured is None else await self.grammars.matcher(params.structured)
+
+    def sequences(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        grammar: Matcher | None,
+        banned: tuple[tuple[int, ...], ...],
+        rank: tuple[float, int],
+        salt: str | None,
+    ) -> list[TokenSequence]:
+        """The n siblings of a request.
+
+        Raises `InvalidRequestError`, or `ContextLengthError` where they do not fit the context.
+        """
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        max_total = self._max_total(len(token_ids), params)  # first: a million ids take a while to look at
+        check_token_ids(token_ids, self.runtime.model.vocab_size, "prompt")
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        ends = grammar is not None or not params.ignore_eos  # a grammar says itself where the output ends
+        stop_ids = (self.generation.eos_token_ids if ends else ()) + params.stop_token_ids
+        scores: list[PromptLogprob] = []
+        return [
+            TokenSequence(
+                tokens=list(token_ids),
+                params=params,
+                seed=sibling_seed(seed, index),
+                stop_ids=stop_ids,
+                max_total=max_total,
+                rank=rank,
+                salt=salt,
+                banned=banned,
+                scores=scores,
+                index=index,
+                grammar=None if grammar is None else grammar.copy(),
+            )
+            for index in range(params.n)
+        ]
+
+    def _max_total(self, prompt_len: int, params: SamplingParams) -> int:
+        context = self.runtime.pool.max_model_len
+        if prompt_len >= context:
+            raise ContextLengthError(
+                f"the prompt has {prompt_len} tokens, the context holds {context} and at least one must be left",
+                "prompt",
+            )
+        if params.max_tokens is None:
+            return context
+        if prompt_len + params.max_tokens > context:
+            raise ContextLengthError(
+                f"the prompt has {prompt_len} tokens and max_tokens is {params.max_tokens}, together "
+                f"{prompt_len + params.max_tokens}, but the context holds {context}",
+                "max_tokens",
+            )
+        return prompt_len + params.max_tokens
+
+
+def load(config: EngineConfig, start: Callable[[EngineConfig, Path], Runtime]) -> Loaded:
+    """Load what the config asks for; blocks for as long as that takes."""
+    folder = resolve_model(config.model, config.revision)
+    model = ModelConfig.from_folder(folder)
+    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+        log.warning("%s has no tokenizer.json: text goes through the demo model's tokenizer", folder)
+        tokenizer = Tokenizer.load(resolve_model(None, None))
+    else:
+        tokenizer = Tokenizer.load(folder, model.vocab_size)
+    generation = GenerationDefaults.from_folder(folder)
+    timeline = None if config.timeline is None else Timeline(config.timeline)
+    runtime = start(config, folder)
+    if timeline is not None:
+        runtime.runner.trace(timeline)
+    return Loaded(config, runtime, tokenizer, generation, timeline)
