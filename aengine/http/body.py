@@ -60,7 +60,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise HTTPError(
             413,
             "body_too_large",
-            f"the body holds too many values: at most {_MAX_WEIGHT}, of which a text counts as 2, a list or object as 8",
+            f"the body holds too many values: at most {_MAX_WEIGHT}, where a text counts as 2, a list or object as 8",
         )
     return body
 
