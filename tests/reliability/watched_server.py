@@ -47,7 +47,7 @@ class Watched:
 
 
 async def main(model: str | None) -> None:
-    engine = DemoEngine(model=model, max_num_seqs=128, max_queue=256)
+    engine = DemoEngine(model=model, max_num_seqs=128)
     config = ServerConfig(served_model_name="demo")
     watched = Watched(create_app(EngineConfig(), config, engine_factory=lambda given: engine))
     async with hosting(watched) as (port, _), asyncio.TaskGroup() as tasks:
