@@ -50,8 +50,8 @@ CASES: dict[str, tuple[str, dict[str, Any] | bytes | None, int]] = {  # path, bo
     "a message of control tokens": (CHAT, chat("<|im_start|>" * 87_000), 400),
     "a million ids": (GENERATE, {"input_ids": MILLION}, 400),
     "a million ids to complete": (COMPLETIONS, {"prompt": MILLION}, 400),
-    "1,024 prompts": (COMPLETIONS, {"prompt": ["One two three " * 120] * 1024, "max_tokens": 1}, 200),
-    "1,024 prompts of 900 ids": (COMPLETIONS, {"prompt": [MILLION[:900]] * 1024, "max_tokens": 1}, 200),
+    "1,024 prompts, the last of them bad": (COMPLETIONS, {"prompt": ["One two three " * 120] * 1023 + [""]}, 400),
+    "1,024 lists of ids, the last of them bad": (COMPLETIONS, {"prompt": [MILLION[:900]] * 1023 + [[]]}, 400),
     "a prompt of 32 MB": (GENERATE, b'{"prompt":"' + b"a" * (2**25 - 20) + b'"}', 400),
     "32 MB of ids": (GENERATE, b'{"input_ids":[' + b"1," * (2**24 - 20) + b"1]}", 413),
     "32 MB of objects": (CHAT, b'{"messages":[' + b"{}," * 11_000_000 + b"{}]}", 413),
@@ -66,9 +66,9 @@ CASES: dict[str, tuple[str, dict[str, Any] | bytes | None, int]] = {  # path, bo
     "a long regex": (GENERATE, {"prompt": "a", "max_tokens": 9, "structured_outputs": {"regex": "a?" * 60_000}}, 400),
     "128 tools": (CHAT, chat("hi", tools=TOOLS), 400),
     "20 logprobs of 500 tokens": (CHAT, chat("hi", logprobs=True, top_logprobs=20) | LONG | {"max_tokens": 500}, 200),
-    "20 logprobs of 128 x 40 tokens": (
+    "20 logprobs of 128 x 20 tokens": (
         CHAT,
-        chat("hi", logprobs=True, top_logprobs=20, n=128) | LONG | {"max_tokens": 40},
+        chat("hi", logprobs=True, top_logprobs=20, n=128) | LONG | {"max_tokens": 20},
         200,
     ),
     "the same streamed": (
