@@ -66,14 +66,14 @@ CASES: dict[str, tuple[str, dict[str, Any] | bytes | None, int]] = {  # path, bo
     "a long regex": (GENERATE, {"prompt": "a", "max_tokens": 9, "structured_outputs": {"regex": "a?" * 60_000}}, 400),
     "128 tools": (CHAT, chat("hi", tools=TOOLS), 400),
     "20 logprobs of 500 tokens": (CHAT, chat("hi", logprobs=True, top_logprobs=20) | LONG | {"max_tokens": 500}, 200),
-    "20 logprobs of 128 x 20 tokens": (
+    "20 logprobs of 32 x 20 tokens": (
         CHAT,
-        chat("hi", logprobs=True, top_logprobs=20, n=128) | LONG | {"max_tokens": 20},
+        chat("hi", logprobs=True, top_logprobs=20, n=32) | LONG | {"max_tokens": 20},
         200,
     ),
     "the same streamed": (
         CHAT,
-        chat("hi", logprobs=True, top_logprobs=20, n=64, stream=True) | LONG | {"max_tokens": 20},
+        chat("hi", logprobs=True, top_logprobs=20, n=32, stream=True) | LONG | {"max_tokens": 20},
         200,
     ),
     "20 logprobs of a long prompt": (
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[str, dict[str, Any] | bytes | None, int]] = {  # path, bo
         {"prompt": MILLION[:1800], "max_tokens": 1, "echo": True, "logprobs": 20},
         200,
     ),
-    "n of 128": (COMPLETIONS, {"prompt": MILLION[:900], "n": 128, "max_tokens": 8, **LONG}, 200),
+    "n of 128": (COMPLETIONS, {"prompt": MILLION[:900], "n": 128, "max_tokens": 3, **LONG}, 200),
     "bad words, biases and stops": (
         GENERATE,
         {
