@@ -51,7 +51,7 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
         raise HTTPError(
             413,
             "body_too_large",
-            f"the body holds too many values: at most {_MAX_WEIGHT}, a text counting as 2, a list or object as 8",
+            f"the body holds too many values: at most {_MAX_WEIGHT}, where a text counts as 2, a list or object as 8",
         )
     return body
 

@@ -49,7 +49,8 @@ async def probing(port: int, path: str = "/health") -> AsyncIterator[list[Probe]
         stdout=asyncio.subprocess.PIPE,
         limit=2**26,
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
         assert await process.stdout.readline() == b"asking\n"
         yield probes

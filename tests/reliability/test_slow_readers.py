@@ -36,7 +36,7 @@ class SlowReader:
 
     async def read(self) -> None:
         """Until it is stopped."""
-        while await asyncio.get_running_loop().sock_recv(self._raw, 1):
+        while await asyncio.get_running_loop().sock_recv(self._raw, 1):  # noqa: ASYNC110 - this is how slow it is
             await asyncio.sleep(1)
 
     async def hear_the_end(self) -> None:
@@ -76,9 +76,10 @@ async def until(server: Served, **wanted: float) -> dict[str, float]:
 async def speed(server: Served) -> float:
     """Tokens per second of the normal readers together."""
     began = time.monotonic()
-    answers = await asyncio.gather(
-        *(ask(port_of(server), "/generate", prompt="One two", max_tokens=40, ignore_eos=True) for _ in range(NORMAL))
-    )
+    port = port_of(server)
+    asked = [ask(port, "/generate", prompt="One two", max_tokens=40, ignore_eos=True) for _ in range(NORMAL)]
+    async with asyncio.timeout(30):
+        answers = await asyncio.gather(*asked)
     assert all(b'"finish_reason":"length"' in answer.body for answer in answers)
     return NORMAL * 40 / (time.monotonic() - began)
 
