@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
 from aengine.model.hub import DEMO
 from tests.cli.running import environment
 
