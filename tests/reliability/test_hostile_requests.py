@@ -128,7 +128,7 @@ def test_headers_that_never_end_are_refused(server: RawServer) -> None:
     with server.connect() as raw:
         flooded = server.flood(raw, itertools.chain([GET], itertools.repeat(line)), pause=0.001)
     assert flooded.status in (0, 431)
-    assert flooded.sent < 1_000_000
+    assert flooded.sent < 200_000
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /vers", GET, GET + b"X-Id: a"])
@@ -166,12 +166,16 @@ OPEN = {
     ("HEAD", b"/ready"),
 }
 TARGETS = [
-    *(b"/v1/models", b"/metrics", b"/version", b"/openapi.json", b"/generate", b"/v1/chat/completions", b"/flush_cache"),
-    *(b"//health", b"//", b"/health/", b"/health/.", b"/health/../v1/models", b"/health/%2e%2e/v1/models", b"/./metrics"),
+    *(b"/v1/models", b"/metrics", b"/version", b"/openapi.json", b"/generate", b"/v1/chat/completions"),
+    *(b"/flush_cache", b"/tokenize", b"/abort"),
+    *(b"//health", b"//", b"/health/", b"/health/.", b"/health/../v1/models", b"/health/%2e%2e/v1/models",),
+    b"/./metrics",
     *(b"/health%2f..%2fmetrics", b"/health%2F%2E%2E%2Fmetrics", b"/health..", b"/health.", b"/HEALTH", b"/Health"),
     *(b"/health%00", b"/health%20", b"/health%0a", b"/health%23", b"/health%3f", b"/health;x", b"/health\\..\\metrics"),
-    *(b"/%68ealth/metrics", b"/%2568ealth", b"/%c0%afhealth", b"/%e2%80%8bhealth", b"/metrics?/health", b"/metrics?x=/"),
-    *(b"/metrics#/health", b"/metrics%3f/health", b"/metrics;/health", b"/metrics/../health", b"/metrics/", b"/.", b"/.."),
+    *(b"/%68ealth/metrics", b"/%2568ealth", b"/%c0%afhealth", b"/%e2%80%8bhealth", b"/metrics?/health"),
+    b"/metrics?x=/",
+    *(b"/metrics#/health", b"/metrics%3f/health", b"/metrics;/health", b"/metrics/../health", b"/metrics/"),
+    *(b"/.", b"/.."),
     *(b"http://x/health", b"http://x/metrics", b"http://health", b"http://x", b"//x/metrics", b"https://x:1/health"),
     *(b"health", b"metrics", b"*", b"x:443", b"?", b"?/health", b"#", b"/v1", b"/v1/", b"/v1/models/../../health"),
 ]  # fmt: skip
@@ -183,7 +187,8 @@ HOSTS = [
     b"Host: x\r\nX-Forwarded-Prefix: /health\r\nX-Forwarded-Host: x/health?\r\nForwarded: host=health",
     b"Host: x\r\nX-Original-URL: /health\r\nX-Rewrite-URL: /health\r\nX-Forwarded-Uri: /health",
     b"Host: x\r\nX-HTTP-Method-Override: GET\r\nX-Script-Name: /metrics\r\nReferer: http://x/health",
-    b"Host: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+    b"Host: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
 ]  # fmt: skip
 
 
@@ -209,7 +214,8 @@ def test_the_open_paths_answer_get_alone(server: RawServer, target: bytes) -> No
 
 USABLE = [b"trace-1", b"!#$%&'*+-.^_`|~", b'"<script>"', b"${jndi:ldap://x}", b"x" * 128]
 UNUSABLE = [
-    *(b"", b"x" * 129, b"a b", b"a\tb", b"\xff\xfe", "clé".encode(), "👋".encode(), b"a\x01b", b"a\x7fb", b"a\x1b[31mb"),
+    *(b"", b"x" * 129, b"a b", b"a\tb", b"\xff\xfe", "clé".encode(), "👋".encode(), b"a\x01b", b"a\x7fb"),
+    b"a\x1b[31mb",
     *(b"a\r\n evil: 1", b"a\r\n\tevil: 1", b"%0d%0aevil: 1 "),
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 
 from aengine.model.hub import DEMO
 from tests.cli.running import environment
@@ -86,10 +86,9 @@ def sockets_of(pid: int) -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("model", [None, DEMO], ids=["demo", "folder"])
-def test_serve(tmp_path: Path, model: Path | None) -> None:
-    given = () if model is None else ("--model", str(model))
-    with recorded(tmp_path, "serve", "--port", "0", *given) as (process, record):
+def test_serve_a_folder(tmp_path: Path) -> None:
+    model = shutil.copytree(DEMO, tmp_path / "model")
+    with recorded(tmp_path, "serve", "--port", "0", "--model", str(model)) as (process, record):
         assert process.stdout is not None
         url = next(line.split()[2] for line in process.stdout if line.startswith("Serving on "))
         port = int(url.rsplit(":", 1)[1])
@@ -109,11 +108,8 @@ def test_serve(tmp_path: Path, model: Path | None) -> None:
     assert events(record, "pickle", "subprocess", "os.") == []
 
 
-def test_generate(tmp_path: Path) -> None:
-    with recorded(tmp_path, "generate", "--max-tokens", "4", "--model", str(DEMO), given='"One two"\n') as (
-        process,
-        record,
-    ):
+def test_generate_with_the_embedded_model(tmp_path: Path) -> None:
+    with recorded(tmp_path, "generate", "--max-tokens", "4", given='"One two"\n') as (process, record):
         told, _ = process.communicate(timeout=60)
         assert process.returncode == 0, told
     assert events(record, "socket.", "urllib", "http", "pickle", "subprocess", "os.") == []
@@ -121,19 +117,9 @@ def test_generate(tmp_path: Path) -> None:
 
 def test_the_record_is_kept(tmp_path: Path) -> None:
     """What the tests above rely on: the same hook sees a connection and an unpickling."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import pickle, socket; pickle.loads(pickle.dumps(print)); socket.socket().connect_ex(('127.0.0.1', 9))"],
-        env=environment(RECORD=str(tmp_path / "record"), PYTHONPATH=str(_hooked(tmp_path))),
-        timeout=30,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0
-    assert {event for event, _ in events(tmp_path / "record", "pickle", "socket")} == {
-        "pickle.find_class",
-        "socket.connect",
-    }
-
-
-def _hooked(folder: Path) -> Path:
-    (folder / "sitecustomize.py").write_text(HOOK)
-    return folder
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    code = "import pickle, socket; pickle.loads(pickle.dumps(print)); socket.socket().connect_ex(('127.0.0.1', 9))"
+    env = environment(RECORD=str(tmp_path / "record"), PYTHONPATH=str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], env=env, timeout=30, check=True)
+    seen = {event for event, _ in events(tmp_path / "record", "pickle", "socket")}
+    assert seen == {"pickle.find_class", "socket.connect"}
