@@ -22,6 +22,7 @@ from aengine.config import EngineConfig, ServerConfig, configure
 from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.errors import error_response
+from aengine.http.leaving import wait_for_no_client
 from aengine.http.traced import TracedSends
 from aengine.http.workers import only_worker
 
@@ -82,6 +83,7 @@ class Application:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
+        wait_for_no_client(asyncio.get_running_loop())
         _show_log()
         try:
             config = self._config or configure(EngineConfig)

@@ -21,7 +21,14 @@ from tests.http.demo_server import DemoEngine
 from tests.http.serving import hosting
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-POOL = {"torch_threads": 1, "page_size": 4, "num_pages": 260, "max_num_seqs": 32, "max_queue": 36, "max_model_len": 1024}
+POOL = {
+    "torch_threads": 1,
+    "page_size": 4,
+    "num_pages": 260,
+    "max_num_seqs": 32,
+    "max_queue": 36,
+    "max_model_len": 1024,
+}
 
 
 class Sample(msgspec.Struct, frozen=True):

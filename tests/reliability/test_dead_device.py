@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -18,11 +13,11 @@ import pytest
 import aengine
 from aengine import EngineFailedError
 from aengine.errors import DeviceLostError
-from tests.cli.running import environment
 from tests.http.demo_server import DemoEngine, hosted_demo
 from tests.http.serving import parse_events
 from tests.reliability import faulty
 from tests.reliability.faulty import DEATH, LATE_DEATH
+from tests.reliability.processes import process, told
 
 pytestmark = pytest.mark.anyio
 
@@ -90,7 +85,11 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
                 assert last["error"]["code"] == "engine_failed"
             else:
                 assert response.status_code in (500, 503), response.text
-                assert "device is lost" in response.text or "AcceleratorError" in response.text or "DeviceLost" in response.text
+                assert (
+                    "device is lost" in response.text
+                    or "AcceleratorError" in response.text
+                    or "DeviceLost" in response.text
+                )
         for path in ("/health", "/ready"):
             response = await client.get(path)
             assert response.status_code == 503
@@ -100,33 +99,6 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
         assert runner.launches_after_death == 0  # nothing is tried on it again
         with pytest.raises(EngineFailedError):
             await engine.complete([5])
-
-
-@contextmanager
-def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    running = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        env=environment(AENGINE_TORCH_THREADS="1"),
-        text=True,
-    )
-    try:
-        yield running
-    finally:
-        if running.poll() is None:
-            running.kill()
-        running.communicate()
-
-
-def told(running: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """Wait until the process says so."""
-    assert running.stdout is not None
-    for line in running.stdout:
-        if found := re.search(pattern, line):
-            return found
-    raise AssertionError(f"{pattern!r} was never said")
 
 
 @pytest.mark.parametrize("trigger", [DEATH, LATE_DEATH])

@@ -87,7 +87,9 @@ async def test_a_server_under_all_kinds_of_requests_stays_as_it_was() -> None:
 
 def tell(start: Sample, quarters: Sequence[Sample], samples: Sequence[Sample], traffic: Traffic) -> None:
     """The memory's curve and what was served, for whoever runs it with -s."""
-    minutes = [sample for before, sample in zip(samples, samples[1:], strict=False) if before.at // 60 < sample.at // 60]
+    minutes = [
+        sample for before, sample in zip(samples, samples[1:], strict=False) if before.at // 60 < sample.at // 60
+    ]
     for sample in sorted((start, *minutes, *quarters), key=lambda sample: sample.at):
         print(
             f"{sample.at:7.1f} s  rss {sample.rss / 2**20:8.2f} MiB  blocks {sample.blocks:8d}  "

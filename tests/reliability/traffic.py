@@ -15,7 +15,25 @@ from typing import Any
 
 CALLERS = 40
 PREFIXES = [list(range(300 + 97 * i, 300 + 97 * i + 40 + 60 * i)) for i in range(6)]  # of 40 to 340 tokens
-WORDS = "the sun rises in east and people of Paris speak French while water boils at some degree".split()
+WORDS = [
+    "the",
+    "sun",
+    "rises",
+    "in",
+    "east",
+    "and",
+    "people",
+    "of",
+    "Paris",
+    "speak",
+    "French",
+    "while",
+    "water",
+    "boils",
+    "at",
+    "some",
+    "degree",
+]
 CHOICES = ["yes", "no", "perhaps"]
 CODE = "[A-Z]{2}-[0-9]{3,5}"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -35,7 +53,9 @@ class Ask:
     leave: int | None = None
 
     def wire(self) -> bytes:
-        body = b"" if self.body is None else self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        body = (
+            b"" if self.body is None else self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        )
         head = f"{'GET' if self.body is None else 'POST'} {self.path} HTTP/1.1\r\nHost: localhost\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -95,7 +115,9 @@ def completion(rng: random.Random) -> Ask:
 def several_prompts(rng: random.Random) -> Ask:
     prompts = [text(rng) for _ in range(rng.randint(2, 4))]
     stream = rng.random() < 0.5
-    return Ask({"prompt": prompts, "stream": stream} | sampling(rng), "/v1/completions", streamed_out if stream else whole)
+    return Ask(
+        {"prompt": prompts, "stream": stream} | sampling(rng), "/v1/completions", streamed_out if stream else whole
+    )
 
 
 def chat(rng: random.Random) -> Ask:
@@ -122,7 +144,11 @@ def structured(rng: random.Random) -> Ask:
         return told["finish_reason"] != "stop" or isinstance(json.loads(told["text"])["age"], int)
 
     form, check = rng.choice(
-        [({"guided_choice": CHOICES}, is_choice), ({"guided_regex": CODE}, is_code), ({"guided_json": SCHEMA}, is_object)]
+        [
+            ({"guided_choice": CHOICES}, is_choice),
+            ({"guided_regex": CODE}, is_code),
+            ({"guided_json": SCHEMA}, is_object),
+        ]
     )
     body = {"prompt": text(rng), "stream": False, "max_tokens": 30, "temperature": rng.choice([0, 1])}
     return Ask(body | form, check=check)
@@ -134,7 +160,9 @@ def logprobs(rng: random.Random) -> Ask:
 
 
 def stop_strings(rng: random.Random) -> Ask:
-    return Ask({"prompt": text(rng), "stop": rng.sample([".", " the", "e", " of"], 2)} | sampling(rng), check=streamed_out)
+    return Ask(
+        {"prompt": text(rng), "stop": rng.sample([".", " the", "e", " of"], 2)} | sampling(rng), check=streamed_out
+    )
 
 
 def tokens(rng: random.Random) -> Ask:
