@@ -66,7 +66,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
             asks = [tasks.create_task(ask(number % 2 == 0, input_ids=[310 + number])) for number in range(10)]
             asks.append(tasks.create_task(ask(True, prompt="text")))
             asks.append(tasks.create_task(ask(False, input_ids=[1, 2], guided_regex="a+")))
-            while engine.stats().running < 4 or engine.stats().waiting < 6 or len(entered) < 2:
+            while engine.stats().running < 4 or engine.stats().waiting < 6 or len(entered) < 2:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.001)
             asks.append(tasks.create_task(ask(True, priority=-1, **killer(trigger))))
             # The killer waits for a row; one of those who run makes place for it.

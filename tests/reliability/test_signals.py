@@ -1,4 +1,4 @@
-"""Told to stop: what runs is finished or told, whoever holds a connection does not hold the process, the status is 0."""
+"""Told to stop: what runs is finished or told so, whoever holds on does not hold the process, and its status is 0."""
 
 from __future__ import annotations
 
