@@ -24,6 +24,7 @@ from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineN
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.errors import error_response
 from aengine.http.framing import Framing
+from aengine.http.leaving import wait_for_no_client
 from aengine.http.traced import TracedSends
 from aengine.http.workers import only_worker
 
@@ -84,6 +85,7 @@ class Application:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
+        wait_for_no_client(asyncio.get_running_loop())
         _show_log()
         try:
             config = self._config or configure(EngineConfig)

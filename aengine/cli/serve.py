@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import TextIO
+from typing import Any, TextIO
 
 import anyio
 from hypercorn.asyncio import serve as hypercorn_serve
@@ -84,6 +84,7 @@ def _logger(name: str, stream: TextIO, level: int) -> logging.Logger:
 
 async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) -> int:
     stop = asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(_not_the_cut_off)
     host, port = sock.getsockname()[:2]
     twin = sock.dup()
 
@@ -99,6 +100,12 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
         await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=listening))  # type: ignore[arg-type]
         tasks.cancel_scope.cancel()
     return 0 if app.failure is None else 1
+
+
+def _not_the_cut_off(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Connections that hypercorn cuts off are no news; asyncio's streams (3.11) stumble over them."""
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
 
 
 def _url(host: str, port: int) -> str:

@@ -10,15 +10,18 @@ import anyio
 from anyio.abc import TaskStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aengine.errors import EngineClosedError
 from aengine.http.connection import reset_connection
+from aengine.http.errors import error_response
 
 _log = logging.getLogger(__name__)
 
+_LAST_WORDS = 1.0  # seconds
 CUT = "aengine.cut"  # in a request's scope: what ends its connection at once
 
 
 class InFlight:
-    """Wraps the HTTP side. A request that is cut off says so to its client as in any other shutdown."""
+    """Wraps the HTTP side. A request that is cut off before its answer began is answered here: 503."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -34,11 +37,21 @@ class InFlight:
             self._answering.add(one)
             self._idle.clear()
             try:
-                await self._app(scope, receive, one.send)
+                await self._answer(scope, receive, one)
             finally:
                 self._answering.discard(one)
                 if not self._answering:
                     self._idle.set()
+
+    async def _answer(self, scope: Scope, receive: Receive, one: _Answering) -> None:
+        try:
+            await self._app(scope, receive, one.send)
+        except anyio.get_cancelled_exc_class():
+            if not one.begun:  # its body was still on its way, or its prompt was being read
+                closed = error_response(EngineClosedError("the server is shutting down"), {"Connection": "close"})
+                with anyio.move_on_after(_LAST_WORDS, shield=True):
+                    await closed(scope, receive, one.send)
+            raise
 
     @property
     def blocked(self) -> int:
@@ -72,15 +85,17 @@ class InFlight:
 class _Answering:
     """One request: the scope of its task, and whether its reader keeps up."""
 
-    __slots__ = ("_send", "moved", "pending", "scope")
+    __slots__ = ("_send", "begun", "moved", "pending", "scope")
 
     def __init__(self, scope: anyio.CancelScope, send: Send) -> None:
         self.scope = scope
         self._send = send
+        self.begun = False
         self.pending = 0  # sends that have not returned: the reader's buffers are full
         self.moved = 0.0  # monotonic seconds when one began after none, or returned
 
     async def send(self, message: Message) -> None:
+        self.begun = True
         if not self.pending:
             self.moved = monotonic()
         self.pending += 1

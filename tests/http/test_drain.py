@@ -62,6 +62,23 @@ async def test_what_takes_too_long_is_told_so(streamed: bool) -> None:
         writer.close()
 
 
+async def test_a_request_that_is_cut_off_before_it_has_said_all_is_refused() -> None:
+    app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: FakeEngine())
+    async with hosting(app) as (port, _):
+        await app.settled.wait()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(raw_request("/generate", {"prompt": "a"})[:-3])
+        while not app._http._scopes:  # type: ignore[union-attr]  # noqa: ASYNC110 - until it is there
+            await asyncio.sleep(0.001)
+        app.cut_off()
+        async with asyncio.timeout(1):
+            refusal = await reader.read()
+        assert refusal.startswith(b"HTTP/1.1 503")
+        assert b"shutting_down" in refusal
+        assert b"connection: close" in refusal.lower()
+        writer.close()
+
+
 async def test_a_server_without_work_is_drained_at_once() -> None:
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: FakeEngine())
     async with hosting(app):

@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx
 import msgspec
 import pytest
 from starlette.requests import Request
 
 import aengine
-from aengine.config import ServerConfig
-from aengine.errors import CheckpointError
+from aengine.app import create_app
+from aengine.config import EngineConfig, ServerConfig
+from aengine.errors import CheckpointError, DeviceLostError
 from aengine.http.health import STALL_SECONDS, Health
 from aengine.http.state import ServerState
 from tests.http.fake_engine import IDLE, FakeEngine
-from tests.http.serving import serving
+from tests.http.serving import hosting, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -112,6 +114,27 @@ async def test_the_failure_of_the_engine_shows() -> None:
     assert health.status_code == ready.status_code == 503
     assert health.json()["status"] == "failed"
     assert "device lost" not in health.text
+
+
+async def test_a_failed_engine_is_told_to_whoever_comes_also_while_the_server_leaves() -> None:
+    engine = FakeEngine()
+    app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
+    async with hosting(app) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        await app.settled.wait()
+        engine.failure = DeviceLostError("the device is lost")
+        engine.failed.set()
+        async with asyncio.timeout(1):
+            await app.failed.wait()
+        await app.drain()
+        for answer in (
+            await client.get("/health"),
+            await client.get("/ready"),
+            await client.post("/generate", json=WORK),
+        ):
+            assert answer.status_code == 503
+            assert "the device is lost" in answer.text
+        assert app.failure is engine.failure
+    assert engine.left
 
 
 @asynccontextmanager

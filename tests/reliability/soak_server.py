@@ -6,12 +6,14 @@ The first line is the port; every other one is a `Sample`. It ends when its inpu
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
@@ -26,7 +28,7 @@ POOL = {
     "page_size": 4,
     "num_pages": 260,
     "max_num_seqs": 32,
-    "max_queue": 36,
+    "max_queue": 48,
     "max_model_len": 1024,
 }
 
@@ -36,13 +38,41 @@ class Sample(msgspec.Struct, frozen=True):
 
     at: float  # seconds since it was ready
     rss: int  # bytes
-    blocks: int  # of Python's allocator
+    blocks: int  # that Python's allocator has given out
+    heap: int  # bytes that malloc has given out
     tasks: dict[str, int]  # by the coroutine that they run
     running: int
     waiting: int
     requests: int  # that the engine has ended
     preemptions: int
     fault: str | None  # what the integrity check said
+
+
+class Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def heap_in_use() -> int:
+    tell = ctypes.CDLL(None).mallinfo2
+    tell.restype = Mallinfo
+    info = tell()
+    return int(info.uordblks + info.hblkhd)
 
 
 def look(engine: DemoEngine, began: float) -> Sample:
@@ -57,6 +87,7 @@ def look(engine: DemoEngine, began: float) -> Sample:
         at=time.monotonic() - began,
         rss=int(Path("/proc/self/statm").read_text().split()[1]) * PAGE,
         blocks=sys.getallocatedblocks(),
+        heap=heap_in_use(),
         tasks=dict(Counter(names)),
         running=stats.running,
         waiting=stats.waiting,

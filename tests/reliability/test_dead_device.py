@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -18,11 +13,11 @@ import pytest
 import aengine
 from aengine import EngineFailedError
 from aengine.errors import DeviceLostError
-from tests.cli.running import environment
 from tests.http.demo_server import DemoEngine, hosted_demo
 from tests.http.serving import parse_events
 from tests.reliability import faulty
 from tests.reliability.faulty import DEATH, LATE_DEATH
+from tests.reliability.processes import process, told
 
 pytestmark = pytest.mark.anyio
 
@@ -71,7 +66,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
             asks = [tasks.create_task(ask(number % 2 == 0, input_ids=[310 + number])) for number in range(10)]
             asks.append(tasks.create_task(ask(True, prompt="text")))
             asks.append(tasks.create_task(ask(False, input_ids=[1, 2], guided_regex="a+")))
-            while engine.stats().running < 4 or engine.stats().waiting < 6 or len(entered) < 2:
+            while engine.stats().running < 4 or engine.stats().waiting < 6 or len(entered) < 2:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.001)
             asks.append(tasks.create_task(ask(True, priority=-1, **killer(trigger))))
             # The killer waits for a row; one of those who run makes place for it.
@@ -104,33 +99,6 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
         assert runner.launches_after_death == 0  # nothing is tried on it again
         with pytest.raises(EngineFailedError):
             await engine.complete([5])
-
-
-@contextmanager
-def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    running = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        env=environment(AENGINE_TORCH_THREADS="1"),
-        text=True,
-    )
-    try:
-        yield running
-    finally:
-        if running.poll() is None:
-            running.kill()
-        running.communicate()
-
-
-def told(running: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """Wait until the process says so."""
-    assert running.stdout is not None
-    for line in running.stdout:
-        if found := re.search(pattern, line):
-            return found
-    raise AssertionError(f"{pattern!r} was never said")
 
 
 @pytest.mark.parametrize("trigger", [DEATH, LATE_DEATH])

@@ -44,10 +44,10 @@ async def test_only_whom_it_carried(trigger: int, told: str) -> None:
         alone = [await answer(client, asked(number)) for number in range(REQUESTS)]
         assert all(len(ids) == LENGTH and not error for ids, error in alone)
         others = [asyncio.create_task(answer(client, asked(number))) for number in range(ROWS - 1)]
-        while engine.stats().running < ROWS - 1:
+        while engine.stats().running < ROWS - 1:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
         breaking = asyncio.create_task(answer(client, asked(0, trigger)))
-        while engine.stats().running < ROWS:
+        while engine.stats().running < ROWS:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
         others += [asyncio.create_task(answer(client, asked(number))) for number in range(ROWS - 1, REQUESTS)]
         async with asyncio.timeout(20):

@@ -59,6 +59,6 @@ async def test_all_finish_with_the_same_ids() -> None:
         together = await asyncio.gather(*(ids(client, body) for body in bodies()))
         metrics = (await client.get("/metrics")).text
         assert together == alone
-        assert int(float(re.findall(r"^aengine_preemptions_total (\S+)", metrics, re.M)[0])) >= 10
+        assert int(float(re.findall(r"^aengine_preemptions_total (\S+)", metrics, re.M)[0])) > 2
         assert engine.stats().pages_used == 0
         engine.check_integrity()

@@ -1,0 +1,28 @@
+"""Leaving in spite of clients who stay."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+
+def wait_for_no_client(loop: asyncio.AbstractEventLoop) -> None:
+    """Servers that this loop makes from now on do not wait for their connections when they are closed.
+
+    From Python 3.12.1 on they would, and hypercorn, which cuts connections off only after that, would stay for as long
+    as a stream runs, and for ever with a client that does not read. So they are what they were before.
+    """
+    create = loop.create_server
+
+    async def create_server(*args: Any, **options: Any) -> asyncio.Server:
+        server = await create(*args, **options)
+        server.wait_closed = _at_once  # type: ignore[method-assign]  # of this one server
+        return server
+
+    with suppress(AttributeError):  # not asyncio's own loop, and then not its servers either
+        loop.create_server = create_server  # type: ignore[method-assign]  # of this one loop
+
+
+async def _at_once() -> None:
+    await asyncio.sleep(0)
