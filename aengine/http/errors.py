@@ -20,7 +20,7 @@ from aengine.errors import (
     ModelNotFoundError,
     QueueFullError,
 )
-from aengine.http.state import public_message
+from aengine.http.public import public_message
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):

@@ -11,7 +11,8 @@ from starlette.responses import Response
 import aengine
 from aengine.http import sse
 from aengine.http.answers import HealthStatus, HealthWord, Readiness, Version
-from aengine.http.state import ServerState, public_message
+from aengine.http.public import public_message
+from aengine.http.state import ServerState
 
 STALL_SECONDS = 60.0  # without a finished step while there is work
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from aengine.config import ServerConfig
-from aengine.errors import AengineError, EngineClosedError, EngineNotReadyError, InvalidRequestError, ModelNotFoundError
+from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFoundError
 from aengine.http.engine_like import EngineLike
 from aengine.http.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
+from aengine.http.public import public_message
 from aengine.http.running import RunningReplies
 from aengine.http.turnstile import Turnstile
 
@@ -68,16 +68,3 @@ class ServerState:
         if name is not None and name != served:
             raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
         return served
-
-
-# Folders in front of a file name. A slash inside a word (a model id) or after another one (a URL) starts none.
-_FOLDERS = re.compile(r"(?<![\w./:-])(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
-
-
-def public_message(error: BaseException) -> str:
-    """What a client may know of an error: aengine's own words without folders; of other libraries' only the kind."""
-    if isinstance(error, (InvalidRequestError, ModelNotFoundError)):
-        return str(error)  # speaks of the client's own words
-    if isinstance(error, AengineError):
-        return _FOLDERS.sub("", str(error))
-    return f"internal error ({type(error).__name__}); the server's log has the details"

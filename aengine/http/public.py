@@ -1,0 +1,19 @@
+"""What leaves the process of an error that happened within."""
+
+from __future__ import annotations
+
+import re
+
+from aengine.errors import AengineError, InvalidRequestError, ModelNotFoundError
+
+# Folders in front of a file name. A slash inside a word (a model id) or after another one (a URL) starts none.
+_FOLDERS = re.compile(r"(?<![\w./:-])(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
+
+
+def public_message(error: BaseException) -> str:
+    """What a client may know of an error: aengine's own words without folders; of other libraries' only the kind."""
+    if isinstance(error, (InvalidRequestError, ModelNotFoundError)):
+        return str(error)  # speaks of the client's own words
+    if isinstance(error, AengineError):
+        return _FOLDERS.sub("", str(error))
+    return f"internal error ({type(error).__name__}); the server's log has the details"
