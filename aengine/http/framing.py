@@ -12,17 +12,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.http.errors import HTTPError, error_response
 
+_PATIENCE = 0.05  # seconds that an early answer waits: most bodies have arrived by then, and the connection may go on
 # What is spent on the rest of a body after an early answer has been sent.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 * 2**20
+_CLOSE = (b"connection", b"close")
 
 
 class Framing:
-    """Sends an early answer at once, reads on for a while, and only then ends it.
+    """Sends an early answer soon, reads on for a while, and only then ends it.
 
-    Over HTTP/1 the connection ends with the answer. Over HTTP/2 it goes on, and hypercorn gives it up with all its
-    streams when one that is over gets more: so there it is read for as long as any body may take (`body_timeout`,
-    seconds).
+    Over HTTP/1 the connection ends with the answer, which says so, unless the body had arrived. Over HTTP/2 it goes
+    on, and hypercorn gives it up with all its streams when one that is over gets more: so there it is read for as
+    long as any body may take (`body_timeout`, seconds).
 
     A request that gives its length in two ways is refused and its connection closed: a proxy in front may have
     believed the other one, and what follows would be a request of its own that the proxy has never seen.
@@ -37,9 +39,16 @@ class Framing:
             await self._app(scope, receive, send)
             return
         body = _Body(receive)
-        seconds = self._body_timeout if scope["http_version"] == "2" else _LINGER_SECONDS
+        shared = scope["http_version"] == "2"
+        seconds = self._body_timeout if shared else _LINGER_SECONDS
 
         async def send_early(message: Message) -> None:
+            if message["type"] == "http.response.start" and not body.ended:
+                with anyio.move_on_after(_PATIENCE):
+                    await body.discard(_LINGER_BYTES)
+                headers = list(message["headers"])
+                if not body.ended and not shared and _CLOSE not in headers:
+                    message["headers"] = [*headers, _CLOSE]
             if body.ended or message["type"] != "http.response.body" or message.get("more_body", False):
                 await send(message)
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -47,3 +48,10 @@ def test_a_step_carries_every_running_sequence() -> None:
     assert step_tokens(config(max_num_seqs=1000), default=512) == 1000
     with pytest.raises(ConfigError, match=r"max_step_tokens: 8 is below max_num_seqs \(16\)"):
         step_tokens(config(max_step_tokens=8, max_num_seqs=16), default=512)
+
+
+def test_page_tables_do_not_outgrow_the_pool() -> None:
+    """A context of 2^26 tokens in pages of 256 bytes: what config.json alone claims is not what gets allocated."""
+    tiny = msgspec.structs.replace(MODEL, num_layers=1, num_kv_heads=1, head_dim=2, max_position_embeddings=2**26)
+    size = size_pool(config(), tiny, torch.float32, 2**30)
+    assert 257 * 4 * (size.max_model_len // 16) <= 2**30
