@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any, TextIO
 
 import anyio
@@ -30,7 +31,21 @@ _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> int:
     """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded or the engine failed."""
+    allow_many_connections()
     return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of open files to what it may have: many systems begin with 1024.
+
+    hypercorn keeps a connection that its client has closed until `keep_alive_timeout` has passed.
+    """
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):  # "unlimited", where the kernel has a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listening_socket(listen: ListenConfig) -> socket.socket:

@@ -81,6 +81,7 @@ class Range:
         self.engine = DemoEngine(**KNOBS, torch_threads=1, start=self._start)
         self.marked: dict[int, tuple[str, Callable[[], None]]] = {}  # victim -> when, and what ends its reader
         self.hit: Counter[str] = Counter()  # where those who were given up really were
+        self.living = 0  # given up, and yet not ended
 
     def _start(self, config: EngineConfig, folder: Path) -> Runtime:
         runtime = start_runtime(config, folder)
@@ -94,6 +95,7 @@ class Range:
             if sequence.phase is not Phase.FINISHED:
                 self.hit[moment(sequence)] += 1
             abort(sequence)
+            self.living += sequence.phase is not Phase.FINISHED
 
         scheduler.abort = noted  # type: ignore[method-assign]
 
@@ -160,6 +162,7 @@ async def gone(shooting: Range) -> None:
     with anyio.fail_after(1):
         await idle(shooting.engine)
     assert shooting.engine.stats().pages_used == 0
+    assert shooting.living == 0
 
 
 def checked(hit: Counter[str], victims: int) -> None:
