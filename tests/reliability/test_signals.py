@@ -91,7 +91,7 @@ def test_bare_hypercorn_ends_streams_with_an_error_event(workers: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_can_be_stopped_while_the_model_loads(number: signal.Signals) -> None:
     """Once: when the loading is over, which cannot be interrupted. Twice: at once."""
-    with process("tests.reliability.slow_start", "3", "--port", "0") as running:
+    with process("tests.reliability.slow_start", "1.5", "--port", "0") as running:
         told(running, "loading begins")
         running.send_signal(number)
         said, _ = running.communicate(timeout=30)

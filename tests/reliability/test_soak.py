@@ -54,7 +54,7 @@ class Watched:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.timeout(SECONDS + 300)
 async def test_a_server_under_all_kinds_of_requests_stays_as_it_was() -> None:
     async with AsyncExitStack() as stack:
         process = await asyncio.create_subprocess_exec(
