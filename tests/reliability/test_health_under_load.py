@@ -10,7 +10,7 @@ from tests.cli.running import served
 from tests.reliability.asking import ask, numbers, port_of
 from tests.reliability.prober import percentile, probing
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 
 SOON = 0.010  # seconds, half of the times; a machine that is busy with more than the server spoils the other half
 ROUNDS = 3

@@ -12,7 +12,7 @@ from tests.cli.running import Served, served
 from tests.reliability.asking import Answer, ask, numbers, port_of
 from tests.reliability.prober import Probe, percentile, probing
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 
 BURST, QUEUE, ROWS = 2000, 256, 256
 REFUSED_WITHIN = 15.0  # seconds for the last of them all; 2.5 to 4 in quiet, where the client is half of that

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.running import Served, served
 from tests.reliability.asking import ask, numbers, port_of, request, resident
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 
 SLOW = NORMAL = 50
 TOKENS = 400  # of a slow reader: about 700 kB of events, more than all buffers between the two together
