@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from aengine.errors import DeviceLostError
-from aengine.runtime.cuda_runner import CudaRunner
 from aengine.runtime.lost import is_lost
+
+pytest.importorskip("triton")  # comes with the runner's kernels
+
+from aengine.runtime.cuda_runner import CudaRunner
 
 
 def accelerator_error(code: int | None) -> torch.AcceleratorError:
