@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 import anyio
 import anyio.to_thread
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from aengine.config import EngineConfig, ServerConfig, configure
 from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
@@ -57,7 +57,6 @@ class Application:
         self._server = server
         self._engine_factory = engine_factory
         self._http: InFlight | None = None
-        self._answer: ASGIApp | None = None  # the same, or with a timeline around it
         self._state: ServerState | None = None
         self.settled = asyncio.Event()
         self.failed = asyncio.Event()
@@ -66,8 +65,8 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif self._answer is not None:
-            await self._answer(scope, receive, send)
+        elif self._http is not None:
+            await self._http(scope, receive, send)
         elif scope["type"] == "http":
             await error_response(EngineNotReadyError("the server has not been started"))(scope, receive, send)
 
@@ -91,9 +90,7 @@ class Application:
             config = self._config or configure(EngineConfig)
             state = self._state = ServerState(self._server or configure(ServerConfig))
             with only_worker():
-                self._answer = self._http = state.in_flight = InFlight(
-                    Framing(http_app(state), state.config.body_timeout)
-                )
+                self._http = state.in_flight = InFlight(Framing(http_app(state), state.config.body_timeout))
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._keep_engine, config, state, closing)
@@ -119,7 +116,7 @@ class Application:
                 make_engine = await anyio.to_thread.run_sync(_default_factory)
             async with make_engine(config) as engine:
                 if engine.timeline is not None and self._http is not None:
-                    self._answer = TracedSends(self._http, engine.timeline)
+                    self._http.app = TracedSends(self._http.app, engine.timeline)
                 _forget_garbage()
                 state.ready(engine)
                 _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")

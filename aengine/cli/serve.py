@@ -25,7 +25,7 @@ _LAST_WORDS = 3.0  # seconds for streams that are cut off to say so
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop
 _ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst must not hold up running streams
 _SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
-_LETTING_GO = 10.0  # seconds for a device that is lost to let go of the process
+_LETTING_GO = 10.0  # seconds for connections and a device to let go of the process
 _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 
@@ -137,10 +137,7 @@ async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:
         )
         await app.failed.wait()
         _say(f"leaving with status 1; requests have {_LAST_WORDS:g} s to hear of it")
-        # Tensors of a dead device may not be freed, nor its threads joined.
-        hard_end = threading.Timer(_LAST_WORDS + _LETTING_GO, os._exit, [1])
-        hard_end.daemon = True
-        hard_end.start()
+        _leave_at_last(1)  # tensors of a dead device may not be freed, nor its threads joined
         with anyio.move_on_after(_LAST_WORDS):
             await app.drain()
         app.cut_off()
@@ -156,6 +153,8 @@ async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -
             await app.drain()
         app.cut_off()
         stop.set()
+        if app.settled.is_set():
+            _leave_at_last(0)  # asyncio's wait_for (3.11) can lose the cancellation of a connection
 
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as tasks:
@@ -171,6 +170,13 @@ async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -
                 else:  # a thread that loads weights cannot be told to stop
                     _say(f"{number.name}: leaving at once")
                     os._exit(130)
+
+
+def _leave_at_last(status: int) -> None:
+    """End the process if it is still there when everyone has been told and all had time to let go."""
+    hard_end = threading.Timer(_LAST_WORDS + _LETTING_GO, os._exit, [status])
+    hard_end.daemon = True
+    hard_end.start()
 
 
 def _say(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.protocol.h11 import H11Protocol
@@ -12,7 +13,7 @@ from starlette.types import Send
 
 
 def reset_connection(send: Send) -> bool:
-    """Drop what is still to be sent and end the connection; False unless it is an HTTP/1 connection of hypercorn's.
+    """Drop what is still to be sent and end the connection; False unless it is open, HTTP/1 and hypercorn's.
 
     ASGI has no word for this. hypercorn would close the connection too when its response ends unfinished, but only
     once all that waits has been read.
@@ -23,7 +24,9 @@ def reset_connection(send: Send) -> bool:
     if not isinstance(server, TCPServer):
         return False
     raw = server.writer.get_extra_info("socket")
-    if raw is not None:  # what the kernel holds is dropped as well
+    if raw is None or raw.fileno() == -1:  # its client has reset it
+        return False
+    with suppress(OSError):  # what the kernel holds is dropped as well
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     server.writer.transport.abort()
     return True

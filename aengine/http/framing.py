@@ -39,8 +39,15 @@ class Framing:
             await self._app(scope, receive, send)
             return
         body = _Body(receive)
-        shared = scope["http_version"] == "2"
+        shared = not scope["http_version"].startswith("1")
         seconds = self._body_timeout if shared else _LINGER_SECONDS
+
+        async def send_reading(message: Message) -> None:
+            """Read on meanwhile, so that hypercorn's queue has room for the news that the client has left."""
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(body.discard)
+                await send(message)
+                tasks.cancel_scope.cancel()
 
         async def send_early(message: Message) -> None:
             if message["type"] == "http.response.start" and not body.ended:
@@ -52,13 +59,10 @@ class Framing:
             if body.ended or message["type"] != "http.response.body" or message.get("more_body", False):
                 await send(message)
                 return
-            await send({**message, "more_body": True})
+            await send_reading({**message, "more_body": True})
             with anyio.move_on_after(seconds):
                 await body.discard(_LINGER_BYTES)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(body.discard)  # what comes while this is sent
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                tasks.cancel_scope.cancel()
+            await send_reading({"type": "http.response.body", "body": b"", "more_body": False})
 
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
             refusal = HTTPError(400, "two_lengths", "Content-Length and Transfer-Encoding must not be sent together")

@@ -17,14 +17,15 @@ from aengine.http.errors import error_response
 _log = logging.getLogger(__name__)
 
 _LAST_WORDS = 1.0  # seconds
+_PIECE = 2**16  # bytes
 CUT = "aengine.cut"  # in a request's scope: what ends its connection at once
 
 
 class InFlight:
-    """Wraps the HTTP side. A request that is cut off before its answer began is answered here: 503."""
+    """Wraps `app`, the HTTP side. A request that is cut off before its answer began is answered here: 503."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self.app = app
         self._answering: set[_Answering] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -45,7 +46,7 @@ class InFlight:
 
     async def _answer(self, scope: Scope, receive: Receive, one: _Answering) -> None:
         try:
-            await self._app(scope, receive, one.send)
+            await self.app(scope, receive, one.send)
         except anyio.get_cancelled_exc_class():
             if not one.begun:  # its body was still on its way, or its prompt was being read
                 closed = error_response(EngineClosedError("the server is shutting down"), {"Connection": "close"})
@@ -100,7 +101,12 @@ class _Answering:
             self.moved = monotonic()
         self.pending += 1
         try:
-            await self._send(message)
+            body, start = message.get("body", b""), 0
+            while len(body) - start > _PIECE:  # in one piece, who takes much slowly would look like who takes nothing
+                await self._send({**message, "body": body[start : start + _PIECE], "more_body": True})
+                self.moved = monotonic()
+                start += _PIECE
+            await self._send({**message, "body": body[start:]} if start else message)
         finally:
             self.pending -= 1
             self.moved = monotonic()

@@ -17,10 +17,11 @@ def wait_for_no_client(loop: asyncio.AbstractEventLoop) -> None:
 
     async def create_server(*args: Any, **options: Any) -> asyncio.Server:
         server = await create(*args, **options)
-        server.wait_closed = _at_once  # type: ignore[method-assign]  # of this one server
+        with suppress(AttributeError):  # uvloop's servers cannot be changed, and do not need to be
+            server.wait_closed = _at_once  # type: ignore[method-assign]  # of this one server
         return server
 
-    with suppress(AttributeError):  # not asyncio's own loop, and then not its servers either
+    with suppress(AttributeError):
         loop.create_server = create_server  # type: ignore[method-assign]  # of this one loop
 
 

@@ -7,7 +7,7 @@ parser only counts bytes up to them; a client is better told the field.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _LONGEST = 2**16  # bytes of a body that is read a second time; some milliseconds
 
@@ -32,20 +32,37 @@ def find_unsayable(body: bytes) -> Unsayable | None:
         value = json.loads(body.decode("utf-8", "surrogateescape"), parse_constant=_Constant)
     except (ValueError, RecursionError):
         return None
-    found: list[tuple[str, object]] = [("", value)]
+    found = [_Item(None, "", value)]
     while found:
-        path, value = found.pop()
+        item = found.pop()
+        value = item.value
         if isinstance(value, _Constant):
-            return Unsayable(path, f"JSON has no {value.name}")
+            return Unsayable(item.path(), f"JSON has no {value.name}")
         if isinstance(value, dict):
             if not all(map(_is_text, value)):
-                return Unsayable(path, "the name of a field is not valid Unicode")
-            found += [(f"{path}.{name}" if path else name, item) for name, item in value.items()]
+                return Unsayable(item.path(), "the name of a field is not valid Unicode")
+            found += [_Item(item, f".{name}", below) for name, below in value.items()]
         elif isinstance(value, list):
-            found += [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+            found += [_Item(item, f"[{index}]", below) for index, below in enumerate(value)]
         elif isinstance(value, str) and not _is_text(value):
-            return Unsayable(path, "the text is not valid Unicode (a lone surrogate, or bytes that are not UTF-8)")
+            reason = "the text is not valid Unicode (a lone surrogate, or bytes that are not UTF-8)"
+            return Unsayable(item.path(), reason)
     return None
+
+
+class _Item(NamedTuple):
+    """A value, and where it stands: paths are only put together for what is told, as names may be long."""
+
+    parent: _Item | None
+    step: str
+    value: Any
+
+    def path(self) -> str:
+        steps, item = [], self
+        while item.parent is not None:
+            steps.append(item.step)
+            item = item.parent
+        return "".join(reversed(steps)).removeprefix(".")
 
 
 def _is_text(text: str) -> bool:

@@ -6,14 +6,14 @@ import torch
 
 from aengine.errors import DeviceLostError
 
-# CUDA's codes of single calls, after which the context is as it was: invalid value, out of memory, invalid
-# configuration, invalid device function, invalid handle, not found, not ready, out of resources for a launch, not
-# supported. Every other one that an AcceleratorError carries stays for good.
-_PASSING = frozenset({1, 2, 9, 98, 400, 500, 600, 701, 801})
+# CUDA's codes after which the context answers every call with the same error: uncorrectable memory and link faults,
+# illegal addresses and instructions, launches that timed out, asserts, what nobody knows.
+_STAYING = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999})
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether every further step would raise as well."""
     if isinstance(error, torch.AcceleratorError):
-        return getattr(error, "error_code", None) not in _PASSING
+        code = getattr(error, "error_code", None)
+        return code is None or code in _STAYING
     return isinstance(error, DeviceLostError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from aengine.errors import InvalidRequestError
 from aengine.http.body import decode
+from aengine.http.malformed import find_unsayable
 from aengine.http.structs import ChatRequest
 from tests.http.serving import read_until, serving
 
@@ -167,3 +169,10 @@ def test_the_param_of_a_nested_field() -> None:
     assert param_of(Strict, b'{"other": 1}') == "other"
     assert param_of(Strict, b'{"inner": {"a": "b"}}') == "inner"
     assert param_of(ChatRequest, b'{"messages": [{"role": "user"}, {}]}') == "messages[1].role"
+
+
+def test_long_names_above_long_lists_cost_nothing_to_look_through() -> None:
+    body = b'{"a":NaN,"' + b"a" * 32_000 + b'":[' + b"0," * 16_000 + b"0]}"
+    begun = time.process_time()
+    assert find_unsayable(body) == ("a", "JSON has no NaN")
+    assert time.process_time() - begun < 0.3

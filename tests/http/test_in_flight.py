@@ -1,0 +1,98 @@
+"""Readers: who takes a long answer slowly is waited for, who takes nothing is cut off, and neither hurts the watch."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import anyio
+import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from aengine.http.framing import Framing
+from aengine.http.in_flight import InFlight
+from tests.http.serving import hosting
+
+pytestmark = pytest.mark.anyio
+
+LONG = 2**20  # bytes
+SCOPE: Scope = {"type": "http"}
+
+
+async def nothing() -> Message:
+    return await asyncio.get_running_loop().create_future()
+
+
+async def test_a_long_answer_goes_out_in_pieces_and_whole() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    body = bytes(range(256)) * (LONG // 256) + b"end"
+    await InFlight(Response(body))(SCOPE, nothing, send)
+    start, *pieces = sent
+    assert start["type"] == "http.response.start"
+    assert b"".join(piece["body"] for piece in pieces) == body
+    assert max(len(piece["body"]) for piece in pieces) <= 2**16
+    assert [piece.get("more_body", False) for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+
+
+async def test_who_takes_each_piece_in_time_is_waited_for() -> None:
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0.05)  # 17 pieces: four times the limit altogether
+
+    in_flight = InFlight(Response(bytes(LONG)))
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(in_flight.watch_readers, 0.2)
+        await in_flight(SCOPE, nothing, send)
+        tasks.cancel_scope.cancel()
+    assert in_flight.stalled == 0
+
+
+async def test_who_takes_nothing_is_cut_off() -> None:
+    async def send(message: Message) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    in_flight = InFlight(Response(bytes(LONG)))
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(in_flight.watch_readers, 0.05)
+        async with asyncio.timeout(5):
+            await in_flight(SCOPE, nothing, send)
+        tasks.cancel_scope.cancel()
+    assert in_flight.stalled == 1
+
+
+async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -> None:
+    """The answer comes before the body has, and hypercorn's queue of body messages is full when the client leaves."""
+    answer = Response(bytes(20 * LONG))
+
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            await in_flight(scope, receive, send)
+
+    in_flight = InFlight(Framing(answer, 1.0))
+    async with hosting(early) as (port, _), anyio.create_task_group() as tasks:
+        watching = await tasks.start(in_flight.watch_readers, 0.5)
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(raw, ("127.0.0.1", port))
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n"
+        await loop.sock_sendall(raw, head)
+        with anyio.move_on_after(1):
+            await loop.sock_sendall(raw, b"y" * 30_000_000)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw.close()
+        async with asyncio.timeout(5):
+            await in_flight.idle()
+        assert not watching.cancel_called
+        watching.cancel()
