@@ -42,7 +42,7 @@ async def test_a_long_answer_goes_out_in_pieces_and_whole() -> None:
 
 async def test_who_takes_each_piece_in_time_is_waited_for() -> None:
     async def send(message: Message) -> None:
-        await asyncio.sleep(0.05)  # 17 pieces: four times the limit altogether
+        await asyncio.sleep(len(message.get("body", b"")) / LONG)  # a second altogether, five times the limit
 
     in_flight = InFlight(Response(bytes(LONG)))
     async with anyio.create_task_group() as tasks:
@@ -94,5 +94,6 @@ async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -
         raw.close()
         async with asyncio.timeout(5):
             await in_flight.idle()
+        assert in_flight.stalled == 0
         assert not watching.cancel_called
         watching.cancel()
