@@ -22,7 +22,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.launch import launch_for, power_of_two
 
 FEW_ROWS = 16  # the least height of a matrix product
-MAX_ROWS = 32
+MAX_ROWS = 64
+LIGHT = 2**23  # elements of a weight whose launches and ramps count, not its bytes
 
 
 @triton.jit
@@ -190,19 +191,42 @@ def linear_config(m: int, n: int, k: int, element_size: int, processors: int) ->
             return LinearConfig(4, 1024, 1, 1, 4, 1024, one_row=True)
         return LinearConfig(4 if n >= 2048 else 2, 512, 1, 3, 2, 1024, one_row=True)
     tiles = -(-n // 64)
+    if m > FEW_ROWS:
+        return _more_rows(m, n, k, tiles, processors)
     if tiles > 2 * processors:
-        return LinearConfig(64, 64, 1, 6, 4, _early(k, 64)) if m <= FEW_ROWS else None
-    # All programs should be resident at once: two on each processor.
-    splits = 1
-    while tiles * splits <= processors and k % (splits * 256) == 0 and k // (splits * 2) >= 256:
-        splits *= 2
+        return LinearConfig(64, 64, 1, 6, 4, _early(k, 64))
+    splits = _splits(tiles, k, processors)
     if tiles * splits >= 1.6 * processors:
         return LinearConfig(64, 128, splits, 3, 4, _early(k // splits, 256))
-    if m > FEW_ROWS:
-        return None
     if n >= 4096:
         return LinearConfig(16, 512, 1, 3, 1, _early(k, 128))
     return LinearConfig(64, 128, splits, 3, 4, _early(k // splits, 128))
+
+
+def _more_rows(m: int, n: int, k: int, tiles: int, processors: int) -> LinearConfig | None:
+    """The same for 17 to 64 rows."""
+    if n * k <= LIGHT:
+        splits = 1 if 4 * tiles > processors else 2
+        return LinearConfig(64, 128, splits, 3 + splits, 4, _early(k // splits, 128 * splits))
+    if tiles > 3 * processors:  # more than are resident at once
+        return None
+    if tiles > 2 * processors:
+        return LinearConfig(64, 64, 1, 5 if m <= 32 else 4, 4, _early(k, 64))
+    splits = _splits(tiles, k, processors)
+    if m <= 32:
+        return LinearConfig(64, 128, splits, 3, 4, _early(k // splits, 256))
+    splits = max(1, splits // 2)
+    if k > 2 * n:
+        return LinearConfig(64, 128, splits, 5, 4, _early(k // splits, 128))
+    return LinearConfig(64, 64, splits, 8, 4, _early(k // splits, 64))
+
+
+def _splits(tiles: int, k: int, processors: int) -> int:
+    """Into how many pieces of at least 256 columns to cut k: all programs should be resident, two on each processor."""
+    splits = 1
+    while tiles * splits <= processors and k % (splits * 256) == 0 and k // (splits * 2) >= 256:
+        splits *= 2
+    return splits
 
 
 def _early(piece: int, most: int) -> int:

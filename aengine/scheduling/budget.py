@@ -29,16 +29,25 @@ class PrefillBudget:
 
     def take(self, start: int, count: int) -> int:
         """How many of `count` tokens at position `start` the step carries: at least one while anything is `left`."""
-        taken = min(count, self._tokens)
+        most = min(count, self._tokens)
+        taken = most
         if self._limit is not None:
             cost = 1 + start / self._limit.context
-            taken = max(1, min(taken, int(self._time / cost)))
-            self._time -= taken * cost
+            taken = max(1, min(most, int(self._time / cost)))
             if taken < count:
-                over = (self._carried + taken) % self._limit.multiple
-                taken -= over if over < taken else 0
+                taken = self._whole(taken, most, cost)
+            self._time -= taken * cost
         if taken < count:
             self._tokens = 0  # a prompt that has begun is read to its end before the next one begins
         self._carried += taken
         self._tokens = max(0, self._tokens - taken)
         return taken
+
+    def _whole(self, taken: int, most: int, cost: float) -> int:
+        """About as many, such that the step is a whole multiple: more only if they take no longer than half of one."""
+        multiple = 1 if self._limit is None else self._limit.multiple
+        over = (self._carried + taken) % multiple
+        missing = multiple - over
+        if 2 * missing * cost <= multiple and taken + missing <= most:
+            return taken + missing
+        return taken - over if over < taken else taken

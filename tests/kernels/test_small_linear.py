@@ -75,7 +75,7 @@ def test_a_single_row_is_normed_on_the_way(
     assert relative_error(out, F.linear(normed, weight.double())) < tolerance(dtype)
 
 
-@pytest.mark.parametrize("m", [1, 2, 16, 32])
+@pytest.mark.parametrize("m", [1, 2, 16, 27, 32, 33, 64])
 @pytest.mark.parametrize(
     ("n", "k"),
     [
@@ -86,6 +86,8 @@ def test_a_single_row_is_normed_on_the_way(
         (4096, 12288),
         (151936, 1024),
         (1000, 896),
+        (9000, 2048),
+        (37888, 3584),
     ],
 )
 def test_the_chosen_cut_gives_the_product(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:

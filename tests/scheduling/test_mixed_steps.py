@@ -54,7 +54,7 @@ def test_beside_a_stream_it_comes_in_pieces_that_shrink_with_their_context_and_f
     chunks = [(chunk.start, len(chunk.token_ids)) for plan in plans for chunk in plan.prefill]
     assert all(len(plan.decode) == 1 for plan in plans)
     assert all(plan.num_tokens % 16 == 0 for plan in plans if plan.prefill and not plan.prefill[0].samples)
-    assert all(count * (1 + start / 100) <= 64 for start, count in chunks)
+    assert all(count * (1 + start / 100) <= 64 + 16 / 2 for start, count in chunks)
     assert [count for _, count in chunks] == sorted((count for _, count in chunks), reverse=True)
     assert sum(count for _, count in chunks) == 300
 
@@ -66,6 +66,23 @@ def test_several_prompts_share_what_the_streams_can_wait_for() -> None:
     for number in (1, 2, 3):
         add(engine, number, 30, 1)
     assert [len(chunk.token_ids) for chunk in step(engine).prefill] == [30, 30, 3]  # 1 + 63 is a multiple of 16
+
+
+@pytest.mark.parametrize(
+    ("start", "carried"),
+    [
+        pytest.param(5, 64, id="a few tokens short of a whole multiple"),
+        pytest.param(30, 48, id="as many short as it is over"),
+        pytest.param(150, 16, id="few, but far into a prompt they take long"),
+    ],
+)
+def test_a_step_is_filled_up_to_a_whole_multiple_where_that_takes_little_longer(start: int, carried: int) -> None:
+    budget = PrefillBudget(1000, 4, LIMIT)
+    assert 4 + budget.take(start, 500) == carried
+
+
+def test_a_step_never_grows_beyond_the_most_that_one_may_carry() -> None:
+    assert PrefillBudget(62, 4, LIMIT).take(5, 500) == 44
 
 
 @pytest.mark.parametrize("start", [0, 5, 10**6])
