@@ -41,6 +41,9 @@ class Decoder:
         self.device = device
         self._embedding = make.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [Layer.build(make, f"model.layers.{i}", config, i) for i in range(config.num_layers)]
+        windows = [config.window(i) for i in range(config.num_layers)]
+        # One layer of each kind, and the last, behind whose attention only some tokens go on.
+        self._rehearsing = {windows.index(window) for window in windows} | {config.num_layers - 1}
         self._final_norm = make.tensor("model.norm.weight", config.hidden_size)
         head = (
             self._embedding
@@ -70,15 +73,19 @@ class Decoder:
         batch: AttentionBatch,
         kv: KVPool,
         wanted: Tensor | None = None,
+        rehearsal: bool = False,
     ) -> Tensor:
         """input_ids, positions [tokens] int64 -> normed hidden states; K and V of all tokens go into `kv`.
 
         wanted [n] int64: the tokens whose hidden states are returned, [n, hidden]; None: all of them, in order. Behind
-        the last layer's attention nobody looks at the others, so they go no further.
+        the last layer's attention nobody looks at the others, so they go no further. rehearsal: leave out the layers
+        that bring no kernels of their own; the numbers mean nothing, but whatever the device loads first is loaded.
         """
         kernels, eps = self.kernels, self.config.rms_norm_eps
         x = F.embedding(input_ids, self._embedding)
         for i, layer in enumerate(self._layers):
+            if rehearsal and i not in self._rehearsing:
+                continue
             mixed = layer.attention.mix(
                 x, layer.input_norm, positions, self._cos_sin, batch, kv.layer(i), kernels, self.attention
             )

@@ -113,11 +113,11 @@ class DecodeGraphs:
         stream = torch.cuda.current_stream(self._rows.device)
         shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
         # What is compiled or loaded on first use.
-        logits, positions = self._forward(size)
+        logits, positions = self._forward(size, rehearsal=True)
         for kind in CAPTURED_KINDS:
             self._draw(logits, positions, kind)
         if shareable:
-            self._forward(size, self._shared.runs(size))
+            self._forward(size, self._shared.runs(size), rehearsal=True)
         stream.synchronize()
         forward = torch.cuda.CUDAGraph()
         forward_shared = torch.cuda.CUDAGraph() if shareable else None
@@ -166,7 +166,7 @@ class DecodeGraphs:
         self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * (size - len(rows))))
         self._current = list(rows)
 
-    def _forward(self, size: int, shared: SharedRuns | None = None) -> tuple[Tensor, Tensor]:
+    def _forward(self, size: int, shared: SharedRuns | None = None, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
         """Logits [size, vocab], and where the drawn tokens will stand [size] int64."""
         rows = self._rows
         inputs = begin_decode(self._row_index[:size], rows.last_token, rows.length, rows.page_table, self._kv.page_size)
@@ -180,7 +180,7 @@ class DecodeGraphs:
             context_lens=[rows.page_table.shape[1] * self._kv.page_size] * size,
             shared=shared,
         )
-        hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention, self._kv)
+        hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention, self._kv, rehearsal=rehearsal)
         return self._decoder.logits(hidden), inputs.next_positions
 
     def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> Draws:

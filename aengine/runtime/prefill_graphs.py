@@ -158,7 +158,7 @@ class PrefillGraphs:
         stream = torch.cuda.current_stream(self._rows.device)
         shape = self._shapes[size]
         self._send(StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[]), shape)
-        self.forward(shape)  # what is compiled or loaded on first use
+        self.forward(shape, rehearsal=True)  # what is compiled or loaded on first use
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
@@ -188,7 +188,7 @@ class PrefillGraphs:
         draws = len(plan.sampled_rows)
         return self._hidden[:draws], cells.draw_rows[:draws], cells.draw_positions[:draws]
 
-    def forward(self, shape: PrefillShape) -> None:
+    def forward(self, shape: PrefillShape, rehearsal: bool = False) -> None:
         """The step that the cells describe: hidden states of the wanted tokens, and the lengths of its rows."""
         rows, cells = self._rows, StepCells.over(self._cells, shape)
         decode_rows, chunk_rows = cells.rows.split([shape.rows, shape.chunks])
@@ -216,7 +216,7 @@ class PrefillGraphs:
         )
         drawn = rows.last_token[cells.token_rows]
         token_ids = torch.where(cells.token_ids < 0, drawn, cells.token_ids)
-        hidden = self._decoder.forward(token_ids, cells.positions, batch, self._kv, cells.wanted)
+        hidden = self._decoder.forward(token_ids, cells.positions, batch, self._kv, cells.wanted, rehearsal)
         self._hidden[: shape.rows].copy_(hidden)
         rows.length.index_copy_(0, cells.rows, cells.lens)
         rows.length[rows.padding :].zero_()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -45,15 +46,19 @@ class ShapeAttention:
 
     name = "shape"
 
+    def __init__(self) -> None:
+        self.windows: list[int | None] = []  # of the layers that asked
+
     def forward(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
     ) -> Tensor:
+        self.windows.append(window)
         return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def test_a_step_never_looks_at_values(config: ModelConfig) -> None:
-    # Tensors without contents: reading one, or a shape that depends on one, raises.
-    decoder = Decoder(config, TorchKernels(), ShapeAttention(), torch.bfloat16, META)
+def shapes_alone(decoder: Decoder, wanted: int | None = None, rehearsal: bool = False) -> Tensor:
+    """A step of 5 tokens on tensors without contents: reading one, or a shape that depends on one, raises."""
+    config = decoder.config
     kv = KVPool(config.num_layers, 4, 16, config.num_kv_heads, config.head_dim, torch.bfloat16, META)
     ids = torch.empty(5, dtype=torch.int64, device=META)
     batch = AttentionBatch(
@@ -66,10 +71,25 @@ def test_a_step_never_looks_at_values(config: ModelConfig) -> None:
         context_lens=[1] * 5,
     )
     with torch.inference_mode():
-        hidden = decoder.forward(ids, ids, batch, kv)
+        return decoder.forward(ids, ids, batch, kv, None if wanted is None else ids[:wanted], rehearsal)
+
+
+def test_a_step_never_looks_at_values(config: ModelConfig) -> None:
+    decoder = Decoder(config, TorchKernels(), ShapeAttention(), torch.bfloat16, META)
+    hidden = shapes_alone(decoder)
+    with torch.inference_mode():
         logits = decoder.logits(hidden[:2])
     assert hidden.shape == (5, config.hidden_size)
     assert (logits.shape, logits.dtype) == ((2, VOCAB), decoder.dtype)
+
+
+def test_a_rehearsal_takes_one_layer_of_each_kind_and_the_last(config: ModelConfig) -> None:
+    sliding = (False, True, True, False, False, True)
+    many = msgspec.structs.replace(config, num_layers=6, sliding_window=8, sliding_layers=sliding)
+    attention = ShapeAttention()
+    hidden = shapes_alone(Decoder(many, TorchKernels(), attention, torch.bfloat16, META), wanted=2, rehearsal=True)
+    assert attention.windows == [None, 8, 8]
+    assert hidden.shape == (2, config.hidden_size)  # so the last layer was the last one
 
 
 def test_bfloat16_stays_near_float32(folder: Path, config: ModelConfig) -> None:
