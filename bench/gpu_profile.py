@@ -1,6 +1,8 @@
 """Where a decode step's time goes on the GPU: how busy it is, and which kernels take how much of a step.
 
-python bench/gpu_profile.py [--shape 8b] [--batch 1 64 256] [--context 512]
+    python bench/gpu_profile.py [--shape 8b] [--batch 1 64 256] [--context 512] [--constrained 32]
+
+With --constrained, so many rows of each batch follow a JSON schema, through a tokenizer of full size.
 """
 
 from __future__ import annotations
@@ -19,17 +21,23 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 import aengine
+from aengine import SamplingParams, Structured
 from bench.results import Report
 from bench.shapes import SHAPES, ids, write_config
+from bench.startup import write_tokenizer
 
 STEPS = 40
+SCHEMA = {"type": "array", "items": {"type": "string", "minLength": 5, "maxLength": 30}, "minItems": 1000}
 
 
-async def steady(engine: aengine.Engine, batch: int, context: int, report: Report, shape: str) -> None:
+async def steady(engine: aengine.Engine, batch: int, options: argparse.Namespace, report: Report) -> None:
     """Profile a stretch of steps in which `batch` rows decode and nothing else happens."""
     rng = random.Random(batch)
+    sampling = SamplingParams(max_tokens=2000, temperature=0.6, ignore_eos=True)
+    following = SamplingParams(max_tokens=2000, temperature=0.6, structured=Structured(json=SCHEMA))
     streams = [
-        await engine.submit(ids(rng, context), max_tokens=2000, temperature=0.6, ignore_eos=True) for _ in range(batch)
+        await engine.submit(ids(rng, options.context), following if number < options.constrained else sampling)
+        for number in range(batch)
     ]
 
     async def consume(stream: aengine.engine.Stream) -> None:
@@ -75,7 +83,7 @@ async def steady(engine: aengine.Engine, batch: int, context: int, report: Repor
         for name, total in by_name.most_common(14)
     }
     report.tell(
-        {"shape": shape, "batch": batch, "context": context},
+        {"shape": options.shape, "batch": batch, "context": options.context, "constrained": options.constrained},
         {"step_us": step_us, "busy": busy / (high - low)},
         detail={"kernels": kernels},
     )
@@ -84,9 +92,11 @@ async def steady(engine: aengine.Engine, batch: int, context: int, report: Repor
 async def measure(options: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         write_config(Path(scratch), options.shape)
+        if options.constrained:
+            write_tokenizer(Path(scratch))
         async with aengine.Engine(scratch, load_format="dummy", device="cuda", progress=False) as engine:
             for batch in options.batch:
-                await steady(engine, batch, options.context, report, options.shape)
+                await steady(engine, batch, options, report)
                 while engine.stats().running:
                     await asyncio.sleep(0.01)
                 engine.flush_cache()
@@ -97,6 +107,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--constrained", type=int, default=0, help="rows with a grammar")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     report = Report("gpu_profile", options.out)
