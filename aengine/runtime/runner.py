@@ -67,7 +67,7 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for what is still running and let go of the device."""
+        """Wait for what is still running and let go of the device and all memory on it."""
         ...
 
 
@@ -230,3 +230,4 @@ class CpuRunner:
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)
+        del self._executor  # with the model and the KV pool

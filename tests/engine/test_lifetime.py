@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
+from typing import Any
 
 import anyio
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 import aengine
 from aengine import EngineClosedError, EngineFailedError, InvalidRequestError, NonFiniteLogitsError, QueueFullError
+from aengine.cache.kv import KVPool
 from aengine.engine import Stream
 from aengine.runtime.runner import CpuStep
 from aengine.runtime.start import Runtime, start_runtime
@@ -54,6 +57,26 @@ async def test_a_generator_that_is_never_iterated_costs_nothing(engine: aengine.
     del generator
     gc.collect()
     assert engine.stats().waiting == engine.stats().running == 0
+
+
+async def test_a_closed_engine_keeps_no_model_and_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[weakref.ref[KVPool]] = []
+    make = KVPool.__init__
+
+    def made(self: KVPool, *arguments: Any) -> None:
+        make(self, *arguments)
+        pools.append(weakref.ref(self))
+
+    monkeypatch.setattr(KVPool, "__init__", made)
+    gc.disable()  # cycles may wait for it for a long time, and a device's memory is none of its business
+    try:
+        async with aengine.Engine() as engine:
+            await engine.complete([300, 301], max_tokens=3)
+            assert pools[0]() is not None
+        assert pools[0]() is None
+    finally:
+        gc.enable()
+    assert engine.stats().generated_tokens == 3
 
 
 async def test_cancelling_the_consumer_aborts(engine: aengine.Engine) -> None:
