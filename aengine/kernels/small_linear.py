@@ -23,7 +23,8 @@ from aengine.kernels.launch import launch_for, power_of_two
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
-LIGHT = 2**23  # elements of a weight whose launches and ramps count, not its bytes
+ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, other cuts
+LIGHT = 2**23  # elements: of a smaller weight the launches and ramps count, not the bytes
 
 
 @triton.jit
@@ -211,9 +212,9 @@ def _more_rows(m: int, n: int, k: int, tiles: int, processors: int) -> LinearCon
     if tiles > 3 * processors:  # more than are resident at once
         return None
     if tiles > 2 * processors:
-        return LinearConfig(64, 64, 1, 5 if m <= 32 else 4, 4, _early(k, 64))
+        return LinearConfig(64, 64, 1, 5 if m <= ROW_BORDERS[1] else 4, 4, _early(k, 64))
     splits = _splits(tiles, k, processors)
-    if m <= 32:
+    if m <= ROW_BORDERS[1]:
         return LinearConfig(64, 128, splits, 3, 4, _early(k // splits, 256))
     splits = max(1, splits // 2)
     if k > 2 * n:

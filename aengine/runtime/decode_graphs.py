@@ -18,6 +18,7 @@ from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.prefix_attention import SharedRuns
 from aengine.kernels.row_steps import begin_decode, end_decode
+from aengine.kernels.small_linear import ROW_BORDERS
 from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Draws, Kind, Sampler
@@ -36,7 +37,9 @@ def graph_sizes(max_rows: int) -> list[int]:
     while sizes[-1] < max_rows:
         last = sizes[-1]
         # The smallest batch that the next size serves is last + 1.
-        sizes.append(min(max_rows, max(last + 1, int((last + 1) / 0.88))))
+        following = max(last + 1, int((last + 1) / 0.88))
+        # Nor is it padded into the slower kernels of larger ones.
+        sizes.append(min([max_rows, following, *(border for border in ROW_BORDERS if border > last)]))
     return sizes
 
 

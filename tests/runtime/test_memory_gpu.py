@@ -100,3 +100,14 @@ async def test_many_prompts_behind_one_long_cached_prefix(folder: Path) -> None:
     asked = {"max_tokens": 4, "temperature": 0.8}
     behind = [([*shared, *(rng.randrange(10000) for _ in range(16))], asked) for _ in range(ROWS)]
     assert await used_after(folder, [[(shared, asked)], behind]) <= BUDGET
+
+
+async def test_leaving_gives_all_of_it_back(folder: Path) -> None:
+    before = torch.cuda.memory_allocated()
+    gc.disable()
+    try:
+        await used_after(folder, [[([1, 2, 3], {"max_tokens": 8, "temperature": 0.8})]])
+        left = torch.cuda.memory_allocated() - before
+    finally:
+        gc.enable()
+    assert left < 64 * 2**20  # what libraries keep for their next call
