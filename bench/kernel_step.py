@@ -60,7 +60,9 @@ class Step:
         shapes = model.linears.items()
         self.weights = [{name: random_half(*shape, scale=0.02) for name, shape in shapes} for _ in range(model.layers)]
         self.lm_head = random_half(model.vocab, model.hidden, scale=0.02)
-        self.norm, self.head_norm = random_half(model.hidden), random_half(model.heads.dim)
+        # Each layer its own, as in a model: what another layer has just read would come out of a cache.
+        self.norms = [random_half(model.hidden) for _ in range(2 * model.layers + 1)]
+        self.head_norms = [random_half(model.heads.dim) for _ in range(2 * model.layers)]
         self.pool = Pool(65537, model.heads)
         self.cos_sin = torch.randn(65536, model.heads.dim, device=DEVICE)
 
@@ -84,10 +86,10 @@ class Step:
                 return small(x, weight, config=cuts.get(name))
             return F.linear(x, weight)
 
-        def norm_linear(x: Tensor, weight: Tensor, name: str) -> Tensor:
+        def norm_linear(x: Tensor, norm: Tensor, weight: Tensor, name: str) -> Tensor:
             if own and small.norms(x, weight):
-                return small(x, weight, config=cuts.get(name), norm=Norm(self.norm, 1e-6))
-            return linear(norms.rms_norm(x, self.norm, 1e-6), weight, name)
+                return small(x, weight, config=cuts.get(name), norm=Norm(norm, 1e-6))
+            return linear(norms.rms_norm(x, norm, 1e-6), weight, name)
 
         def linear_add(x: Tensor, weight: Tensor, name: str, residual: Tensor) -> Tensor:
             if own and small.supports(x, weight):
@@ -97,16 +99,16 @@ class Step:
         def step() -> Tensor:
             x = x0.clone()
             for layer, w in enumerate(self.weights):
-                qkv = norm_linear(x, w["qkv"], "qkv")
+                q_norm, k_norm = self.head_norms[2 * layer : 2 * layer + 2]
+                qkv = norm_linear(x, self.norms[2 * layer], w["qkv"], "qkv")
                 q = rope.qk_norm_rope_store(
-                    qkv, self.head_norm, self.head_norm, 1e-6, self.cos_sin, positions, pool.k, pool.v, slots,
-                    heads.heads,
+                    qkv, q_norm, k_norm, 1e-6, self.cos_sin, positions, pool.k, pool.v, slots, heads.heads
                 )  # fmt: skip
                 mixed = decode(q, pool.k, pool.v, tables[layer % len(tables)], lens, 0.09, config=cuts.get("decode"))
                 x = linear_add(mixed.flatten(1), w["o"], "o", x)
-                inner = norms.silu_mul(norm_linear(x, w["gate_up"], "gate_up"))
+                inner = norms.silu_mul(norm_linear(x, self.norms[2 * layer + 1], w["gate_up"], "gate_up"))
                 x = linear_add(inner, w["down"], "down", x)
-            return linear(norms.rms_norm(x, self.norm, 1e-6), self.lm_head, "lm_head")
+            return linear(norms.rms_norm(x, self.norms[-1], 1e-6), self.lm_head, "lm_head")
 
         with overlapping(overlap):
             return graph_time([step])

@@ -39,6 +39,13 @@ def span_blocks(seq_len, start, window, BLOCK: tl.constexpr, WINDOWED: tl.conste
 
 
 @triton.jit
+def _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.constexpr):
+    return tl.load(
+        page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
+    )
+
+
+@triton.jit
 def softmax_step(scores, best, total, acc):
     """One block into a running softmax in base 2; rows that have seen nothing stay at -inf and 0."""
     new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -117,6 +124,9 @@ def _decode_kernel(
     tokens = tl.arange(0, BLOCK)
     k_head = k_ptr + head * DIM
     v_head = v_ptr + head * DIM
+    first, _count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
+    positions = (first + place - begin) * BLOCK + tokens
+    pages = _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE)
     if OVERLAP:  # noqa: SIM102 (one is known to the compiler, the other is not)
         # A worker without a share ends here: it leaves its place to the next kernel. The first one waits in any case.
         if (place < end) | (worker == 0):
@@ -134,9 +144,9 @@ def _decode_kernel(
         if SHARED:
             next_start = tl.load(starts_ptr + row + 1, mask=row + 1 < rows, other=0)
 
-        table = page_table_ptr + row.to(tl.int64) * table_stride
-        positions = (first + from_block) * BLOCK + tokens
-        pages = tl.load(table + positions // PAGE, mask=positions < seq_len, other=0)
+        next_first, _count = span_blocks(next_len, next_start, window, BLOCK, WINDOWED)
+        next_row_positions = next_first * BLOCK + tokens
+        next_row_pages = _page_ids(page_table_ptr, row + 1, table_stride, next_row_positions, next_len, PAGE)
         q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
         q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
@@ -151,7 +161,7 @@ def _decode_kernel(
             offsets = ((pages * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
             next_positions = positions + BLOCK
-            pages = tl.load(table + next_positions // PAGE, mask=next_positions < seq_len, other=0)
+            pages = _page_ids(page_table_ptr, row, table_stride, next_positions, seq_len, PAGE)
             k = tl.load(k_head + offsets)  # past the end something finite or not: its score is replaced
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             scores = tl.where(visible[None, :], scores, float("-inf"))
@@ -203,6 +213,8 @@ def _decode_kernel(
         row += 1
         seq_len = next_len
         start = next_start
+        positions = next_row_positions
+        pages = next_row_pages
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
 
-BLOCK = 2048
+BLOCK = 1024
 PIECES = 64  # at most
 STAGES = 3
 
@@ -211,7 +211,7 @@ class Draw:
             logits, temperature, seed_low, seed_high, positions, floor, ids, finite,
             self._best, self._best_id, self._bad, self._arrived, temperature.stride(0), pieces,
             VOCAB=vocab, PIECES=PIECES, BLOCK=BLOCK, STAGES=STAGES, OVERLAP=launch.overlap,
-            # A product and a sum, rounded one after the other, as the reference does; three programs a processor.
-            num_warps=8, maxnreg=80, enable_fp_fusion=False, launch_pdl=launch.overlap,
+            # A product and a sum, rounded one after the other, as the reference does; four programs a processor.
+            num_warps=4, maxnreg=128, enable_fp_fusion=False, launch_pdl=launch.overlap,
         )  # fmt: skip
         return ids, finite

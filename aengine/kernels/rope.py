@@ -18,6 +18,16 @@ def _weighted(x, scale, weight):
 
 
 @triton.jit
+def _load_halves(ptr, columns, PRESENT: tl.constexpr, DIM: tl.constexpr):
+    low = tl.zeros(columns.shape, ptr.dtype.element_ty)
+    high = low
+    if PRESENT:
+        low = tl.load(ptr + columns)
+        high = tl.load(ptr + DIM // 2 + columns)
+    return low, high
+
+
+@triton.jit
 def _store_halves(ptr, low, high, heads, offset, mask, DIM: tl.constexpr):
     """low and high [TILE, DIM / 2] side by side into heads `offset + heads` of a tensor [..., DIM]."""
     place = ptr + (offset + heads).to(tl.int64)[:, None] * DIM + tl.arange(0, DIM // 2)[None, :]
@@ -55,6 +65,9 @@ def _qk_norm_rope_store_kernel(
     slot = tl.load(slots_ptr + token)
     cos = tl.load(cos_sin_ptr + position * DIM + columns)[None, :]
     sin = tl.load(cos_sin_ptr + position * DIM + DIM // 2 + columns)[None, :]
+    # Out of memory, as every layer has its own: on their way while the product before this ends.
+    q_low, q_high = _load_halves(q_weight_ptr, columns, Q_NORM, DIM)
+    k_low, k_high = _load_halves(k_weight_ptr, columns, K_NORM, DIM)
     if OVERLAP:
         gdc_wait()
 
@@ -73,15 +86,11 @@ def _qk_norm_rope_store_kernel(
         squares = low.to(tl.float32) * low.to(tl.float32) + high.to(tl.float32) * high.to(tl.float32)
         scale = tl.math.rsqrt(tl.sum(squares, axis=1) / DIM + eps)[:, None]
         if Q_NORM:
-            normed_low = tl.where(is_q, _weighted(low, scale, tl.load(q_weight_ptr + columns)), normed_low)
-            normed_high = tl.where(
-                is_q, _weighted(high, scale, tl.load(q_weight_ptr + DIM // 2 + columns)), normed_high
-            )
+            normed_low = tl.where(is_q, _weighted(low, scale, q_low), normed_low)
+            normed_high = tl.where(is_q, _weighted(high, scale, q_high), normed_high)
         if K_NORM:
-            normed_low = tl.where(is_k, _weighted(low, scale, tl.load(k_weight_ptr + columns)), normed_low)
-            normed_high = tl.where(
-                is_k, _weighted(high, scale, tl.load(k_weight_ptr + DIM // 2 + columns)), normed_high
-            )
+            normed_low = tl.where(is_k, _weighted(low, scale, k_low), normed_low)
+            normed_high = tl.where(is_k, _weighted(high, scale, k_high), normed_high)
     wide_low = normed_low.to(tl.float32)
     wide_high = normed_high.to(tl.float32)
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
