@@ -16,6 +16,7 @@ from aengine.kernels.launch import power_of_two
 # of another sequence: a NaN weighed with zero is still NaN.
 GAP = 176
 TILE = 16
+LEAST_PAD = 256  # sequences: as many as run at once by default, so that one variant serves every step
 
 
 @dataclass(slots=True)
@@ -100,6 +101,6 @@ def gather_pages(
     seqs = len(seq_lens)
     _gather_kernel[(len(k_out) // page_size,)](
         k_cache, v_cache, k_out, v_out, page_table, seq_lens, plan.first_pages, page_table.stride(0), seqs,
-        SEQS_PAD=max(64, power_of_two(seqs)), PAGE=page_size, ROW=row, ROW_PAD=power_of_two(row), TILE=TILE,
+        SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), PAGE=page_size, ROW=row, ROW_PAD=power_of_two(row), TILE=TILE,
         num_warps=8,
     )  # fmt: skip

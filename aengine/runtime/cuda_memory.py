@@ -88,6 +88,16 @@ def greediest_step() -> StepPlan:
     return step
 
 
+def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
+    """As many tokens and rows as one step may carry; all of them go into page 0."""
+    length = min(-(-max_step_tokens // config.max_num_seqs), max_model_len)
+    pages_per_row = -(-length // config.page_size)
+    step = _largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams())
+    for new in step.new_rows:
+        new.pages = [0] * pages_per_row
+    return step
+
+
 def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:
     """Every row at once prefills `length` tokens and draws, as many as one step may carry."""
     rows = min(rows, max(1, max_step_tokens // length))

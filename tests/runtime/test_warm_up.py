@@ -1,0 +1,40 @@
+"""The steps that a start-up runs so that none of its kinds comes as a surprise later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aengine.config import EngineConfig
+from aengine.model.hub import resolve_model
+from aengine.runtime.runner import Runner
+from aengine.runtime.start import start_runtime
+from aengine.types import StepPlan
+
+pytest.importorskip("triton")  # comes with the runner's kernels
+
+from aengine.runtime.cuda_memory import greediest_step, widest_step
+
+pytestmark = pytest.mark.anyio
+
+
+async def finite(runner: Runner, plan: StepPlan) -> list[bool]:
+    return list((await runner.launch(plan).result()).finite)
+
+
+@pytest.mark.parametrize(("rows", "tokens", "context"), [(7, 64, 512), (64, 64, 512), (3, 600, 48), (1, 512, 512)])
+async def test_steps_that_need_no_page_of_their_own(rows: int, tokens: int, context: int) -> None:
+    config = EngineConfig(device="cpu", max_num_seqs=rows, max_step_tokens=tokens, max_model_len=context, num_pages=40)
+    runtime = start_runtime(config, Path(resolve_model(None, None)))
+    try:
+        widest = widest_step(config, runtime.max_step_tokens, runtime.pool.max_model_len)
+        chunks = len(widest.prefill)
+        one_more = widest.num_tokens // chunks * (chunks + 1)
+        assert widest.num_tokens <= tokens
+        assert chunks == rows or one_more > tokens
+        assert {page for new in widest.new_rows for page in new.pages} == {0}
+        assert len(await finite(runtime.runner, widest)) == chunks
+        assert await finite(runtime.runner, greediest_step()) == [True]
+    finally:
+        runtime.runner.close()
