@@ -49,6 +49,7 @@ class Model:
 
 
 MODELS = {"8B": Model(), "0.6B": Model(28, 1024, 3072, 151936, Heads(16, 8, 128))}
+POOL_PAGES = 24577  # of each layer
 STEPS = ((1, 384), (1, 4096), (1, 32768), (8, 1024), (16, 1024), (32, 1024), (64, 1024), (256, 768))
 
 
@@ -60,10 +61,11 @@ class Step:
         shapes = model.linears.items()
         self.weights = [{name: random_half(*shape, scale=0.02) for name, shape in shapes} for _ in range(model.layers)]
         self.lm_head = random_half(model.vocab, model.hidden, scale=0.02)
-        # Each layer its own, as in a model: what another layer has just read would come out of a cache.
+        # Each layer its own, as in a model: what another layer has just read would come out of a cache, addresses
+        # translated.
         self.norms = [random_half(model.hidden) for _ in range(2 * model.layers + 1)]
         self.head_norms = [random_half(model.heads.dim) for _ in range(2 * model.layers)]
-        self.pool = Pool(65537, model.heads)
+        self.pools = [Pool(POOL_PAGES, model.heads) for _ in range(model.layers)]
         self.cos_sin = torch.randn(65536, model.heads.dim, device=DEVICE)
 
     def bytes(self, rows: int, context: int) -> int:
@@ -73,8 +75,8 @@ class Step:
 
     def time(self, rows: int, context: int, cuts: dict[str, Any], own: bool = True, overlap: bool = True) -> float:
         """Microseconds. own: our kernel for the linears that it takes, otherwise the library for all of them."""
-        model, heads, pool = self.model, self.model.heads, self.pool
-        tables = pool.tables(rows, context)
+        model, heads = self.model, self.model.heads
+        tables = [pool.tables(rows, context, most=1)[0] for pool in self.pools]
         lens = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
         positions = torch.full((rows,), context - 1, device=DEVICE)
         slots = torch.arange(rows, device=DEVICE)
@@ -100,11 +102,12 @@ class Step:
             x = x0.clone()
             for layer, w in enumerate(self.weights):
                 q_norm, k_norm = self.head_norms[2 * layer : 2 * layer + 2]
+                pool = self.pools[layer]
                 qkv = norm_linear(x, self.norms[2 * layer], w["qkv"], "qkv")
                 q = rope.qk_norm_rope_store(
                     qkv, q_norm, k_norm, 1e-6, self.cos_sin, positions, pool.k, pool.v, slots, heads.heads
                 )  # fmt: skip
-                mixed = decode(q, pool.k, pool.v, tables[layer % len(tables)], lens, 0.09, config=cuts.get("decode"))
+                mixed = decode(q, pool.k, pool.v, tables[layer], lens, 0.09, config=cuts.get("decode"))
                 x = linear_add(mixed.flatten(1), w["o"], "o", x)
                 inner = norms.silu_mul(norm_linear(x, self.norms[2 * layer + 1], w["gate_up"], "gate_up"))
                 x = linear_add(inner, w["down"], "down", x)

@@ -83,13 +83,13 @@ def decode_time(pool: Pool, heads: Heads, rows: int, context: int, config: Decod
 
 
 def bench_decode(report: Report, sweep: bool) -> None:
-    for heads in (Heads(), Heads(16, 8, 128)):
+    for heads in (Heads(), Heads(16, 8, 128), Heads(32, 8, 64)):
         configs = [None, *DECODE_CONFIGS] if sweep else [None]
         precompile(compile_decode, [(heads, rows, cut) for rows in (1, 16, 256, 512) for cut in configs], report)
         pool = Pool(131073, heads)
         for (rows, context), fa3 in DECODES.items():
             size = rows * context * heads.kv_heads * heads.dim * 4
-            case = f"{heads.heads}/{heads.kv_heads} {rows}x{context}"
+            case = f"{heads.heads}/{heads.kv_heads}/{heads.dim} {rows}x{context}"
             results = []
             for config in configs:
                 results += attempt(lambda config=config: decode_time(pool, heads, rows, context, config), config)
@@ -213,7 +213,7 @@ def bench_prefix(report: Report, sweep: bool) -> None:
 def bench_launch(report: Report, sweep: bool) -> None:
     """Microseconds of host time to launch each kernel outside of a graph."""
     step = Step(replace(MODELS["0.6B"], layers=1))
-    weights, pool, heads = step.weights[0], step.pool, step.model.heads
+    weights, pool, heads = step.weights[0], step.pools[0], step.model.heads
     x, qkv, q = random_half(4, 1024), random_half(4, 4096), random_half(4, 16, 128)
     numbers, lens = torch.arange(4, device=DEVICE), torch.full((4,), 100, dtype=torch.int32, device=DEVICE)
     small, decode, table = SmallLinear(), PagedDecode(), pool.tables(4, 100)[0]
