@@ -63,8 +63,13 @@ def recorded(folder: Path, *args: str, given: str = "") -> Iterator[tuple[subpro
 
 
 def events(record: Path, *kinds: str) -> list[tuple[str, list[str]]]:
+    """What was recorded of these kinds, but for how torch looks for its libraries where it was built for CUDA."""
     read = [json.loads(line) for line in record.read_text().splitlines()]
-    return [(event, args) for event, args in read if event.startswith(kinds)]
+    found = [(event, args) for event, args in read if event.startswith(kinds)]
+    return [(event, args) for event, args in found if event != "subprocess.Popen" or args[1] != LIBRARY_LOOKUP]
+
+
+LIBRARY_LOOKUP = "['/sbin/ldconfig', '-p']"
 
 
 def sockets_of(pid: int) -> dict[str, tuple[str, str]]:
