@@ -207,7 +207,7 @@ def linear_config(m: int, n: int, k: int, element_size: int, processors: int) ->
 def _more_rows(m: int, n: int, k: int, tiles: int, processors: int) -> LinearConfig | None:
     """The same for 17 to 64 rows."""
     if n * k <= LIGHT:
-        splits = 1 if 4 * tiles > processors else 2
+        splits = 1 if 4 * tiles > processors or k < 256 else 2
         return LinearConfig(64, 128, splits, 3 + splits, 4, _early(k // splits, 128 * splits))
     if tiles > 3 * processors:  # more than are resident at once
         return None

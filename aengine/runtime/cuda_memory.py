@@ -50,7 +50,8 @@ def room_for_kv(
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     weights = torch.cuda.memory_allocated(device)
-    length = min(-(-max_step_tokens // config.max_num_seqs), model.max_position_embeddings)
+    longest = config.max_model_len or model.max_position_embeddings  # as many as the rotary table knows
+    length = min(-(-max_step_tokens // config.max_num_seqs), longest)
     pages_per_row = -(-length // config.page_size)
     num_pages = config.max_num_seqs * pages_per_row + 1
     pool = num_pages * KVPool.bytes_per_page(

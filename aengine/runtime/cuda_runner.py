@@ -214,7 +214,8 @@ class CudaRunner:
         self._stream.synchronize()
         if self._clock is not None:
             self._clock.close()
-        del self._executor  # with the model, the KV pool and the graphs: whoever keeps the engine keeps no memory there
+        # With the model, the KV pool and the graphs: whoever keeps the engine keeps no memory there.
+        vars(self).pop("_executor", None)
 
 
 def _pinned(tensor: Tensor) -> Tensor:

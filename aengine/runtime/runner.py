@@ -67,7 +67,7 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for what is still running and let go of the device and all memory on it."""
+        """Wait for what is still running and let go of the device and of all that lies there."""
         ...
 
 
@@ -230,4 +230,4 @@ class CpuRunner:
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)
-        del self._executor  # with the model and the KV pool
+        vars(self).pop("_executor", None)  # with the model and the KV pool

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,11 +110,12 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         more_graphs = sizes.count * GRAPH_BYTES + logits
         room = room_for_kv(config, decoder, max_step_tokens, trial, _capture, more_graphs)
         pool = size_pool(config, model, dtype, room)
-        executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes, attention.fits)
-        if config.kv_cache_gib is not None:  # else sizing has compiled what steps need that fit no captured shape
-            executor.execute(widest_step(config, max_step_tokens, pool.max_model_len))
-            stream.synchronize()
-            torch.cuda.empty_cache()
+        with _asked_for_room(config, max_step_tokens):
+            executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes, attention.fits)
+            if config.kv_cache_gib is not None:  # else sizing has compiled what steps need that fit no captured shape
+                executor.execute(widest_step(config, max_step_tokens, pool.max_model_len))
+                stream.synchronize()
+                torch.cuda.empty_cache()
         sized = time.perf_counter()
         _capture(executor, config.progress)
         executor.execute(greediest_step())  # compiles what no graph holds: the draws that decide something on the host
@@ -127,6 +129,21 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
     log_pool(config, pool, max_step_tokens, phases)
     runner = CudaRunner(executor, device, stream, max_draws=config.max_num_seqs)
     return Runtime(runner, model, pool, max_step_tokens, limit)
+
+
+@contextmanager
+def _asked_for_room(config: EngineConfig, max_step_tokens: int) -> Iterator[None]:
+    """Raises `ConfigError` where a pool of the size that was asked for leaves too little for everything else."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if config.kv_cache_gib is None and config.num_pages is None:
+            raise
+        knob = "num_pages" if config.kv_cache_gib is None else "kv_cache_gib"
+        raise ConfigError(
+            f"{knob}: a KV pool of that size leaves no room for a step of {max_step_tokens} tokens; "
+            f"lower it or max_step_tokens"
+        ) from error
 
 
 def _executor(

@@ -33,9 +33,10 @@ class PrefillBudget:
         taken = most
         if self._limit is not None:
             cost = 1 + start / self._limit.context
-            taken = max(1, min(most, int(self._time / cost)))
-            if taken < count:
-                taken = self._whole(taken, most, cost)
+            timely = int(self._time / cost)
+            taken = max(1, min(most, timely))
+            if timely and taken < count:
+                taken = self._whole(taken, min(most, self._limit.tokens - self._carried), cost)
             self._time -= taken * cost
         if taken < count:
             self._tokens = 0  # a prompt that has begun is read to its end before the next one begins

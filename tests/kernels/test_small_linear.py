@@ -80,6 +80,7 @@ def test_a_single_row_is_normed_on_the_way(
     ("n", "k"),
     [
         pytest.param(96, 160, id="tiny"),
+        pytest.param(64, 16, id="tiny-narrow"),
         (6144, 4096),
         (4096, 4096),
         (24576, 4096),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from aengine.scheduling.budget import PrefillBudget
@@ -83,6 +84,17 @@ def test_a_step_is_filled_up_to_a_whole_multiple_where_that_takes_little_longer(
 
 def test_a_step_never_grows_beyond_the_most_that_one_may_carry() -> None:
     assert PrefillBudget(62, 4, LIMIT).take(5, 500) == 44
+    assert PrefillBudget(1000, 4, msgspec.structs.replace(LIMIT, tokens=62)).take(5, 500) == 44
+
+
+def test_what_moves_on_by_one_token_is_not_filled_up() -> None:
+    assert PrefillBudget(1000, 15, msgspec.structs.replace(LIMIT, tokens=31)).take(10**4, 500) == 1
+
+
+def test_a_last_piece_of_a_long_prompt_waits_for_the_next_step() -> None:
+    budget = PrefillBudget(1000, 1, LIMIT)
+    assert budget.take(0, 61) == 61
+    assert budget.take(500, 2) == 1  # 6 times as long as a token at the beginning
 
 
 @pytest.mark.parametrize("start", [0, 5, 10**6])
