@@ -246,7 +246,12 @@ def main() -> None:
     asyncio.run(measure(options, report))
     report.print_table(COLUMNS)
     if options.plot:
-        options.plot.write_text(draw([*report.results, *read_results(options.against)]))
+        results = [*report.results, *read_results(options.against)]
+        if all(result.figures["e2e_ms_p50"] is None for result in results):
+            raise SystemExit(
+                f"--plot: no request succeeded, so there is nothing to draw; {options.plot} is not written"
+            )
+        options.plot.write_text(draw(results))
 
 
 if __name__ == "__main__":

@@ -50,9 +50,8 @@ def room_for_kv(
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     weights = torch.cuda.memory_allocated(device)
-    longest = config.max_model_len or model.max_position_embeddings  # as many as the rotary table knows
-    length = min(-(-max_step_tokens // config.max_num_seqs), longest)
-    pages_per_row = -(-length // config.page_size)
+    # No longer than the rotary table.
+    length, pages_per_row = _each_row(config, max_step_tokens, config.max_model_len or model.max_position_embeddings)
     num_pages = config.max_num_seqs * pages_per_row + 1
     pool = num_pages * KVPool.bytes_per_page(
         model.num_layers, config.page_size, model.num_kv_heads, model.head_dim, decoder.dtype
@@ -91,12 +90,17 @@ def greediest_step() -> StepPlan:
 
 def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
     """As many tokens and rows as one step may carry; all of them go into page 0."""
-    length = min(-(-max_step_tokens // config.max_num_seqs), max_model_len)
-    pages_per_row = -(-length // config.page_size)
+    length, pages_per_row = _each_row(config, max_step_tokens, max_model_len)
     step = _largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams())
     for new in step.new_rows:
         new.pages = [0] * pages_per_row
     return step
+
+
+def _each_row(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple[int, int]:
+    """Tokens and pages of each row where all rows share the largest step."""
+    length = min(-(-max_step_tokens // config.max_num_seqs), longest)
+    return length, -(-length // config.page_size)
 
 
 def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:

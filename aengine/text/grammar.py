@@ -180,7 +180,8 @@ class _Vocabulary:
         self.special_token_ids = sorted(token_id for token_id in special if token_id < vocab_size)
 
     def __call__(self, text: bytes) -> list[int]:
-        raise NotImplementedError("grammars are compiled so that they need no tokens of a text")
+        """Refused on purpose: the library tries it once when it is made, and no grammar here needs a text's tokens."""
+        raise TypeError("a vocabulary of a grammar does not encode text")
 
 
 def _reason(message: str) -> str:

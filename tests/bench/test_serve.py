@@ -6,13 +6,16 @@ import argparse
 import asyncio
 import math
 import random
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from bench import serve
 from bench.null_server import null_server
 from bench.serve import Load, at_concurrency, at_rate, figures_of, percentile
 from bench.sse_client import EventStream, Reply, Target, ask, first_model
@@ -182,3 +185,12 @@ def test_percentiles_interpolate() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
     assert percentile([1.0, 2.0, 3.0], 100) == 3.0
     assert percentile([7.0], 99) == 7.0
+
+
+def test_where_every_request_failed_there_is_no_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plot = tmp_path / "plot.svg"
+    asked = ["--url", "http://127.0.0.1:1", "--model", "m", "--workload", "random-8-8", "--requests", "2"]
+    monkeypatch.setattr(sys, "argv", ["serve.py", *asked, "--concurrency", "1", "--plot", str(plot)])
+    with pytest.raises(SystemExit, match="no request succeeded"):
+        serve.main()
+    assert not plot.exists()
