@@ -22,10 +22,11 @@ pytestmark = pytest.mark.anyio
 
 SECONDS = float(os.environ.get("AENGINE_SOAK_SECONDS", "180"))
 WARM = 3000  # requests until everything that is kept once, and every cache, is there
-# What may be kept of a request after the warm-up, and once. A leak of 1 KB per request is above all three.
+# What may be kept of a request after the warm-up, and once. A leak of 1 KB per request is above the first two at once.
 HEAP, HEAP_ROOM = 300, 2**20  # bytes that malloc has given out, at quiet moments
 BLOCKS, BLOCKS_ROOM = 0.25, 1000  # of Python's allocator, at quiet moments
-RSS, RSS_ROOM = 500, 8 * 2**20  # bytes of resident memory, which also holds what is free but scattered
+# Resident memory also holds what is free but scattered: it was seen to swing by 24 MiB while the heap stood still.
+RSS, RSS_ROOM = 500, 48 * 2**20  # bytes, at any moment
 
 
 class Watched:
