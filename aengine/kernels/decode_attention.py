@@ -14,7 +14,8 @@ arrive adds the parts up in order (the sum does not depend on who was last).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 import triton
@@ -22,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.launch import Launch, launch_for, power_of_two
 
 LOG2_E = math.log2(math.e)
 REGISTERS = 65536  # of a processor
@@ -304,12 +305,34 @@ class DecodeConfig:
     crowd: int
     merged: int = 4096
 
+    def shared_memory(self, group: int, dim: int, element_size: int) -> int:
+        """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights."""
+        copies = (self.stages - 1) * 2 * self.block * dim
+        return (copies + group_pad(group) * (dim + self.block)) * element_size + 64
 
-def decode_config(rows: int, group: int, dim: int, element_size: int, shared: bool = False) -> DecodeConfig:
-    """Measured for 2-byte elements and dim 128 (bench/KERNELS.md); the others only have to fit into shared memory.
 
-    group: query heads of each KV head; shared: what is left of each row is short.
+def group_pad(group: int) -> int:
+    """The height of a matrix product over `group` query heads."""
+    return max(16, power_of_two(group))
+
+
+@lru_cache
+def decode_config(
+    rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False
+) -> DecodeConfig:
+    """Measured on an H200 for 2-byte elements and dim 128 (bench/KERNELS.md); the others only have to fit.
+
+    group: query heads of each KV head; shared: what is left of each row is short. Where there is less shared memory,
+    blocks are smaller, and fewer programs are on a processor.
     """
+    config = _measured(rows, group, dim, element_size, shared)
+    while (need := config.shared_memory(group, dim, element_size)) > launch.shared_memory and config.block > 16:
+        config = replace(config, block=config.block // 2)
+    # A program has 1 KB beside its own.
+    return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
+
+
+def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) -> DecodeConfig:
     if element_size > 2:
         return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
     if dim > 128:
@@ -375,8 +398,8 @@ class PagedDecode:
         if rows == 0:
             return out
         group = heads // kv_heads
-        config = config or decode_config(rows, group, dim, q.element_size(), shared is not None)
         launch = launch_for(q.device)
+        config = config or decode_config(rows, group, dim, q.element_size(), launch, shared is not None)
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
         _decode_kernel[(workers * kv_heads,)](
@@ -387,7 +410,7 @@ class PagedDecode:
             parts, weights, arrived,
             rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, workers,
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
-            GROUP_PAD=max(16, power_of_two(group)), MERGE_GROUP=power_of_two(group),
+            GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),
             BLOCK=config.block, STAGES=config.stages, WIDE=k_cache.numel() >= 2**31,
             WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),

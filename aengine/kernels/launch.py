@@ -22,19 +22,26 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """processors: streaming multiprocessors of the device; overlap: whether it knows programmatic dependent launch."""
+    """processors: streaming multiprocessors of the device; overlap: whether it knows programmatic dependent launch;
+    shared_memory: bytes that one program may have, which is also about what all programs of a processor have together.
+    """
 
     processors: int
     overlap: bool
+    shared_memory: int
 
 
 @lru_cache
 def launch_for(device: torch.device) -> Launch:
     """A CPU stands for Triton's interpreter: a handful of programs, so that small tests still split their work."""
     if device.type != "cuda":
-        return Launch(processors=6, overlap=False)
+        return Launch(processors=6, overlap=False, shared_memory=227 * 1024)
     properties = torch.cuda.get_device_properties(device)
-    return Launch(processors=properties.multi_processor_count, overlap=properties.major >= 9)
+    return Launch(
+        processors=properties.multi_processor_count,
+        overlap=properties.major >= 9,
+        shared_memory=properties.shared_memory_per_multiprocessor - 1024,  # CUDA keeps 1 KB for each program
+    )
 
 
 def power_of_two(n: int) -> int:

@@ -10,7 +10,7 @@ the last program to arrive at a tile adds the parts up in order: deterministic, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.launch import Launch, launch_for, power_of_two
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
@@ -179,10 +179,29 @@ class LinearConfig:
     weight_first: bool = True
     one_row: bool = False
 
+    def padded(self, m: int) -> int:
+        """The height of its products: m, or what a matrix product has at least."""
+        return 1 if self.one_row else max(16, power_of_two(m))
+
+    def shared_memory(self, m: int, element_size: int) -> int:
+        """Bytes at most: copies on their way, with those that are being multiplied, and what came early."""
+        copies = self.stages * (self.block_n + self.padded(m)) * self.block_k
+        return (copies + max(self.block_n, self.padded(m)) * self.early) * element_size
+
 
 @lru_cache
-def linear_config(m: int, n: int, k: int, element_size: int, processors: int) -> LinearConfig | None:
-    """How to cut a weight [n, k] for m rows, measured on an H200 (bench/KERNELS.md); None: a library does better."""
+def linear_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> LinearConfig | None:
+    """How to cut a weight [n, k] for m rows; None: a library does better. Measured on an H200 (bench/KERNELS.md).
+
+    Where there is less shared memory, fewer copies are on their way at once.
+    """
+    config = _measured(m, n, k, element_size, launch.processors)
+    while config and config.stages > 1 and config.shared_memory(m, element_size) > launch.shared_memory:
+        config = replace(config, stages=config.stages - 1)
+    return config
+
+
+def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> LinearConfig | None:
     if not 0 < m <= MAX_ROWS or k % 16:
         return None
     if element_size > 2:
@@ -254,14 +273,14 @@ class SmallLinear:
         (m, k), n = x.shape, weight.shape[0]
         if m > MAX_ROWS or not weight.is_contiguous():
             return False
-        return linear_config(m, n, k, x.element_size(), launch_for(x.device).processors) is not None
+        return linear_config(m, n, k, x.element_size(), launch_for(x.device)) is not None
 
     def norms(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the norm of x comes for free: of a single row, which every program reads whole."""
         if len(x) != 1 or not weight.is_contiguous():
             return False
         n, k = weight.shape
-        config = linear_config(1, n, k, x.element_size(), launch_for(x.device).processors)
+        config = linear_config(1, n, k, x.element_size(), launch_for(x.device))
         # Where x is longer, the norm holds up the stream of weights by more than its own launch takes.
         return config is not None and config.one_row and config.early == k
 
@@ -283,14 +302,14 @@ class SmallLinear:
         x = x.contiguous()
         (m, k), n = x.shape, weight.shape[0]
         launch = launch_for(x.device)
-        config = config or linear_config(m, n, k, x.element_size(), launch.processors)
+        config = config or linear_config(m, n, k, x.element_size(), launch)
         if config is None:
             raise ValueError(f"a product of {m} rows with a weight [{n}, {k}] is not for this kernel")
         if norm is not None and not config.one_row:
             raise ValueError("a norm goes with products of one row only")
         if out is None:
             out = x.new_empty(m, n)
-        padded = 1 if config.one_row else max(16, power_of_two(m))
+        padded = config.padded(m)
         tiles = -(-n // config.block_n)
         # Only split tiles have parts.
         parts, arrived = (

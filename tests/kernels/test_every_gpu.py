@@ -1,0 +1,148 @@
+"""Triton's compiler needs no GPU: every kernel is built for several, and must fit into what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from aengine.kernels import (
+    cutoff,
+    decode_attention,
+    gather_pages,
+    gumbel,
+    norms,
+    prefix_attention,
+    rope,
+    row_steps,
+    small_linear,
+)
+from aengine.kernels.launch import Launch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+    pytest.mark.skipif(not isinstance(norms._rms_norm_kernel, JITFunction), reason="the interpreter compiles nothing"),
+]
+META = torch.device("meta")  # shapes and types without memory
+
+
+@dataclass(frozen=True)
+class Gpu:
+    capability: int
+    processors: int
+    shared_memory: int  # KB a program
+
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.processors, self.capability >= 90, self.shared_memory * 1024)
+
+
+GPUS = {
+    "RTX 4090": Gpu(89, 128, 99),
+    "H200": Gpu(90, 132, 227),
+    "RTX 5090": Gpu(120, 170, 99),
+}
+
+
+@dataclass
+class Compiler:
+    """Stands in for a driver, and for every launch. `shared`: bytes of shared memory of what was built."""
+
+    gpu: Gpu
+    shared: list[int] = field(default_factory=list)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.gpu.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 1000 + self.gpu.capability  # kernels keep what they have compiled by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture(params=GPUS)
+def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    compiler = Compiler(GPUS[request.param])
+    run = JITFunction.run
+
+    def build(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        compiler.shared.append(run(self, *args, grid=grid, warmup=True, **options).metadata.shared)
+
+    monkeypatch.setattr(JITFunction, "run", build)
+    for module in (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear):
+        monkeypatch.setattr(module, "launch_for", lambda device: compiler.gpu.launch)
+    monkeypatch.setattr(driver, "_active", compiler)
+    yield compiler
+    assert compiler.shared
+    assert max(compiler.shared) <= compiler.gpu.shared_memory * 1024
+
+
+def maker(dtype: torch.dtype) -> Callable[..., Tensor]:
+    return lambda *shape: torch.empty(*shape, dtype=dtype, device=META)
+
+
+half, single, ints, longs = map(maker, (torch.bfloat16, torch.float32, torch.int32, torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 4096, 4096), (16, 6144, 4096), (32, 1024, 3072), (64, 4096, 12288), (64, 6144, 4096)]
+)
+def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> None:
+    config = small_linear.linear_config(m, n, k, 2, compiler.gpu.launch)
+    assert config is not None
+    small_linear.SmallLinear()(half(m, k), half(n, k))
+    assert compiler.shared[-1] <= config.shared_memory(m, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "dim", "new"), [(1, 4, 128, half), (16, 8, 128, half), (64, 2, 64, half), (8, 4, 256, single)]
+)
+def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]) -> None:
+    q, cache = new(rows, 2 * group, dim), new(100, 16, 2, dim)
+    config = decode_attention.decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch)
+    decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
+    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size())
+
+
+def test_attention_to_shared_runs(compiler: Compiler) -> None:
+    q, cache, table = half(64, 8, 128), half(100, 16, 2, 128), ints(64, 50)
+    runs = prefix_attention.SharedRuns(ints(64), ints(3), ints(2), ints(64))
+    shared = prefix_attention.attend_shared(q, cache, cache, table, runs, 0.1)
+    decode_attention.PagedDecode()(q, cache, cache, table, ints(64), 0.1, shared=shared)
+
+
+def test_the_sampler(compiler: Compiler) -> None:
+    logits, numbers = half(8, 151936), (single(8), ints(8), ints(8), longs(8))
+    gumbel.Draw(8, META)(logits, *numbers, floor=single(8))
+    cutoff.Cutoff(8, META)(logits, single(8), ints(8), single(8), single(8))
+
+
+def test_everything_small(compiler: Compiler) -> None:
+    norms.rms_norm(half(3, 16384), half(16384), 1e-6)
+    norms.silu_mul(half(3, 24576))
+    cache = half(100, 16, 8, 128)
+    rope.qk_norm_rope_store(
+        half(7, 48 * 128), half(128), half(128), 1e-6, single(4096, 128), longs(7), cache, cache, longs(7), 32
+    )
+    gather_pages.gather_pages(
+        cache,
+        cache,
+        ints(2, 50),
+        ints(2),
+        gather_pages.GatherPlan(ints(3), ints(3)),
+        half(64, 8, 128),
+        half(64, 8, 128),
+    )
+    row_steps.begin_decode(longs(8), longs(64), longs(64), ints(64, 100), 16)
+    row_steps.end_decode(longs(8), longs(8), longs(64), longs(64), 63)
