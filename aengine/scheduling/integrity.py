@@ -6,19 +6,25 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
+from aengine.scheduling.batch import Batch
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Phase, Sequence
 
 
-def check_rows(running: Seq[Sequence], leaving: Collection[Sequence], free_rows: Seq[int], max_rows: int) -> None:
-    """Every row is free or held by exactly one sequence; those that run stand in the order of their rank."""
-    rows = [*(sequence.row for sequence in running), *(sequence.row for sequence in leaving), *free_rows]
-    _require(sorted(rows) == list(range(max_rows)), f"rows are shared or lost: {rows}")
-    for sequence in running:
+def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
+    """Every row is free or held by exactly one sequence, and the batch has counted right; `running` is by rank."""
+    holders = [*batch.running, *leaving]
+    rows = [*(sequence.row for sequence in holders), *batch.free_rows]
+    _require(sorted(rows) == list(range(batch.max_rows)), f"rows are shared or lost: {rows}")
+    for sequence in batch.running:
         _require(sequence.phase is Phase.RUNNING, f"a {sequence.phase.value} sequence runs")
-    ranks = [(*sequence.rank, sequence.index) for sequence in running]
+    ranks = [(*sequence.rank, sequence.index) for sequence in batch.running]
     _require(ranks == sorted(ranks), "the running sequences are out of order")
+    promised = sum(sequence.promised for sequence in leaving)
+    _require(batch.promised == promised, f"{promised} pages are promised, not {batch.promised}")
+    structured = sum(sequence.grammar is not None for sequence in holders)
+    _require(batch.structured == structured, f"{structured} rows have a grammar, not {batch.structured}")
 
 
 def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights: Collection[Flight]) -> None:

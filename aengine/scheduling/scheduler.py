@@ -11,10 +11,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from aengine.errors import ContextLengthError, QueueFullError
+from aengine.scheduling.batch import Batch
 from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.counters import Counters
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.integrity import check_flights, check_idle, check_pages, check_rows
+from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update
@@ -52,18 +53,13 @@ class Scheduler:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
         self.memory = SequenceMemory(num_pages, page_size, prefix_cache)
         self.counters = Counters()
-        self.max_rows = max_rows
         self._max_step_tokens = max_step_tokens
         self._mixed_limit = mixed_limit
         self._max_queue = max_queue
         self._page_size = page_size
         self._on_begin = on_begin
-        self._free_rows = list(range(max_rows - 1, -1, -1))
         self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []  # RUNNING only, by rank
-        self._structured = 0  # rows whose sequence has a grammar
-        self._leaving = 0  # rows whose sequence is PREEMPTED or FINISHED and still in flight
-        self._promised = 0  # pages that the leaving will give back
+        self._batch = Batch(max_rows, self.memory)
         self._flights: deque[Flight] = deque()
         self._next_step = 0
         self._shared_rows: list[int] | None = None  # the decode rows that `_shared` was worked out for
@@ -74,7 +70,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Sequences that hold a row."""
-        return self.max_rows - len(self._free_rows)
+        return self._batch.held
 
     @property
     def waiting(self) -> int:
@@ -84,7 +80,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
-        return not self._running and not self._waiting and not self._flights and not self._leaving
+        return not self._waiting and not self._flights and not self._batch.held
 
     @property
     def capacity_tokens(self) -> int:
@@ -114,7 +110,9 @@ class Scheduler:
         self._plan_prefill(plan, flight)
         if not plan.decode and not plan.prefill:
             return None
-        plan.structured = self._structured > 0 and any(sequence.grammar is not None for sequence in flight.draws())
+        plan.structured = self._batch.structured > 0 and any(
+            sequence.grammar is not None for sequence in flight.draws()
+        )
         self._next_step += 1
         self._flights.append(flight)
         return plan
@@ -188,15 +186,11 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows, pages and reference counts add up. For tests and idle checks."""
-        leaving = {sequence for flight in self._flights for sequence in flight.carried()}.difference(self._running)
-        check_rows(self._running, leaving, self._free_rows, self.max_rows)
-        check_flights(self._running, leaving, self._flights)
-        check_pages(self.memory, {*self._running, *leaving})
-        if len(leaving) != self._leaving or sum(sequence.promised for sequence in leaving) != self._promised:
-            raise AssertionError(f"{self._leaving} sequences leave and {self._promised} pages are promised, not so")
-        structured = sum(sequence.grammar is not None for sequence in (*self._running, *leaving))
-        if structured != self._structured:
-            raise AssertionError(f"{self._structured} rows have a grammar, not so: {structured}")
+        running = self._batch.running
+        leaving = {sequence for flight in self._flights for sequence in flight.carried()}.difference(running)
+        check_batch(self._batch, leaving)
+        check_flights(running, leaving, self._flights)
+        check_pages(self.memory, {*running, *leaving})
         if self.idle:
             check_idle(self.memory)
 
@@ -205,9 +199,10 @@ class Scheduler:
     def _plan_decode(self, plan: StepPlan, flight: Flight) -> None:
         stalled = 0  # sequences that wait for promised pages
         page_size = self._page_size
+        running = self._batch.running
         index = 0
-        while index < len(self._running):  # preemption may shorten the list behind `index`
-            sequence = self._running[index]
+        while index < len(running):  # preemption may shorten the list behind `index`
+            sequence = running[index]
             index += 1
             launched = sequence.launched
             total = len(sequence.tokens) + sequence.pending
@@ -231,9 +226,9 @@ class Scheduler:
     def _find_page(self, sequence: Sequence, stalled: int) -> bool:
         """One free page for a decoding sequence; the youngest pay for it. False: not in this step."""
         while not self.memory.reserve(1):
-            if stalled < self._promised:
+            if stalled < self._batch.promised:
                 return False  # a page is on its way
-            victim = self._running[-1]
+            victim = self._batch.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -241,16 +236,17 @@ class Scheduler:
 
     def _plan_prefill(self, plan: StepPlan, flight: Flight) -> None:
         budget = PrefillBudget(self._max_step_tokens, len(plan.decode), self._mixed_limit)
-        for sequence in self._running:
+        batch = self._batch
+        for sequence in batch.running:
             if not budget.left:
                 return
             if not sequence.decoding:
                 self._plan_chunk(sequence, budget, plan, flight)
         admitted = looked_up = 0
-        while budget.left and self._free_rows and (head := self._waiting.head()) is not None:
+        while budget.left and batch.free_rows and (head := self._waiting.head()) is not None:
             if admitted == MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
                 return
-            if not self.memory.admit(head, headroom=len(self._running)):
+            if not self.memory.admit(head, headroom=len(batch.running)):
                 return  # first come, first served: nobody overtakes the head
             self._waiting.pop()
             admitted += 1
@@ -266,10 +262,7 @@ class Scheduler:
             self.counters.cached_tokens += sequence.cached
             if self._on_begin is not None:
                 self._on_begin(sequence)
-        sequence.phase = Phase.RUNNING
-        sequence.row = self._free_rows.pop()
-        self._structured += sequence.grammar is not None
-        self._insert_running(sequence)
+        self._batch.enter(sequence)
         plan.new_rows.append(
             NewRow(
                 row=sequence.row,
@@ -283,13 +276,6 @@ class Scheduler:
                 banned=sequence.banned,
             )
         )
-
-    def _insert_running(self, sequence: Sequence) -> None:
-        place = len(self._running)  # newcomers nearly always rank last
-        key = (*sequence.rank, sequence.index)
-        while place and (*self._running[place - 1].rank, self._running[place - 1].index) > key:
-            place -= 1
-        self._running.insert(place, sequence)
 
     def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
         """Add the next chunk of a prefill."""
@@ -322,7 +308,7 @@ class Scheduler:
         for sibling in siblings:
             if sibling.phase is not Phase.WAITING:
                 continue
-            if not self._free_rows or not self.memory.reserve(1):
+            if not self._batch.free_rows or not self.memory.reserve(1):
                 self._waiting.push(sibling)
                 continue
             copy = self.memory.fork(leader, sibling)
@@ -367,36 +353,20 @@ class Scheduler:
         return updates
 
     def _land(self, sequence: Sequence) -> None:
-        """A step that named the sequence is over; let it go if it was the last and it is leaving."""
-        sequence.in_flight -= 1
-        if sequence.in_flight == 0 and sequence.phase in (Phase.PREEMPTED, Phase.FINISHED) and sequence.row >= 0:
-            self._leaving -= 1
-            self._promised -= sequence.promised
-            sequence.promised = 0
-            self._vacate(sequence)
-
-    def _vacate(self, sequence: Sequence) -> None:
-        """Give row and pages back; a preempted sequence returns to its place in the queue."""
-        self.memory.release(sequence)
-        self._free_rows.append(sequence.row)
-        self._structured -= sequence.grammar is not None
-        sequence.row = -1
-        sequence.launched = sequence.computed = 0
-        sequence.decoding = False
-        if sequence.phase is Phase.PREEMPTED:
-            sequence.phase = Phase.WAITING
-            self._waiting.push(sequence)
+        """A step that named the sequence is over."""
+        if self._batch.land(sequence):
+            self._requeue(sequence)
 
     def _leave(self, sequence: Sequence, phase: Phase) -> None:
         """Take a RUNNING sequence out of the batch, at once or when its last step in flight lands."""
-        self._running.remove(sequence)
-        sequence.phase = phase
-        if sequence.in_flight:
-            self._leaving += 1
-            sequence.promised = self.memory.returnable(sequence)
-            self._promised += sequence.promised
-        else:
-            self._vacate(sequence)
+        if self._batch.leave(sequence, phase):
+            self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """A preempted sequence that has given everything back returns to its place in the queue."""
+        if sequence.phase is Phase.PREEMPTED:
+            sequence.phase = Phase.WAITING
+            self._waiting.push(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.counters.preemptions += 1
