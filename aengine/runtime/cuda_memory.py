@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from aengine.cache.kv import KVPool
@@ -81,11 +82,12 @@ def room_for_kv(
     return room
 
 
-def greediest_step() -> StepPlan:
-    """One row, one token, which goes into page 0, and a draw with everything that a draw can have."""
-    step = _largest_step(1, 1, 1, 1, GREEDIEST)
-    step.new_rows[0].pages = [0]
-    return step
+def greediest_steps() -> list[StepPlan]:
+    """One row, one token, which goes into page 0, and a draw with everything that a draw can have; without filters."""
+    steps = [_largest_step(1, 1, 1, 1, params) for params in (GREEDIEST, msgspec.structs.replace(GREEDIEST, top_p=1.0))]
+    for step in steps:
+        step.new_rows[0].pages = [0]
+    return steps
 
 
 def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:

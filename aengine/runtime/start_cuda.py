@@ -23,7 +23,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
-from aengine.runtime.cuda_memory import greediest_step, room_for_kv, widest_step
+from aengine.runtime.cuda_memory import greediest_steps, room_for_kv, widest_step
 from aengine.runtime.cuda_runner import CudaRunner, GraphedExecutor
 from aengine.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.device import resolve_dtype
@@ -118,7 +118,8 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
                 torch.cuda.empty_cache()
         sized = time.perf_counter()
         _capture(executor, config.progress)
-        executor.execute(greediest_step())  # compiles what no graph holds: the draws that decide something on the host
+        for step in greediest_steps():  # compiles what no graph holds: the draws that decide something on the host
+            executor.execute(step)
         stream.synchronize()
     log_model(decoder, f"{torch.cuda.get_device_name(device)} ({device})", f"{attention.name}, {attention.why}")
     captured = time.perf_counter()

@@ -136,13 +136,17 @@ async def test_nothing_is_compiled_while_serving(checkpoint: Path, monkeypatch: 
             {"temperature": 0.7, "top_k": 5, "min_p": 0.01, "logprobs": 3},
             {"temperature": 0.7, "repetition_penalty": 1.2, "logit_bias": {5: 1.0}, "min_tokens": 4},
         ]
-        for prompts in (1, 2, 7, 40, 130):  # steps of every size, mixed and pure, in captured shapes and beyond
+        # Steps of every size, mixed and pure, in captured shapes and beyond.
+        for together in [*([way] for way in ways), *(rng.choices(ways, k=prompts) for prompts in (2, 7, 40, 130))]:
             work = [
                 SHARED[: rng.choice([0, 64])] + [rng.randrange(1000) for _ in range(rng.choice([1, 9, 100, 700, 3000]))]
-                for _ in range(prompts)
+                for _ in together
             ]
             await asyncio.gather(
-                *(engine.complete(prompt, max_tokens=rng.randint(4, 40), **rng.choice(ways)) for prompt in work)
+                *(
+                    engine.complete(prompt, max_tokens=rng.randint(4, 40), **way)
+                    for prompt, way in zip(work, together, strict=True)
+                )
             )
         assert (compiled, flash4_variants()) == ([], before)
 

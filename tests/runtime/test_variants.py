@@ -1,0 +1,242 @@
+"""A start-up compiles every variant of the kernels that serving will ask for.
+
+The real start-up and the real steps, on a CPU: no kernel runs, Triton only says which variant it would have taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")  # comes with the runner's kernels
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from aengine.attention.flash4 import Flash4
+from aengine.attention.flash_backend import PrefillAttention, _OnGathered
+from aengine.config import EngineConfig
+from aengine.kernels import (
+    cutoff,
+    decode_attention,
+    gumbel,
+    norms,
+    prefix_attention,
+    rope,
+    small_linear,
+    triton_kernels,
+)
+from aengine.kernels.launch import Launch
+from aengine.runtime import start_cuda
+from aengine.runtime.runner import read_draws
+from aengine.runtime.start import Runtime
+from aengine.sampling.fused import FusedDraw
+from aengine.sampling.sampler import Sampler
+from aengine.scheduling.scheduler import Scheduler, enqueue_all
+from aengine.scheduling.sequence import Sequence
+from aengine.types import SamplingParams
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+    pytest.mark.skipif(not isinstance(norms._rms_norm_kernel, JITFunction), reason="the interpreter compiles nothing"),
+]
+DEVICE = torch.device("cpu")
+H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
+GIB = 2**30
+
+
+@dataclass
+class Triton:
+    """Stands in for a driver and for every launch. `new`: names of kernels whose variants were not known before."""
+
+    known: set[str] = field(default_factory=set)
+    new: list[str] = field(default_factory=list)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 2000  # kernels keep what they have compiled by device
+
+    def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        *_, binder = kernel.device_caches[self.get_current_device()]
+        _, specialization, chosen = binder(*args, **options)
+        variant = f"{kernel.fn.__name__} {specialization} {chosen}"
+        if variant not in self.known:
+            self.known.add(variant)
+            self.new.append(variant)
+
+
+def zeros_like(tensor: Tensor, dtype: torch.dtype | None = None, **_: object) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
+
+
+def zeros(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+    return torch.zeros(*shape, **options)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Triton:
+    """Everything of CUDA that a start-up and a step touch."""
+    triton = Triton()
+    monkeypatch.setattr(driver, "_active", triton)
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: triton.launch(kernel, *args, **options))
+    for module in (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear):
+        monkeypatch.setattr(module, "launch_for", lambda device: H200)
+    # What a kernel would have written are zeros: ids and lengths that exist.
+    monkeypatch.setattr(torch, "empty", zeros)
+    monkeypatch.setattr(torch, "empty_like", zeros_like)
+    monkeypatch.setattr(Tensor, "new_empty", Tensor.new_zeros)
+    monkeypatch.setattr(Tensor, "addmm_", lambda self, *_: self)
+    monkeypatch.setattr(
+        triton_kernels, "F", SimpleNamespace(linear=lambda x, weight, bias: x.new_zeros(len(x), len(weight)))
+    )
+    real = gumbel.Draw.__call__
+    monkeypatch.setattr(
+        gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())
+    )
+
+    def sampler(max_rows: int, vocab_size: int, device: torch.device) -> Sampler:
+        made = Sampler(max_rows, vocab_size, device)
+        made._fused = FusedDraw(max_rows, device)
+        return made
+
+    monkeypatch.setattr(start_cuda, "Sampler", sampler)
+
+    def nothing(*args: object, **options: object) -> None:
+        pass
+
+    stream = SimpleNamespace(synchronize=nothing)
+    for name, stand_in in {
+        "set_device": nothing,
+        "empty_cache": nothing,
+        "reset_peak_memory_stats": nothing,
+        "set_per_process_memory_fraction": nothing,
+        "graph_pool_handle": nothing,
+        "get_device_name": lambda device: "H200",
+        "mem_get_info": lambda device: (2 * GIB, 2 * GIB),
+        "memory_reserved": lambda device: 0,
+        "memory_allocated": lambda device: 0,
+        "max_memory_allocated": lambda device: GIB // 2,
+        "Stream": lambda device: stream,
+        "current_stream": lambda device: stream,
+        "stream": contextlib.nullcontext,
+        "graph": lambda *args, **options: contextlib.nullcontext(),
+        "CUDAGraph": lambda: SimpleNamespace(replay=nothing),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return triton
+
+
+def attention_of(name: str) -> PrefillAttention:
+    """Prefill attention that attends to nothing."""
+    if name == "flash-attn-4":
+        return Flash4("", lambda q, *_, **__: torch.zeros_like(q))
+    return _OnGathered(name, "", lambda q, *_: torch.zeros_like(q))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """The 0.6B shape, with one layer and a small vocabulary."""
+    shape: dict[str, Any] = {
+        "vocab_size": 9000,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "eos_token_id": 7,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **shape})
+    )
+    return tmp_path
+
+
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.7},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 5, "min_p": 0.01, "logprobs": 3},
+    {"temperature": 0.7, "repetition_penalty": 1.2, "logit_bias": {5: 1.0}, "min_tokens": 4},
+    {"temperature": 0, "prompt_logprobs": 2},
+]
+
+
+def serve(runtime: Runtime, rows: int) -> int:
+    """Requests of every kind, alone and many at a time; how many steps they took."""
+    scheduler = Scheduler(
+        num_pages=runtime.pool.num_pages,
+        page_size=16,
+        max_rows=rows,
+        max_step_tokens=runtime.max_step_tokens,
+        max_queue=1000,
+        mixed_limit=runtime.mixed_limit,
+    )
+    executor: Any = runtime.runner
+    executor = executor._executor
+    rng = random.Random(8)
+    shared = [rng.randrange(1000) for _ in range(2048)]
+    tickets = itertools.count()
+    steps = 0
+    for ways in [*([way] for way in WAYS), *(rng.choices(WAYS, k=together) for together in (2, 7, 60))]:
+        for way in ways:
+            length = rng.choice([1, 9, 100, 700, 3000])
+            prompt = shared[: rng.choice([0, 64, 2048])] + [rng.randrange(1000) for _ in range(length)]
+            params, rank = SamplingParams(**way), (0.0, next(tickets))
+            end = len(prompt) + rng.randint(2, 40)
+            family = [
+                Sequence(tokens=[*prompt], params=params, seed=0, stop_ids=(7,), max_total=end, rank=rank, index=index)
+                for index in range(rng.choice([1, 1, 1, 3]))
+            ]
+            enqueue_all(scheduler, family)
+        while (plan := scheduler.schedule()) is not None:
+            draws, scores = executor.execute(plan)
+            scheduler.commit(plan, read_draws(draws, lambda row: None, plan, scores))
+            steps += 1
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("attention", "rows", "knobs"),
+    [
+        ("flash-attn-4", 40, {"kv_cache_gib": 0.25}),
+        ("flash-attn-4", 200, {}),
+        ("flash-attn-2", 40, {"kv_cache_gib": 0.25}),
+    ],
+    ids=["pool-given", "pool-sized", "not-captured"],
+)
+def test_nothing_is_compiled_while_serving(
+    attention: str,
+    rows: int,
+    knobs: dict[str, Any],
+    checkpoint: Path,
+    compiled: Triton,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention))
+    config = EngineConfig(
+        device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
+    )
+    runtime = start_cuda.start_cuda(config, checkpoint, DEVICE)
+    assert len(compiled.new) > 30
+    compiled.new.clear()
+    assert serve(runtime, rows) > 50
+    assert compiled.new == []
