@@ -19,6 +19,7 @@ from aengine.attention.triton_backend import TritonAttention
 from aengine.cache.kv import KVPool
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
@@ -35,15 +36,23 @@ from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
 
 CUDA_STEP_TOKENS = 8192
-MIXED_STEP_FLOP = 5.1e13  # 75 ms or so on an H100 or H200
+MIXED_STEP_FLOP = 5.1e13  # 75 ms or so on an H100 or H200, which have 132 multiprocessors
+# What a multiprocessor's tensor cores do in a cycle, an H100's being 1: by the first digit of the compute capability.
+TENSOR_SPEED = {9: 1.0, 10: 2.0}
 MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching its kernels takes the host
 GRAPH_BYTES = 8 * 2**20
 
 
-def default_mixed_tokens(parameters: int, max_step_tokens: int) -> int:
-    """Prompt tokens that take about as long as a stream should wait, in whole multiples."""
-    tokens = int(MIXED_STEP_FLOP / (2 * parameters)) // MIXED_MULTIPLE * MIXED_MULTIPLE
+def default_mixed_tokens(parameters: int, max_step_tokens: int, speed: float) -> int:
+    """Prompt tokens that take about as long as a stream should wait, in whole multiples. speed: as `device_speed`."""
+    tokens = int(speed * MIXED_STEP_FLOP / (2 * parameters)) // MIXED_MULTIPLE * MIXED_MULTIPLE
     return min(max(tokens, MIXED_MULTIPLE), max_step_tokens)
+
+
+def device_speed(capability: tuple[int, int], processors: int) -> float:
+    """How fast the device multiplies 16-bit matrices, an H100 being 1: a guess from data sheets, clocks aside."""
+    each = 0.5 if capability == (8, 0) else TENSOR_SPEED.get(capability[0], 0.25)
+    return each * processors / 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,8 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         )
         stream.synchronize()
         loaded = time.perf_counter()
-        limit = mixed_limit(config, decoder, default_mixed_tokens(decoder.num_parameters, max_step_tokens))
+        speed = device_speed(torch.cuda.get_device_capability(device), launch_for(device).processors)
+        limit = mixed_limit(config, decoder, default_mixed_tokens(decoder.num_parameters, max_step_tokens, speed))
         sizes = _GraphSizes.of(config, attention.capturable, limit.tokens, max_step_tokens)
 
         def trial(num_pages: int, length: int) -> GraphedExecutor:

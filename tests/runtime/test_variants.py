@@ -92,7 +92,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Triton:
     triton = Triton()
     monkeypatch.setattr(driver, "_active", triton)
     monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: triton.launch(kernel, *args, **options))
-    for module in (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear):
+    for module in (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear, start_cuda):
         monkeypatch.setattr(module, "launch_for", lambda device: H200)
     # What a kernel would have written are zeros: ids and lengths that exist.
     monkeypatch.setattr(torch, "empty", zeros)
@@ -125,6 +125,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Triton:
         "set_per_process_memory_fraction": nothing,
         "graph_pool_handle": nothing,
         "get_device_name": lambda device: "H200",
+        "get_device_capability": lambda device: (9, 0),
         "mem_get_info": lambda device: (2 * GIB, 2 * GIB),
         "memory_reserved": lambda device: 0,
         "memory_allocated": lambda device: 0,
