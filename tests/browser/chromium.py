@@ -120,6 +120,13 @@ class Tab:
         await self.send("Page.navigate", url=url)
         await self.until("document.readyState === 'complete' && location.protocol !== 'about:'")
 
+    @asynccontextmanager
+    async def visiting(self, url: str) -> AsyncIterator[None]:
+        """Open a page, and leave it while its server is still there to be asked for figures."""
+        await self.open(url)
+        yield
+        await self.send("Page.navigate", url="about:blank")
+
     async def evaluate(self, expression: str) -> Any:
         """The value, awaited if it is a promise."""
         reply = await self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)

@@ -21,8 +21,7 @@ ENDED = "document.querySelector('.turn:last-child').ariaBusy === 'false'"
 @asynccontextmanager
 async def talking_to(engine: FakeEngine, tab: Tab, **knobs: Any) -> AsyncIterator[str]:
     """The page, open and with its first figures shown; its address."""
-    async with serving(engine, **knobs) as server:
-        await tab.open(server.url)
+    async with serving(engine, **knobs) as server, tab.visiting(server.url):
         await tab.until("document.querySelector('#running').textContent !== '–'")
         yield server.url
 
@@ -31,8 +30,7 @@ async def talking_to(engine: FakeEngine, tab: Tab, **knobs: Any) -> AsyncIterato
 async def demo_page(tab: Tab) -> AsyncIterator[str]:
     """The page, open and before the demo model, which has been loaded; its address."""
     config = EngineConfig(device="cpu", max_num_seqs=8, kv_cache_gib=0.1, progress=False)
-    async with hosting(create_app(config, ServerConfig())) as (port, _):
-        await tab.open(f"http://127.0.0.1:{port}")
+    async with hosting(create_app(config, ServerConfig())) as (port, _), tab.visiting(f"http://127.0.0.1:{port}"):
         await tab.until("document.querySelector('#model').textContent.startsWith('aengine-demo')")
         yield f"http://127.0.0.1:{port}"
 

@@ -204,8 +204,7 @@ async def test_calls_of_tools_are_shown_as_code(tab: Tab) -> None:
     engine = FakeEngine()
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     scripted = Instead(app, "/v1/chat/completions", Response(body, media_type="text/event-stream"))
-    async with hosting(scripted) as (port, _):
-        await tab.open(f"http://127.0.0.1:{port}")
+    async with hosting(scripted) as (port, _), tab.visiting(f"http://127.0.0.1:{port}"):
         await ask(tab, "weather?")
         await tab.until(ENDED)
         assert "get_weather" in await tab.text(".code")
@@ -216,8 +215,7 @@ async def test_a_connection_that_breaks_off_is_told(tab: Tab) -> None:
     engine = FakeEngine()
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     broken = Instead(app, "/v1/chat/completions", Response("data: {}\n\n", media_type="text/event-stream"))
-    async with hosting(broken) as (port, _):
-        await tab.open(f"http://127.0.0.1:{port}")
+    async with hosting(broken) as (port, _), tab.visiting(f"http://127.0.0.1:{port}"):
         await ask(tab, "hi")
         await tab.until(ENDED)
         assert "broke off" in await tab.text(".failure")

@@ -14,7 +14,7 @@ from aengine.config import EngineConfig, ServerConfig
 from tests.browser.chromium import Tab
 from tests.browser.talking import talking_to
 from tests.http.fake_engine import IDLE, FakeEngine
-from tests.http.serving import hosting
+from tests.http.serving import hosting, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -105,8 +105,7 @@ class SlowEngine(FakeEngine):
 async def test_while_the_model_loads_the_page_says_so(tab: Tab) -> None:
     engine = SlowEngine()
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine.loading())
-    async with hosting(app) as (port, _):
-        await tab.open(f"http://127.0.0.1:{port}")
+    async with hosting(app) as (port, _), tab.visiting(f"http://127.0.0.1:{port}"):
         await tab.until("document.querySelector('#engine-note').textContent === 'the model is still loading'")
         engine.let_go.set()
         await tab.until("document.querySelector('#engine-note').hidden")
@@ -114,8 +113,9 @@ async def test_while_the_model_loads_the_page_says_so(tab: Tab) -> None:
 
 
 async def test_a_server_that_went_away_is_told_and_found_again(tab: Tab) -> None:
-    async with talking_to(FakeEngine(), tab):
-        pass
+    async with serving(FakeEngine()) as server:
+        await tab.open(server.url)
+        await tab.until("document.querySelector('#running').textContent !== '–'")
     await tab.until("document.querySelector('#engine-note').textContent.includes('cannot be reached')")
     assert await tab.text("#running") == "–"
     assert all("ERR_" in complaint for complaint in tab.complaints)

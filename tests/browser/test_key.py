@@ -42,8 +42,7 @@ class Locked:
 async def locked(tab: Tab) -> AsyncIterator[str]:
     engine = FakeEngine()
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
-    async with hosting(Locked(app)) as (port, _):
-        await tab.open(f"http://127.0.0.1:{port}")
+    async with hosting(Locked(app)) as (port, _), tab.visiting(f"http://127.0.0.1:{port}"):
         await tab.until(OPEN)
         yield f"http://127.0.0.1:{port}"
     assert [complaint for complaint in tab.complaints if "401" not in complaint] == []
