@@ -10,6 +10,7 @@ import torch
 from aengine.cache.kv import KVPool
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.kernels.small_linear import ROW_BORDERS
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda_runner import GraphedExecutor
 from aengine.types import MAX_LOGPROBS, NewRow, PrefillChunk, SamplingParams, StepPlan
@@ -84,25 +85,37 @@ def room_for_kv(
 
 def greediest_steps() -> list[StepPlan]:
     """One row, one token, which goes into page 0, and a draw with everything that a draw can have; without filters."""
-    steps = [_largest_step(1, 1, 1, 1, params) for params in (GREEDIEST, msgspec.structs.replace(GREEDIEST, top_p=1.0))]
-    for step in steps:
-        step.new_rows[0].pages = [0]
-    return steps
+    return [
+        _in_page_0(_largest_step(1, 1, 1, 1, params))
+        for params in (GREEDIEST, msgspec.structs.replace(GREEDIEST, top_p=1.0))
+    ]
+
+
+def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
+    """One prompt of as many tokens as each kind of product of few rows takes, all scored, in page 0."""
+    lengths = sorted({min(border, max_step_tokens, max_model_len) for border in ROW_BORDERS})
+    return [
+        _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, GREEDIEST)) for length in lengths
+    ]
 
 
 def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
     """As many tokens and rows as one step may carry; all of them go into page 0."""
     length, pages_per_row = _each_row(config, max_step_tokens, max_model_len)
-    step = _largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams())
-    for new in step.new_rows:
-        new.pages = [0] * pages_per_row
-    return step
+    return _in_page_0(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams()))
 
 
 def _each_row(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple[int, int]:
     """Tokens and pages of each row where all rows share the largest step."""
     length = min(-(-max_step_tokens // config.max_num_seqs), longest)
     return length, -(-length // config.page_size)
+
+
+def _in_page_0(step: StepPlan) -> StepPlan:
+    """The page that nobody owns and nobody reads."""
+    for new in step.new_rows:
+        new.pages = [0] * len(new.pages)
+    return step
 
 
 def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:

@@ -24,7 +24,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
-from aengine.runtime.cuda_memory import greediest_steps, room_for_kv, widest_step
+from aengine.runtime.cuda_memory import greediest_steps, narrow_steps, room_for_kv, widest_step
 from aengine.runtime.cuda_runner import CudaRunner, GraphedExecutor
 from aengine.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.device import resolve_dtype
@@ -122,10 +122,14 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         pool = size_pool(config, model, dtype, room)
         with _asked_for_room(config, max_step_tokens):
             executor = _executor(config, decoder, device, pool.num_pages, pool.max_model_len, sizes, attention.fits)
-            if config.kv_cache_gib is not None:  # else sizing has compiled what steps need that fit no captured shape
-                executor.execute(widest_step(config, max_step_tokens, pool.max_model_len))
-                stream.synchronize()
-                torch.cuda.empty_cache()
+            # What steps need that fit no captured shape.
+            steps = narrow_steps(config, max_step_tokens, pool.max_model_len)
+            if config.kv_cache_gib is not None:  # else sizing has run the largest
+                steps.append(widest_step(config, max_step_tokens, pool.max_model_len))
+            for step in steps:
+                executor.execute(step)
+            stream.synchronize()
+            torch.cuda.empty_cache()
         sized = time.perf_counter()
         _capture(executor, config.progress)
         for step in greediest_steps():  # compiles what no graph holds: the draws that decide something on the host

@@ -221,8 +221,10 @@ def serve(runtime: Runtime, rows: int) -> int:
         ("flash-attn-4", 40, {"kv_cache_gib": 0.25}),
         ("flash-attn-4", 200, {}),
         ("flash-attn-2", 40, {"kv_cache_gib": 0.25}),
+        ("flash-attn-4", 1, {}),
+        ("flash-attn-2", 5, {"max_step_tokens": 64}),
     ],
-    ids=["pool-given", "pool-sized", "not-captured"],
+    ids=["pool-given", "pool-sized", "not-captured", "one-row", "short-steps"],
 )
 def test_nothing_is_compiled_while_serving(
     attention: str,
@@ -237,7 +239,7 @@ def test_nothing_is_compiled_while_serving(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
     runtime = start_cuda.start_cuda(config, checkpoint, DEVICE)
-    assert len(compiled.new) > 30
+    assert len(compiled.new) > 20
     compiled.new.clear()
     assert serve(runtime, rows) > 50
     assert compiled.new == []
