@@ -308,7 +308,7 @@ class DecodeConfig:
     def shared_memory(self, group: int, dim: int, element_size: int) -> int:
         """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights."""
         copies = (self.stages - 1) * 2 * self.block * dim
-        return (copies + group_pad(group) * (dim + self.block)) * element_size + 64
+        return (copies + group_pad(group) * (dim + self.block)) * element_size + 4 * group_pad(group)
 
 
 def group_pad(group: int) -> int:

@@ -186,7 +186,7 @@ class LinearConfig:
     def shared_memory(self, m: int, element_size: int) -> int:
         """Bytes at most: copies on their way, with those that are being multiplied, and what came early."""
         copies = self.stages * (self.block_n + self.padded(m)) * self.block_k
-        return (copies + max(self.block_n, self.padded(m)) * self.early) * element_size
+        return (copies + max(self.block_n, self.padded(m)) * self.early) * element_size + 64
 
 
 @lru_cache

@@ -113,6 +113,8 @@ def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, n
     config = decode_attention.decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch)
     decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
     assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size())
+    # Each program has 1 KB beside its own; all that are meant to be on a processor at once are.
+    assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 
 def test_attention_to_shared_runs(compiler: Compiler) -> None:

@@ -1,4 +1,4 @@
-"""A start-up compiles every variant of the kernels that serving will ask for.
+"""A start-up compiles every variant of the kernels that serving will ask for, unless graphs are off.
 
 The real start-up and the real steps, on a CPU: no kernel runs, Triton only says which variant it would have taken.
 """
@@ -72,7 +72,7 @@ class Triton:
     def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         *_, binder = kernel.device_caches[self.get_current_device()]
         _, specialization, chosen = binder(*args, **options)
-        variant = f"{kernel.fn.__name__} {specialization} {chosen}"
+        variant = f"{kernel.fn.__module__} {kernel.fn.__name__} {specialization} {chosen}"
         if variant not in self.known:
             self.known.add(variant)
             self.new.append(variant)
