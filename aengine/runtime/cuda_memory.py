@@ -99,6 +99,21 @@ def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int)
     ]
 
 
+def decode_steps(config: EngineConfig, max_step_tokens: int) -> list[StepPlan]:
+    """Decodes of as many rows as each kind of kernel takes, drawn with and without filters, each behind its prompts.
+
+    What graphs would have compiled, where there are none.
+    """
+    most = min(config.max_num_seqs, max_step_tokens)
+    steps = []
+    for rows in sorted({min(size, most) for size in (1, 2, *ROW_BORDERS, ROW_BORDERS[-1] + 1)}):
+        for params in (SamplingParams(), SamplingParams(top_p=0.9)):
+            prompts = _in_page_0(_largest_step(rows, 1, 1, rows, params))
+            decode = StepPlan(step=0, new_rows=[], new_pages=[], decode=list(range(rows)), prefill=[], page_copies=[])
+            steps += [prompts, decode]
+    return steps
+
+
 def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
     """As many tokens and rows as one step may carry; all of them go into page 0."""
     length, pages_per_row = _each_row(config, max_step_tokens, max_model_len)

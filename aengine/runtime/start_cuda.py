@@ -24,7 +24,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
-from aengine.runtime.cuda_memory import greediest_steps, narrow_steps, room_for_kv, widest_step
+from aengine.runtime.cuda_memory import decode_steps, greediest_steps, narrow_steps, room_for_kv, widest_step
 from aengine.runtime.cuda_runner import CudaRunner, GraphedExecutor
 from aengine.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.device import resolve_dtype
@@ -126,6 +126,8 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
             steps = narrow_steps(config, max_step_tokens, pool.max_model_len)
             if config.kv_cache_gib is not None:  # else sizing has run the largest
                 steps.append(widest_step(config, max_step_tokens, pool.max_model_len))
+            if executor.decode_graphs is None:
+                steps += decode_steps(config, max_step_tokens)
             for step in steps:
                 executor.execute(step)
             stream.synchronize()

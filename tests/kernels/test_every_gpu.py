@@ -12,8 +12,6 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from aengine.kernels import (
@@ -28,11 +26,9 @@ from aengine.kernels import (
     small_linear,
 )
 from aengine.kernels.launch import Launch
+from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
-    pytest.mark.skipif(not isinstance(norms._rms_norm_kernel, JITFunction), reason="the interpreter compiles nothing"),
-]
+pytestmark = MARKS
 META = torch.device("meta")  # shapes and types without memory
 
 
@@ -56,36 +52,26 @@ GPUS = {
 
 @dataclass
 class Compiler:
-    """Stands in for a driver, and for every launch. `shared`: bytes of shared memory of what was built."""
+    """shared: bytes of shared memory of what was built."""
 
     gpu: Gpu
     shared: list[int] = field(default_factory=list)
 
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.gpu.capability, 32)
-
-    def get_current_device(self) -> int:
-        return 1000 + self.gpu.capability  # kernels keep what they have compiled by device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
 
 @pytest.fixture(params=GPUS)
 def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    compiler = Compiler(GPUS[request.param])
+    """Builds whatever is launched."""
+    gpu = GPUS[request.param]
+    compiler = Compiler(gpu)
     run = JITFunction.run
 
-    def build(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        compiler.shared.append(run(self, *args, grid=grid, warmup=True, **options).metadata.shared)
+    def build(kernel: Any, *args: Any, warmup: bool, **options: Any) -> None:
+        compiler.shared.append(run(kernel, *args, warmup=True, **options).metadata.shared)
 
-    monkeypatch.setattr(JITFunction, "run", build)
-    for module in (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear):
-        monkeypatch.setattr(module, "launch_for", lambda device: compiler.gpu.launch)
-    monkeypatch.setattr(driver, "_active", compiler)
+    take_over(monkeypatch, OfflineDriver(gpu.capability, device=1000 + gpu.capability), gpu.launch, build)
     yield compiler
     assert compiler.shared
-    assert max(compiler.shared) <= compiler.gpu.shared_memory * 1024
+    assert max(compiler.shared) <= gpu.shared_memory * 1024
 
 
 def maker(dtype: torch.dtype) -> Callable[..., Tensor]:

@@ -14,6 +14,7 @@ import torch
 import aengine
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.types import StepPlan
+from tests.runtime.ways import WAYS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 
@@ -129,15 +130,8 @@ async def test_nothing_is_compiled_while_serving(checkpoint: Path, monkeypatch: 
         monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **what: compiled.append(what["repr"]))
         before = flash4_variants()
         rng = random.Random(8)
-        ways: list[dict[str, object]] = [
-            {"temperature": 0},
-            {"temperature": 0.7},
-            {"temperature": 0.7, "top_p": 0.9},
-            {"temperature": 0.7, "top_k": 5, "min_p": 0.01, "logprobs": 3},
-            {"temperature": 0.7, "repetition_penalty": 1.2, "logit_bias": {5: 1.0}, "min_tokens": 4},
-        ]
         # Steps of every size, mixed and pure, in captured shapes and beyond.
-        for together in [*([way] for way in ways), *(rng.choices(ways, k=prompts) for prompts in (2, 7, 40, 130))]:
+        for together in [*([way] for way in WAYS), *(rng.choices(WAYS, k=prompts) for prompts in (2, 7, 40, 130))]:
             work = [
                 SHARED[: rng.choice([0, 64])] + [rng.randrange(1000) for _ in range(rng.choice([1, 9, 100, 700, 3000]))]
                 for _ in together

@@ -1,4 +1,4 @@
-"""A start-up compiles every variant of the kernels that serving will ask for, unless graphs are off.
+"""A start-up compiles every variant of the kernels that serving will ask for.
 
 The real start-up and the real steps, on a CPU: no kernel runs, Triton only says which variant it would have taken.
 """
@@ -20,23 +20,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
 from aengine.attention.flash4 import Flash4
 from aengine.attention.flash_backend import PrefillAttention, _OnGathered
 from aengine.config import EngineConfig
-from aengine.kernels import (
-    cutoff,
-    decode_attention,
-    gumbel,
-    norms,
-    prefix_attention,
-    rope,
-    small_linear,
-    triton_kernels,
-)
+from aengine.kernels import gumbel, triton_kernels
 from aengine.kernels.launch import Launch
 from aengine.runtime import start_cuda
 from aengine.runtime.runner import read_draws
@@ -46,31 +33,25 @@ from aengine.sampling.sampler import Sampler
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
 from aengine.scheduling.sequence import Sequence
 from aengine.types import SamplingParams
+from tests.kernels.offline import MARKS, OfflineDriver, take_over
+from tests.runtime.ways import WAYS
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
-    pytest.mark.skipif(not isinstance(norms._rms_norm_kernel, JITFunction), reason="the interpreter compiles nothing"),
-]
+pytestmark = MARKS
 DEVICE = torch.device("cpu")
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
 GIB = 2**30
 
 
 @dataclass
-class Triton:
-    """Stands in for a driver and for every launch. `new`: names of kernels whose variants were not known before."""
+class Variants:
+    """Of kernels. new: those that were not known before."""
 
+    offline: OfflineDriver
     known: set[str] = field(default_factory=set)
     new: list[str] = field(default_factory=list)
 
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 2000  # kernels keep what they have compiled by device
-
     def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        *_, binder = kernel.device_caches[self.get_current_device()]
+        *_, binder = kernel.device_caches[self.offline.get_current_device()]
         _, specialization, chosen = binder(*args, **options)
         variant = f"{kernel.fn.__module__} {kernel.fn.__name__} {specialization} {chosen}"
         if variant not in self.known:
@@ -87,13 +68,11 @@ def zeros(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Triton:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     """Everything of CUDA that a start-up and a step touch."""
-    triton = Triton()
-    monkeypatch.setattr(driver, "_active", triton)
-    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: triton.launch(kernel, *args, **options))
-    for module in (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear, start_cuda):
-        monkeypatch.setattr(module, "launch_for", lambda device: H200)
+    variants = Variants(OfflineDriver(90, device=2000))
+    take_over(monkeypatch, variants.offline, H200, variants.launch)
+    monkeypatch.setattr(start_cuda, "launch_for", lambda device: H200)
     # What a kernel would have written are zeros: ids and lengths that exist.
     monkeypatch.setattr(torch, "empty", zeros)
     monkeypatch.setattr(torch, "empty_like", zeros_like)
@@ -137,7 +116,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Triton:
         "CUDAGraph": lambda: SimpleNamespace(replay=nothing),
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    return triton
+    return variants
 
 
 def attention_of(name: str) -> PrefillAttention:
@@ -169,16 +148,6 @@ def checkpoint(tmp_path: Path) -> Path:
         json.dumps({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **shape})
     )
     return tmp_path
-
-
-WAYS: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 0.7},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 0.7, "top_k": 5, "min_p": 0.01, "logprobs": 3},
-    {"temperature": 0.7, "repetition_penalty": 1.2, "logit_bias": {5: 1.0}, "min_tokens": 4},
-    {"temperature": 0, "prompt_logprobs": 2},
-]
 
 
 def serve(runtime: Runtime, rows: int) -> int:
@@ -223,15 +192,17 @@ def serve(runtime: Runtime, rows: int) -> int:
         ("flash-attn-2", 40, {"kv_cache_gib": 0.25}),
         ("flash-attn-4", 1, {}),
         ("flash-attn-2", 5, {"max_step_tokens": 64}),
+        ("flash-attn-4", 70, {"cuda_graphs": False}),
+        ("flash-attn-2", 5, {"cuda_graphs": False, "kv_cache_gib": 0.25}),
     ],
-    ids=["pool-given", "pool-sized", "not-captured", "one-row", "short-steps"],
+    ids=["pool-given", "pool-sized", "not-captured", "one-row", "short-steps", "no-graphs", "no-graphs-few-rows"],
 )
 def test_nothing_is_compiled_while_serving(
     attention: str,
     rows: int,
     knobs: dict[str, Any],
     checkpoint: Path,
-    compiled: Triton,
+    compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention))

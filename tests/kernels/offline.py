@@ -1,0 +1,46 @@
+"""A stand-in for a CUDA driver: Triton's own compiler, which needs no GPU, with every launch left to a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from aengine.kernels import cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear
+from aengine.kernels.launch import Launch
+
+KERNELS = (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear)  # those that ask the device
+MARKS = [
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+    pytest.mark.skipif(not isinstance(norms._rms_norm_kernel, JITFunction), reason="the interpreter compiles nothing"),
+]
+
+
+class OfflineDriver:
+    """What Triton asks a driver for. device: a number of its own, as kernels keep by it what they have compiled."""
+
+    def __init__(self, capability: int, device: int) -> None:
+        self._capability = capability
+        self._device = device
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def take_over(
+    monkeypatch: pytest.MonkeyPatch, offline: OfflineDriver, launch: Launch, run: Callable[..., None]
+) -> None:
+    """From now on kernels see a device as `launch` says, and `run(kernel, *args, **options)` is every launch."""
+    for module in KERNELS:
+        monkeypatch.setattr(module, "launch_for", lambda device: launch)
+    monkeypatch.setattr(driver, "_active", offline)
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: run(kernel, *args, **options))
