@@ -181,7 +181,7 @@ class LinearConfig:
 
     def padded(self, m: int) -> int:
         """The height of its products: m, or what a matrix product has at least."""
-        return 1 if self.one_row else max(16, power_of_two(m))
+        return 1 if self.one_row else max(FEW_ROWS, power_of_two(m))
 
     def shared_memory(self, m: int, element_size: int) -> int:
         """Bytes at most: copies on their way, with those that are being multiplied, and what came early."""
