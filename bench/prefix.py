@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import random
 import statistics
 import sys
@@ -106,6 +107,8 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         engines = {
             on: await stack.enter_async_context(aengine.Engine(prefix_cache=on, **knobs)) for on in (True, False)
         }
+        gc.collect()
+        gc.freeze()  # as the server does: walking torch's objects takes 0.1 s, in the middle of a run
         for name in options.only or WORKLOADS:
             found: dict[bool, list[Seen]] = {True: [], False: []}
             for run in range(options.runs + 1):
