@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from aengine.errors import InvalidRequestError
 
+Thought = Literal["never", "possible", "open"]
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
@@ -17,6 +18,9 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     The output ends where its language does: `ignore_eos` has no say, and `min_tokens` only where the language leaves
     a choice. A stop string or stop token id still ends it earlier.
+
+    A model may think before: with `thought` "possible" all up to `</think>` is free, if the output begins with
+    `<think>`; with "open" it is in any case, because the prompt has opened the thought.
     """
 
     json: Mapping[str, Any] | str | None = None  # a JSON schema, as an object or as its text
@@ -24,6 +28,7 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     regex: str | None = None  # matched against the whole output
     choice: tuple[str, ...] | None = None  # one of these texts
     grammar: str | None = None  # in Lark's notation, as llguidance reads it; `start` is the start rule
+    thought: Thought = "never"
     origin: str | None = None  # the name of the request's field, for errors
 
     @property
@@ -43,6 +48,10 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if len(given) != 1:
             raise InvalidRequestError(
                 f"{self.param} takes exactly one of {', '.join(KINDS)}, got {' and '.join(given) or 'none'}", self.param
+            )
+        if self.thought not in get_args(Thought):
+            raise InvalidRequestError(
+                f"{self.param}: thought must be one of {', '.join(get_args(Thought))}, got {self.thought!r}", self.param
             )
         value = getattr(self, given[0])
         match given[0]:

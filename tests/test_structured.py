@@ -18,6 +18,7 @@ from aengine.types import SamplingParams
         Structured(regex="a+"),
         Structured(choice=("yes", "no")),
         Structured(grammar='start: "a"'),
+        Structured(regex="a+", thought="open"),
     ],
 )
 def test_one_kind_is_enough(structured: Structured) -> None:
@@ -37,6 +38,7 @@ def test_one_kind_is_enough(structured: Structured) -> None:
         (Structured(choice=("a", "")), "structured.choice", "not empty"),
         (Structured(choice=("a", 1)), "structured.choice", "a list of texts"),  # type: ignore[arg-type]
         (Structured(grammar=""), "structured.grammar", "not empty"),
+        (Structured(regex="a", thought="maybe"), "structured.regex", "one of never, possible, open"),  # type: ignore[arg-type]
         (Structured(regex="", origin="guided_regex"), "guided_regex", "not empty"),
     ],
 )

@@ -7,11 +7,11 @@ import msgspec
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.tool_use import ToolUse
-from aengine.structured import Structured
+from aengine.structured import Structured, Thought
 from aengine.text.answer import AnswerFormat, AnswerParser
 from aengine.text.reasoning import ThoughtParser
 from aengine.text.tool_calls import ToolCallParser
-from aengine.text.tool_grammar import Thought, tool_grammar
+from aengine.text.tool_grammar import tool_grammar
 from aengine.text.tool_syntax import SYNTAXES, CallSyntax
 from aengine.types import SamplingParams
 
@@ -20,7 +20,7 @@ class AnswerReading:
     """The model's format, as far as the server's knobs leave it, and the request's tools.
 
     `may_think` is False where the request keeps the model from thinking. `formed`: the request has given the answer
-    a form from its first token on, so that it is content and nothing else, unless calls are forced.
+    a form, so that behind a thought it is content and nothing else, unless calls are forced.
     """
 
     def __init__(
@@ -46,35 +46,44 @@ class AnswerReading:
                 "the server's knob tool_format names it",
                 "tool_choice",
             )
-        if formed and not tools.forced:
-            self._thoughts, self._syntax = False, None
+        self._formed = formed and not tools.forced
+        if self._formed:
+            self._syntax = None
 
     def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
         """What the engine is asked for: markers that can be seen, and calls where they are forced."""
         markers = self._format.shown_special_ids(self._thoughts, self._syntax)
-        grammar = self.forced_calls(opens_thought)
+        structured = params.structured
+        if (grammar := self.forced_calls(opens_thought)) is not None:
+            structured = Structured(grammar=grammar, origin="tools")
+        elif structured is not None and self._thoughts:
+            structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought))
         return msgspec.structs.replace(
-            params,
-            shown_special_ids=(*params.shown_special_ids, *markers),
-            structured=params.structured if grammar is None else Structured(grammar=grammar, origin="tools"),
+            params, shown_special_ids=(*params.shown_special_ids, *markers), structured=structured
         )
 
     def forced_calls(self, opens_thought: bool) -> str | None:
         """The grammar, in Lark's notation, of an answer that must call tools; None where it need not."""
         if self._syntax is None or not self._tools.forced:
             return None
-        thought: Thought = "possible" if self._format.thoughts and self._may_think else "never"
         return tool_grammar(
             {tool.function.name: tool.function.parameters for tool in self._tools.callable_tools},
             self._syntax,
             parallel=self._tools.parallel,
-            thought="open" if opens_thought else thought,
+            thought=self._thought(opens_thought),
             special_tokens=self._format.special_markers,
         )
 
+    def _thought(self, opens_thought: bool) -> Thought:
+        if opens_thought:
+            return "open"
+        return "possible" if (self._thoughts or self._format.thoughts) and self._may_think else "never"
+
     def parser(self, opens_thought: bool) -> AnswerParser:
         """A parser for one answer. `opens_thought`: the prompt ends within a thought."""
+        # What has a form and no thought before it may begin with anything, a marker too.
+        thoughts = self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
         return AnswerParser(
-            ThoughtParser(opens_thought) if self._thoughts else None,
+            ThoughtParser(opens_thought) if thoughts else None,
             ToolCallParser(self._syntax, self._tools.names, self._tools.parallel) if self._syntax is not None else None,
         )

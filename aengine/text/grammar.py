@@ -90,6 +90,7 @@ class Grammars:
         self.eos_ids = tuple(token_id for token_id in eos_ids if token_id < vocab_size)
         self.words = -(-vocab_size // 32)  # of a mask
         self._limits = limits or GrammarLimits()
+        self._special_markers = tokenizer.answer_format.special_markers
         self._missing = ""  # what it takes to structure outputs at all
         self._tokenizer: LLTokenizer | None = None
         if not self.eos_ids:
@@ -113,7 +114,8 @@ class Grammars:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise InvalidRequestError(f"{structured.param}: {self._missing}", structured.param)
-        source = await to_thread.run_sync(grammar_source, structured, self._limits)  # 30 ms for a large schema
+        # 30 ms for a large schema
+        source = await to_thread.run_sync(grammar_source, structured, self._limits, self._special_markers)
         compiled = self._cached.get(source)
         if compiled is None:
             try:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ import msgspec
 from llguidance import LLMatcher
 
 from aengine.errors import InvalidRequestError
-from aengine.structured import Structured
+from aengine.structured import Structured, Thought
 from aengine.text.schema_numbers import with_ends
+from aengine.text.thought_grammar import thought_rules
 
 MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states, made before any limit is looked at
 MAX_INTERSECTIONS = 8  # of a Lark grammar: each may multiply the time to compile, whatever the fuel
@@ -37,11 +38,17 @@ class GrammarLimits(NamedTuple):
     seconds: float = 5.0  # to compile
 
 
-def grammar_source(structured: Structured, limits: GrammarLimits) -> str:
-    """The grammar in Lark's notation. Raises `InvalidRequestError`, naming the field, for what is out of bounds."""
+def grammar_source(structured: Structured, limits: GrammarLimits, special_tokens: Collection[str] = ()) -> str:
+    """The grammar as llguidance reads it: in Lark's notation, or as JSON of two that are.
+
+    special_tokens: the markers around a thought that the tokenizer holds as special tokens. Raises
+    `InvalidRequestError`, naming the field, for what is out of bounds.
+    """
     try:
         source = _source(structured, limits) + _OPTIONS
         source.encode()
+        if structured.thought != "never":
+            source = _behind_thought(source, structured.thought, special_tokens)
     except UnicodeEncodeError:
         raise InvalidRequestError(f"{structured.param} holds a lone surrogate", structured.param) from None
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -66,6 +73,13 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
             return "start: " + " | ".join(_lark_text(text) for text in choices)
         case _:
             return _lark_source(structured.grammar or "", limits)
+
+
+def _behind_thought(source: str, thought: Thought, special_tokens: Collection[str]) -> str:
+    head, rules = thought_rules(thought, special_tokens)
+    whole = "\n".join([f"start: {head}@answer", *rules]) + _OPTIONS
+    grammars = [{"name": "whole", "lark_grammar": whole}, {"name": "answer", "lark_grammar": source}]
+    return json.dumps({"grammars": grammars})
 
 
 def _json_source(schema: dict[str, Any]) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from aengine.text.reasoning import THOUGHT_BEGIN, THOUGHT_END
+from aengine.structured import Thought
+from aengine.text.thought_grammar import marker, thought_rules
 from aengine.text.tool_syntax import CallSyntax
-
-Thought = Literal["never", "possible", "open"]
 
 # JSON as chat templates write it and models learn it. Without free white space no answer can end in endless blanks.
 # What the compiler does not know of a schema is not enforced: the arguments are the client's to check in any case.
@@ -31,32 +30,17 @@ def tool_grammar(
     come first where it is `possible`; `open` means that the prompt has begun it. Those markers that the tokenizer
     holds as special tokens, which are no text, must be named.
     """
-
-    def marker(text: str) -> str:
-        return text if text in special_tokens else json.dumps(text)
-
     calls = [f"call_{index}" for index in range(len(schemas))]
     more = f" ({json.dumps(syntax.separator)} call)*" if parallel else ""
-    rules = [f"start: {_thought(thought)}call{more}", f"call: {' | '.join(calls)}"]
-    if thought != "never":
-        # Special tokens are no part of a text; written out, the marker is where the text ends.
-        begin = f"{marker(THOUGHT_BEGIN)} " if thought == "possible" else ""
-        if THOUGHT_END in special_tokens:
-            rules.append(f"thought: {begin}/(.|\\n)*/ {THOUGHT_END} /\\n{{0,2}}/")
-        else:
-            rules.append(f"thought: {begin}thinking /\\n{{0,2}}/")
-            rules.append(f"thinking[suffix={json.dumps(THOUGHT_END)}]: /(.|\\n)*/")
-    before = "" if syntax.bare else f'{marker(syntax.begin)} "\\n" '
-    after = f' "\\n" {marker(syntax.end)}' if syntax.end else ""
+    before_all, thinking = thought_rules(thought, special_tokens)
+    rules = [f"start: {before_all}call{more}", f"call: {' | '.join(calls)}", *thinking]
+    before = "" if syntax.bare else f'{marker(syntax.begin, special_tokens)} "\\n" '
+    after = f' "\\n" {marker(syntax.end, special_tokens)}' if syntax.end else ""
     for rule, (name, schema) in zip(calls, schemas.items(), strict=True):
         head = f'{{"name": {json.dumps(name)}, "{syntax.arguments}": '
         rules.append(f'{rule}: {before}{json.dumps(head)} {rule}_arguments "}}"{after}')
         rules.append(f"{rule}_arguments: %json {json.dumps(_arguments(schema))}")
     return "\n".join(rules)
-
-
-def _thought(thought: Thought) -> str:
-    return {"never": "", "possible": "thought? ", "open": "thought "}[thought]
 
 
 def _arguments(schema: Mapping[str, Any] | None) -> dict[str, Any]:

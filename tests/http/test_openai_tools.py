@@ -115,6 +115,24 @@ async def test_a_thought_and_the_answer(demo_url: str) -> None:
     assert not hasattr(plain, "reasoning_content")
 
 
+async def test_a_thought_and_an_answer_of_a_given_form(demo_url: str) -> None:
+    asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+    form: dict[str, Any] = {"structured_outputs": {"regex": r"[0-9]+ \+ [0-9]+ = [0-9]{2}!"}}  # it would end with a dot
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
+        whole = (await client.chat.completions.create(**asked, extra_body=THINKING | form)).choices[0]
+        thought, content = "", ""
+        async for chunk in await client.chat.completions.create(**asked, extra_body=THINKING | form, stream=True):
+            delta = chunk.choices[0].delta
+            thought += getattr(delta, "reasoning_content", None) or ""
+            content += delta.content or ""
+        plain = (await client.chat.completions.create(**asked, extra_body=form)).choices[0]
+    assert (thought, content) == (getattr(whole.message, "reasoning_content", None), whole.message.content)
+    assert thought.startswith("Ones:")
+    assert content == plain.message.content == "17 + 25 = 42!"
+    assert (whole.finish_reason, plain.finish_reason) == ("stop", "stop")
+    assert not hasattr(plain.message, "reasoning_content")
+
+
 async def test_thoughts_stay_in_the_text_where_the_knob_says_so() -> None:
     with demo_server(reasoning="off") as url:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=30) as client:

@@ -11,7 +11,10 @@ from aengine.config import ServerConfig
 from aengine.http.answer_reading import AnswerReading
 from aengine.http.structs import ChatRequest
 from aengine.http.tool_use import tool_use
+from aengine.structured import Structured
 from aengine.text.answer import AnswerFormat
+from aengine.text.deltas import ContentDelta
+from aengine.types import SamplingParams
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
 
@@ -222,10 +225,34 @@ async def test_after_the_thought_events_are_as_cheap_as_ever() -> None:
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-def test_an_answer_of_a_given_form_is_content() -> None:
+@pytest.mark.parametrize(
+    ("form", "knobs", "may_think", "opens_thought", "thought"),
+    [
+        (QWEN, {}, True, False, "possible"),
+        (QWEN, {}, False, False, "never"),
+        (QWEN, {}, True, True, "open"),
+        (QWEN, {}, False, True, "open"),
+        (QWEN, {"reasoning": "off"}, True, False, "never"),
+        (QWEN, {"reasoning": "off"}, True, True, "never"),
+        (AnswerFormat(), {}, True, False, "never"),
+        (AnswerFormat(), {"reasoning": "think"}, True, False, "possible"),
+    ],
+)
+def test_a_thought_may_come_before_an_answer_of_a_given_form(
+    form: AnswerFormat, knobs: dict[str, Any], may_think: bool, opens_thought: bool, thought: str
+) -> None:
+    body = msgspec.convert({"messages": HELLO}, ChatRequest)
+    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body), may_think=may_think, formed=True)
+    asked = reading.asked(SamplingParams(structured=Structured(regex="a+")), opens_thought)
+    assert asked.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
+    assert reading.parser(opens_thought).plain == (thought == "never")
+
+
+def test_an_answer_of_a_given_form_calls_nothing() -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
     reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
-    assert reading.parser(opens_thought=True).plain
+    (delta, *_) = reading.parser(opens_thought=False).feed("".join(CALL) + "x")
+    assert isinstance(delta, ContentDelta)
     body.tool_choice = "required"
     reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
     assert not reading.parser(opens_thought=True).plain

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
+from aengine.text.answer import AnswerFormat
 from aengine.text.grammar import MAX_CACHED, Grammars, Matcher
 from aengine.text.tokenizer import Tokenizer
 
@@ -85,6 +86,56 @@ async def test_whatever_the_masks_allow_is_in_the_language(
             return
         raise
     check(demo.decode(output))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        ({"json": PERSON}, '{"name": "Bo", "age": 7}'),
+        ({"json_object": True}, '{"a": [1]}'),
+        ({"regex": "[a-z]+"}, "yes"),
+        ({"choice": ("no", "<think>")}, "no"),
+        ({"grammar": 'start: "x" answer\nanswer: /[0-9]+/\nthought: "t"'}, "x12"),
+    ],
+    ids=["json", "json_object", "regex", "choice", "grammar"],
+)
+async def test_a_thought_may_come_before_every_form(
+    demo: Tokenizer, form: dict[str, object], answer: str, special: bool
+) -> None:
+    if special:  # in some tokenizers the markers are special tokens, which are no text
+        begin, end = demo.encode_now("<think></think>")
+        demo.special_ids |= {begin, end}
+        markers = {"<think>": begin, "</think>": end}
+        demo.answer_format = AnswerFormat(thoughts=True, markers=markers, special_markers=frozenset(markers))
+    grammars = Grammars(demo, demo.vocab_size, (4091,))
+    thought = 'so {"name": no</thin\n>\n'
+    whole, opened = f"<think>\n{thought}</think>\n\n{answer}", f"{thought}</think>{answer}"
+    for state, good, bad in (
+        ("never", [answer], [whole, opened]),
+        ("possible", [answer, whole], [opened, f"<think>{thought}", f"</think>{answer}", f"{whole}</think>"]),
+        ("open", [opened, whole], [answer, thought, f"{opened}</think>", f"</think>\n\n\n{answer}"]),
+    ):
+        for text in (*good, *bad):
+            matcher = await grammars.matcher(Structured(**form, thought=state))  # type: ignore[arg-type]
+            fits = all([await takes(grammars, matcher, token) for token in [*demo.encode_now(text), 4091]])
+            assert fits == (text in good), (state, text)
+    grammars.close()
+
+
+async def takes(grammars: Grammars, matcher: Matcher, token: int) -> bool:
+    """Whether the output may go on with this token, with which it then does."""
+    (mask,) = await grammars.fill([matcher])
+    if matcher.error is not None or token not in tokens_of(mask):
+        return False
+    matcher.accept(token)
+    return True
+
+
+async def test_an_error_behind_a_thought_is_the_forms(grammars: Grammars) -> None:
+    with pytest.raises(InvalidRequestError, match='unknown name: "foo"') as caught:
+        await grammars.matcher(Structured(grammar="start: foo", thought="possible"))
+    assert caught.value.param == "structured.grammar"
 
 
 async def test_choices_are_taken_literally(grammars: Grammars, demo: Tokenizer) -> None:
