@@ -51,10 +51,10 @@ class AnswerReading:
             self._syntax = None
 
     def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
-        """What the engine is asked for: markers that can be seen, and calls where they are forced."""
+        """What the engine is asked for: markers that can be seen, and a grammar where calls are bound to a form."""
         markers = self._format.shown_special_ids(self._thoughts, self._syntax)
         structured = params.structured
-        if (grammar := self.forced_calls(opens_thought)) is not None:
+        if (grammar := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=grammar, origin="tools")
         elif structured is not None and self._thoughts:
             structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought))
@@ -62,13 +62,21 @@ class AnswerReading:
             params, shown_special_ids=(*params.shown_special_ids, *markers), structured=structured
         )
 
-    def forced_calls(self, opens_thought: bool) -> str | None:
-        """The grammar, in Lark's notation, of an answer that must call tools; None where it need not."""
-        if self._syntax is None or not self._tools.forced:
+    def calls_grammar(self, opens_thought: bool) -> str | None:
+        """The grammar, in Lark's notation, of an answer that must call tools, or whose calls, if there are any, must
+        be right; None where neither is asked for.
+        """
+        functions = [tool.function for tool in self._tools.callable_tools]
+        forced = self._tools.forced
+        if self._syntax is None or not (forced or any(function.strict for function in functions)):
             return None
         return tool_grammar(
-            {tool.function.name: tool.function.parameters for tool in self._tools.callable_tools},
+            {
+                function.name: function.parameters if forced or function.strict else {"type": "object"}
+                for function in functions
+            },
             self._syntax,
+            forced=forced,
             parallel=self._tools.parallel,
             thought=self._thought(opens_thought),
             special_tokens=self._format.special_markers,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from aengine.errors import InvalidRequestError
 
@@ -72,6 +73,7 @@ class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema; None: it has no parameters
+    strict: bool | None = None  # a call that the model makes by itself has arguments of this schema as well
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -83,11 +85,24 @@ class ChosenFunction(msgspec.Struct, kw_only=True):
     name: str
 
 
-class ToolChoice(msgspec.Struct, kw_only=True):
+class ChosenTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     """The one function that must be called."""
 
-    type: Literal["function"]
     function: ChosenFunction
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Those of the offered tools that may be called."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = ChosenTool | AllowedToolsChoice
 
 
 def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -97,4 +112,7 @@ def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any
 
 def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
     """The tools as the chat template gets them; None where there are none."""
-    return msgspec.to_builtins(tools) if tools else None
+    if not tools:
+        return None
+    # What is strict about them is for the grammar to see to.
+    return [{"type": tool.type, "function": msgspec.to_builtins(replace(tool.function, strict=None))} for tool in tools]

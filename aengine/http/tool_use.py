@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from aengine.errors import InvalidRequestError
-from aengine.http.chat_structs import Tool, ToolChoice
+from aengine.http.chat_structs import AllowedToolsChoice, ChosenTool, Tool
 from aengine.http.structs import ChatRequest
 
 
 class ToolUse(NamedTuple):
-    """`callable_tools` are all that are offered, or the one that was chosen."""
+    """`callable_tools` are all that are offered, or those that were chosen."""
 
     offered: list[Tool]
     callable_tools: list[Tool]
@@ -40,11 +41,21 @@ def tool_use(body: ChatRequest) -> ToolUse:
         return ToolUse([], [], forced=False, parallel=parallel)
     if not tools:
         raise InvalidRequestError("tool_choice: there are no tools to choose from", "tool_choice")
-    if not isinstance(choice, ToolChoice):
-        return ToolUse(tools, tools, forced=True, parallel=parallel)
-    chosen = [tool for tool in tools if tool.function.name == choice.function.name]
-    if not chosen:
-        raise InvalidRequestError(
-            f"tool_choice.function.name: {choice.function.name!r} is not among the tools", "tool_choice.function.name"
-        )
-    return ToolUse(tools, chosen, forced=True, parallel=False)
+    if isinstance(choice, ChosenTool):
+        return ToolUse(tools, _chosen(tools, [choice], "tool_choice"), forced=True, parallel=False)
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        chosen = _chosen(tools, allowed.tools, "tool_choice.allowed_tools.tools[{}]")
+        return ToolUse(tools, chosen, forced=allowed.mode == "required", parallel=parallel)
+    return ToolUse(tools, tools, forced=True, parallel=parallel)
+
+
+def _chosen(tools: Sequence[Tool], named: Sequence[ChosenTool], where: str) -> list[Tool]:
+    """The tools of these names; `where` is the place of each one's name, a gap for its number in it."""
+    known = {tool.function.name for tool in tools}
+    for index, each in enumerate(named):
+        if each.function.name not in known:
+            path = f"{where.format(index)}.function.name"
+            raise InvalidRequestError(f"{path}: {each.function.name!r} is not among the tools", path)
+    names = {each.function.name for each in named}
+    return [tool for tool in tools if tool.function.name in names]

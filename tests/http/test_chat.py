@@ -92,8 +92,9 @@ async def test_messages_reach_the_template_as_plain_text() -> None:
         {"role": "tool", "content": "3", "tool_call_id": "1"},
     ]
     tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = [{"type": "function", "function": {"name": "f", "strict": True}}]  # the last is not the model's to know
     async with serving() as server:
-        response = await server.post(PATH, messages=messages, tools=tools, chat_template_kwargs={"thinking": False})
+        response = await server.post(PATH, messages=messages, tools=asked, chat_template_kwargs={"thinking": False})
         assert response.status_code == 200
         chat = server.engine.chats[0]
     messages[1]["content"] = "one two"

@@ -94,6 +94,54 @@ async def test_it_may_think_before_it_calls(demo_url: str) -> None:
         check(call, set(SCHEMAS))
 
 
+WEATHER: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+ONLY_OSLO = {**SCHEMAS["get_weather"], "properties": {"city": {"enum": ["Oslo"]}}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("strict", "city"), [(None, "Paris"), (False, "Paris"), (True, "Oslo")])
+@pytest.mark.parametrize("thinking", [False, True])
+async def test_a_strict_tools_schema_binds_calls_that_need_not_be(
+    demo_url: str, strict: bool | None, city: str, thinking: bool
+) -> None:
+    function = {"name": "get_weather", "parameters": ONLY_OSLO, "strict": strict}
+    asked: dict[str, Any] = {
+        **ASKED,
+        "temperature": 0,
+        "tools": [{"type": "function", "function": function}],
+        "extra_body": {"chat_template_kwargs": {"enable_thinking": thinking}},
+    }
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
+        calls = (await client.chat.completions.create(**asked, messages=WEATHER)).choices[0].message.tool_calls or ()
+        talk = (await client.chat.completions.create(**asked, messages=SMALL_TALK)).choices[0]
+        plain = (await client.chat.completions.create(**ASKED, temperature=0, messages=SMALL_TALK)).choices[0]
+    assert [json.loads(call.function.arguments) for call in calls] == [{"city": city}]
+    assert talk.finish_reason == "stop"
+    if not thinking:
+        assert talk.message.content == plain.message.content
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_are_called(demo_url: str, mode: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
+        choices = []
+        for name in ("get_weather", "add"):
+            allowed: Any = {"mode": mode, "tools": [{"type": "function", "function": {"name": name}}]}
+            chat = await client.chat.completions.create(
+                **ASKED,
+                temperature=0,
+                messages=WEATHER,
+                tools=TOOLS,
+                tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+            )
+            choices.append(chat.choices[0])
+    (call,) = choices[0].message.tool_calls or ()
+    check(call, {"get_weather"})
+    calls = choices[1].message.tool_calls or ()
+    assert len(calls) == (1 if mode == "required" else 0)
+    for call in calls:
+        check(call, {"add"})
+
+
 async def test_an_answer_of_a_given_form_calls_nothing(demo_url: str) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "add", "schema": SCHEMAS["add"]}}
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:

@@ -28,6 +28,13 @@ CALL = ["<tool_call>", '\n{"name": "f", ', '"arguments": {"a', '": 1}', "}\n</to
 ALL = ["<think>", "\nI call.", "\n</think>", "\n\nI ", "look.\n", *CALL, "\n", *CALL]
 
 
+def named(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+STRICT = [named("f"), named("g", strict=True)]
+
+
 def saying(*words: str, form: AnswerFormat = QWEN, opens_thought: bool = False) -> FakeEngine:
     engine = FakeEngine()
     engine.words, engine.answer_format, engine.opens_thought = words, form, opens_thought
@@ -267,6 +274,21 @@ def test_an_answer_of_a_given_form_calls_nothing() -> None:
         ({"tool_choice": "required", "parallel_tool_calls": False}, True, False, "start: thought? call\n"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, False, False, "start: call\ncall: call_0\n"),
         ({"tool_choice": "auto"}, True, False, None),
+        ({"tool_choice": "auto", "tools": STRICT}, True, False, "start: thought? (till_call call)*"),
+        ({"tools": STRICT, "parallel_tool_calls": False}, False, False, "start: (till_call call)?"),
+        ({"tool_choice": "none", "tools": STRICT}, True, False, None),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}},
+            True,
+            False,
+            None,
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("g")]}}},
+            False,
+            False,
+            "start: call (",
+        ),
         ({"tool_choice": "none"}, True, False, None),
     ],
 )
@@ -274,13 +296,9 @@ def test_the_grammar_of_forced_calls(
     asked: dict[str, Any], may_think: bool, opens_thought: bool, beginning: str | None
 ) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **asked}, ChatRequest)
-    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body), may_think=may_think).forced_calls(opens_thought)
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body), may_think=may_think).calls_grammar(opens_thought)
     assert (grammar is None) == (beginning is None)
     assert grammar is None or grammar.startswith(beginning or "")
-
-
-def named(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -302,6 +320,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": named("h")}, "tool_choice.function.name"),
     ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        "tool_choice.allowed_tools.tools",
+    ),
+    (
+        {
+            "tools": TOOLS,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [named("f"), named("h")]},
+            },
+        },
+        "tool_choice.allowed_tools.tools[1].function.name",
+    ),
+    (
+        {
+            "tools": TOOLS,
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": [named("f")]}},
+        },
+        "tool_choice.allowed_tools.mode",
+    ),
+    ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice.type"),
+    ({"tools": [named("f", strict="yes")]}, "tools[0].function.strict"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [], "tool_choice": named("f")}, "tool_choice"),
     (

@@ -112,6 +112,38 @@ def test_several_calls_only_where_they_may_be(form: CallFormat) -> None:
     assert len(answer(ToolCallParser(SYNTAXES[form], frozenset(TOOLS)), several).calls) == len(GOOD)
 
 
+@pytest.mark.parametrize("form", list(SYNTAXES))
+@pytest.mark.parametrize("special", [False, True])
+def test_calls_that_need_not_be_are_right_if_they_are(form: CallFormat, special: bool) -> None:
+    def grammar(**options: Any) -> str:
+        named = SPECIAL if special else ()
+        return tool_grammar(TOOLS, SYNTAXES[form], forced=False, special_tokens=named, **options)
+
+    texts = ["", "Hello", 'Hello {"name": 1}\n', "a < b\n<tool"]
+    calls = [call(*each, form) for each in GOOD]
+    several = SYNTAXES[form].separator.join(calls)
+    good = [*texts, *calls, several]
+    bad = [call(*each, form) for each in BAD]
+    if form == "hermes":
+        good += [f"Hello {calls[0]}", f"{calls[0]}\nBye", f"a {calls[1]} b {calls[2]} c"]
+        bad += [f"Hello {bad[0]}", f"{calls[0]}\n{bad[0]}", "<tool_call>", f"<tool_call>{calls[0]}"]
+    else:
+        bad += [f"\n{each}" for each in bad]
+    if form == "llama3" and special:
+        good += [f"<|python_tag|>{several}"]
+        bad += [f"<|python_tag|>{bad[0]}"]
+    for text in good:
+        assert accepts(grammar(), text, special), text
+    for text in bad:
+        assert not accepts(grammar(), text, special), text
+    assert accepts(grammar(parallel=False), calls[0], special)
+    assert accepts(grammar(parallel=False), "Hello", special)
+    thought = "<think>\nHm.\n</think>\n\n"
+    assert accepts(grammar(thought="possible"), thought + calls[0], special)
+    assert accepts(grammar(thought="possible"), f"{thought}Hello", special)
+    assert not accepts(grammar(thought="possible"), thought + bad[0], special)
+
+
 def test_a_named_tool_is_the_only_one() -> None:
     grammar = tool_grammar({"stop": None}, SYNTAXES["hermes"])
     assert accepts(grammar, call("stop", "{}"))
