@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from contextlib import suppress
@@ -31,8 +32,26 @@ _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> int:
     """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded or the engine failed."""
+    check_certificate(listen)
     allow_many_connections()
     return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
+
+
+def check_certificate(listen: ListenConfig) -> None:
+    """Raises `CommandError` for what HTTPS could not be spoken with."""
+    if listen.ssl_certfile is None:
+        if listen.ssl_keyfile is not None:
+            raise CommandError("ssl_keyfile: a key needs its certificate (--ssl-certfile)")
+        return
+    try:
+        # hypercorn would ask the terminal for a key's password, in the middle of a start.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(listen.ssl_certfile, listen.ssl_keyfile, password="")
+    except ssl.SSLError as error:
+        raise CommandError(
+            f"ssl_certfile, ssl_keyfile: not a certificate with its key, unencrypted and in PEM ({error.reason})"
+        ) from None
+    except OSError as error:
+        raise CommandError(f"ssl_certfile, ssl_keyfile: {os.strerror(error.errno or 0)}") from None
 
 
 def allow_many_connections() -> None:
@@ -74,6 +93,9 @@ def hypercorn_config(listen: ListenConfig, sock: socket.socket) -> Config:
     config = Config()
     config.bind = [f"fd://{sock.detach()}"]
     config.backlog = _ACCEPTED  # asyncio takes it for both: what the kernel keeps, and what one pass accepts
+    if listen.ssl_certfile is not None:
+        config.certfile = listen.ssl_certfile
+        config.keyfile = listen.ssl_keyfile or listen.ssl_certfile
     config.graceful_timeout = _LAST_WORDS
     config.shutdown_timeout = _LOADING
     config.keep_alive_timeout = listen.keep_alive_timeout
@@ -110,7 +132,7 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_obey_signals, app, stop, listen.shutdown_timeout)
-        tasks.start_soon(_announce, app, stop, _url(host, port))
+        tasks.start_soon(_announce, app, stop, _url(host, port, listen.ssl_certfile is not None))
         # In a task of its own: hypercorn leaves it marked as cancelled (asyncio's TaskGroup does, in 3.11).
         await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=listening))  # type: ignore[arg-type]
         tasks.cancel_scope.cancel()
@@ -123,9 +145,9 @@ def _not_the_cut_off(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
         loop.default_exception_handler(context)
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, https: bool) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http{'s' if https else ''}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:

@@ -6,9 +6,12 @@ import json
 import shlex
 import signal
 import socket
+import ssl
 from pathlib import Path
 
+import httpx
 import pytest
+import trustme
 
 from tests.cli.running import run, served
 from tests.http.serving import parse_events
@@ -64,6 +67,58 @@ def test_what_takes_too_long_is_ended_with_an_error(patience: str) -> None:
     assert events[-1]["error"]["code"] == "shutting_down"
     assert status == 0
     assert "Traceback" not in rest
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """authority.pem; chain.pem and key.pem of 127.0.0.1, and both in both.pem."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "authority.pem"))
+    issued = authority.issue_cert("127.0.0.1")
+    (folder / "chain.pem").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    issued.private_key_and_cert_chain_pem.write_to_path(str(folder / "both.pem"))
+    return folder
+
+
+@pytest.mark.parametrize("files", [["chain.pem", "key.pem"], ["both.pem"]])
+@pytest.mark.parametrize("http2", [False, True])
+def test_it_speaks_https(certificates: Path, files: list[str], http2: bool) -> None:
+    flags = [
+        str(part)
+        for pair in zip(("--ssl-certfile", "--ssl-keyfile"), files)
+        for part in (pair[0], certificates / pair[1])
+    ]
+    trust = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
+    with served(*flags) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        with httpx.Client(base_url=server.url, verify=trust, http2=http2, timeout=30, trust_env=False) as client:
+            answer = client.post("/generate", json={"prompt": "The capital of France is", "temperature": 0})
+            assert answer.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
+            assert parse_events(answer.text)[0]["text"].startswith(" Paris")
+            # The page asks its own server, by its own scheme.
+            ours = client.post("/generate", json={"prompt": "x", "max_tokens": 1}, headers={"origin": server.url})
+            assert ours.status_code == 200
+        server.send(signal.SIGTERM)
+        status, rest = server.end()
+    assert status == 0
+    assert "Traceback" not in rest
+
+
+def test_a_certificate_that_is_none(certificates: Path, tmp_path: Path) -> None:
+    key, chain, empty = certificates / "key.pem", certificates / "chain.pem", tmp_path / "empty.pem"
+    empty.write_text("")
+    for flags, told in (
+        (["--ssl-certfile", tmp_path / "missing.pem"], "ssl_certfile, ssl_keyfile: No such file or directory"),
+        (["--ssl-certfile", chain], "ssl_certfile, ssl_keyfile: not a certificate with its key"),
+        (["--ssl-certfile", empty, "--ssl-keyfile", key], "ssl_certfile, ssl_keyfile: not a certificate with its key"),
+        (["--ssl-keyfile", key], "ssl_keyfile: a key needs its certificate (--ssl-certfile)"),
+    ):
+        done = run("serve", *map(str, flags), "--port", "0")
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"aengine: {told}"), done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_port_that_is_taken() -> None:
