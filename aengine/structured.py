@@ -29,6 +29,7 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     choice: tuple[str, ...] | None = None  # one of these texts
     grammar: str | None = None  # in Lark's notation, as llguidance reads it; `start` is the start rule
     thought: Thought = "never"
+    calls: str | None = None  # rules in Lark's notation; what their rule `calls` describes may take the form's place
     origin: str | None = None  # the name of the request's field, for errors
 
     @property

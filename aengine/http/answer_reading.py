@@ -11,7 +11,7 @@ from aengine.structured import Structured, Thought
 from aengine.text.answer import AnswerFormat, AnswerParser
 from aengine.text.reasoning import ThoughtParser
 from aengine.text.tool_calls import ToolCallParser
-from aengine.text.tool_grammar import tool_grammar
+from aengine.text.tool_grammar import CallableTool, call_rules, forced_calls, text_with_calls
 from aengine.text.tool_syntax import SYNTAXES, CallSyntax
 from aengine.types import SamplingParams
 
@@ -20,7 +20,7 @@ class AnswerReading:
     """The model's format, as far as the server's knobs leave it, and the request's tools.
 
     `may_think` is False where the request keeps the model from thinking. `formed`: the request has given the answer
-    a form, so that behind a thought it is content and nothing else, unless calls are forced.
+    a form, so that behind a thought it is that or calls.
     """
 
     def __init__(
@@ -46,52 +46,69 @@ class AnswerReading:
                 "the server's knob tool_format names it",
                 "tool_choice",
             )
-        self._formed = formed and not tools.forced
-        if self._formed:
-            self._syntax = None
+        self._formed = formed
 
     def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
-        """What the engine is asked for: markers that can be seen, and a grammar where calls are bound to a form."""
+        """What the engine is asked for: markers that can be seen, and a grammar where the request binds the answer."""
         markers = self._format.shown_special_ids(self._thoughts, self._syntax)
         structured = params.structured
-        if (grammar := self.calls_grammar(opens_thought)) is not None:
+        if structured is not None and not self._tools.forced:
+            structured = msgspec.structs.replace(
+                structured, thought=self._thought(opens_thought), calls=self._calls_instead()
+            )
+        elif (grammar := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=grammar, origin="tools")
-        elif structured is not None and self._thoughts:
-            structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought))
         return msgspec.structs.replace(
             params, shown_special_ids=(*params.shown_special_ids, *markers), structured=structured
         )
 
     def calls_grammar(self, opens_thought: bool) -> str | None:
-        """The grammar, in Lark's notation, of an answer that must call tools, or whose calls, if there are any, must
-        be right; None where neither is asked for.
+        """The grammar, in Lark's notation, of an answer that must call tools, or may call some of them or in some way
+        only; None where it may say what it likes.
         """
-        functions = [tool.function for tool in self._tools.callable_tools]
-        forced = self._tools.forced
-        if self._syntax is None or not (forced or any(function.strict for function in functions)):
+        tools, syntax = self._tools, self._syntax
+        if syntax is None:
             return None
-        return tool_grammar(
-            {
-                function.name: function.parameters if forced or function.strict else {"type": "object"}
-                for function in functions
-            },
-            self._syntax,
-            forced=forced,
-            parallel=self._tools.parallel,
-            thought=self._thought(opens_thought),
-            special_tokens=self._format.special_markers,
-        )
-
-    def _thought(self, opens_thought: bool) -> Thought:
-        if opens_thought:
-            return "open"
-        return "possible" if (self._thoughts or self._format.thoughts) and self._may_think else "never"
+        if tools.forced:
+            make = forced_calls
+        elif len(tools.callable_tools) < len(tools.offered) or any(tool.function.strict for tool in tools.offered):
+            make = text_with_calls
+        else:
+            return None
+        thought, tokens = self._thought(opens_thought), self._format.markers
+        return make(self._callable(), syntax, parallel=tools.parallel, thought=thought, tokens=tokens)
 
     def parser(self, opens_thought: bool) -> AnswerParser:
         """A parser for one answer. `opens_thought`: the prompt ends within a thought."""
+        syntax, bound = self._syntax, self._formed and not self._tools.forced
         # What has a form and no thought before it may begin with anything, a marker too.
-        thoughts = self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
+        thoughts = self._thoughts and not (bound and self._thought(opens_thought) == "never")
         return AnswerParser(
             ThoughtParser(opens_thought) if thoughts else None,
-            ToolCallParser(self._syntax, self._tools.names, self._tools.parallel) if self._syntax is not None else None,
+            None if syntax is None else ToolCallParser(syntax, self._tools.names, self._tools.parallel),
+            calls_begin=syntax.begin if bound and syntax is not None and not syntax.bare else None,
         )
+
+    def _calls_instead(self) -> str | None:
+        """The grammar's rules of calls that may come in the place of an answer of a given form."""
+        if self._syntax is None:
+            return None
+        return call_rules(self._callable(), self._syntax, parallel=self._tools.parallel, tokens=self._format.markers)
+
+    def _callable(self) -> list[CallableTool]:
+        """What the model may call, with whatever arguments where nobody asked for more."""
+        functions = [tool.function for tool in self._tools.callable_tools]
+        return [
+            CallableTool(
+                function.name,
+                function.parameters if self._tools.forced or function.strict else {"type": "object"},
+                bool(function.strict),
+            )
+            for function in functions
+        ]
+
+    def _thought(self, opens_thought: bool) -> Thought:
+        """Where nobody looks for thoughts, there are none to keep out of the way of."""
+        if not self._thoughts:
+            return "never"
+        return "open" if opens_thought else "possible" if self._may_think else "never"

@@ -39,12 +39,12 @@ class Chat(Endpoint):
         usage_told = body.usage_told()
         params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
         tools = tool_use(body)
-        may_think = (body.chat_template_kwargs or {}).get("enable_thinking") is not False
+        asked_to_think = (body.chat_template_kwargs or {}).get("enable_thinking")
         reading = AnswerReading(
             self._state.config,
             engine.answer_format,
             tools,
-            may_think=may_think,
+            may_think=not engine.answer_format.thinks_if_asked if asked_to_think is None else bool(asked_to_think),
             formed=params.structured is not None,
         )
         prompt = await engine.encode_chat(

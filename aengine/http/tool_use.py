@@ -29,7 +29,12 @@ def tool_use(body: ChatRequest) -> ToolUse:
     With `tool_choice: "none"` the model does not hear of the tools, so that it cannot call them.
     """
     tools, choice = body.tools or [], body.tool_choice
+    names: set[str] = set()
     for index, tool in enumerate(tools):
+        if tool.function.name in names:
+            path = f"tools[{index}].function.name"
+            raise InvalidRequestError(f"{path}: there is another tool of the name {tool.function.name!r}", path)
+        names.add(tool.function.name)
         kind = (tool.function.parameters or {}).get("type", "object")
         if kind != "object":
             path = f"tools[{index}].function.parameters"

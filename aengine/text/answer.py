@@ -27,6 +27,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     thoughts: bool = False
     markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
     special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
+    thinks_if_asked: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
 
     def shown_special_ids(self, thoughts: bool, calls: CallSyntax | None) -> tuple[int, ...]:
         """The ids that must be written in the text for these to be found in it."""
@@ -59,13 +60,24 @@ class ChatPrompt(NamedTuple):
 
 
 class AnswerParser:
-    """Reads one answer as it comes. None for what is not to be looked for."""
+    """Reads one answer as it comes. None for what is not to be looked for.
 
-    __slots__ = ("_calls", "_thoughts")
+    calls_begin: the marker without which, behind a thought, there are no calls in it: it has a form, and may quote one.
+    """
 
-    def __init__(self, thoughts: ThoughtParser | None = None, calls: ToolCallParser | None = None) -> None:
+    __slots__ = ("_calls", "_calls_begin", "_edge", "_thoughts")
+
+    def __init__(
+        self,
+        thoughts: ThoughtParser | None = None,
+        calls: ToolCallParser | None = None,
+        *,
+        calls_begin: str | None = None,
+    ) -> None:
         self._thoughts = thoughts
         self._calls = calls
+        self._calls_begin = calls_begin
+        self._edge = ""  # of the content, while it is not known whether it begins with that marker
 
     @property
     def plain(self) -> bool:
@@ -86,8 +98,10 @@ class AnswerParser:
 
     def finish(self) -> list[Delta]:
         """What was held back, once no further text will come."""
-        deltas = [] if self._thoughts is None else self._thoughts.finish()
-        return self._with_calls(deltas) + ([] if self._calls is None else self._calls.finish())
+        deltas = self._with_calls([] if self._thoughts is None else self._thoughts.finish())
+        if self._edge:
+            deltas.append(ContentDelta(self._edge))
+        return deltas + ([] if self._calls is None else self._calls.finish())
 
     def read(self, text: str) -> Answer:
         """A whole answer at once."""
@@ -101,5 +115,17 @@ class AnswerParser:
             return deltas
         found: list[Delta] = []
         for delta in deltas:
-            found += self._calls.feed(delta.text) if isinstance(delta, ContentDelta) else [delta]
+            found += self._look_into(delta.text) if isinstance(delta, ContentDelta) else [delta]
         return found
+
+    def _look_into(self, text: str) -> list[Delta]:
+        if self._calls_begin is not None:
+            text = self._edge + text
+            if self._calls_begin.startswith(text.lstrip()) and text.lstrip() != self._calls_begin:
+                self._edge = text
+                return []
+            self._edge = ""
+            if not text.lstrip().startswith(self._calls_begin):
+                self._calls = None
+            self._calls_begin = None
+        return [ContentDelta(text)] if self._calls is None else self._calls.feed(text)

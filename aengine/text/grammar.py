@@ -90,7 +90,7 @@ class Grammars:
         self.eos_ids = tuple(token_id for token_id in eos_ids if token_id < vocab_size)
         self.words = -(-vocab_size // 32)  # of a mask
         self._limits = limits or GrammarLimits()
-        self._special_markers = tokenizer.answer_format.special_markers
+        self._markers = tokenizer.answer_format.markers
         self._missing = ""  # what it takes to structure outputs at all
         self._tokenizer: LLTokenizer | None = None
         if not self.eos_ids:
@@ -115,7 +115,7 @@ class Grammars:
         if tokenizer is None:
             raise InvalidRequestError(f"{structured.param}: {self._missing}", structured.param)
         # 30 ms for a large schema
-        source = await to_thread.run_sync(grammar_source, structured, self._limits, self._special_markers)
+        source = await to_thread.run_sync(grammar_source, structured, self._limits, self._markers)
         compiled = self._cached.get(source)
         if compiled is None:
             try:
@@ -178,7 +178,8 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self.eos_token_id = eos_ids[0]
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
-        special = tokenizer.special_ids.union(eos_ids)  # these are never text
+        # These are never text: a marker that could be, would not end the text before it.
+        special = tokenizer.special_ids.union(eos_ids, tokenizer.answer_format.markers.values())
         self.special_token_ids = sorted(token_id for token_id in special if token_id < vocab_size)
 
     def __call__(self, text: bytes) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 from llguidance import LLMatcher
 
 from aengine.errors import InvalidRequestError
-from aengine.structured import Structured, Thought
+from aengine.structured import Structured
 from aengine.text.schema_numbers import with_ends
 from aengine.text.thought_grammar import thought_rules
 
@@ -38,17 +38,17 @@ class GrammarLimits(NamedTuple):
     seconds: float = 5.0  # to compile
 
 
-def grammar_source(structured: Structured, limits: GrammarLimits, special_tokens: Collection[str] = ()) -> str:
+def grammar_source(structured: Structured, limits: GrammarLimits, tokens: Collection[str] = ()) -> str:
     """The grammar as llguidance reads it: in Lark's notation, or as JSON of two that are.
 
-    special_tokens: the markers around a thought that the tokenizer holds as special tokens. Raises
-    `InvalidRequestError`, naming the field, for what is out of bounds.
+    tokens: the markers of thoughts and calls that are tokens of their own. Raises `InvalidRequestError`, naming the
+    field, for what is out of bounds.
     """
     try:
         source = _source(structured, limits) + _OPTIONS
         source.encode()
-        if structured.thought != "never":
-            source = _behind_thought(source, structured.thought, special_tokens)
+        if structured.thought != "never" or structured.calls is not None:
+            source = _within(structured, source, tokens)
     except UnicodeEncodeError:
         raise InvalidRequestError(f"{structured.param} holds a lone surrogate", structured.param) from None
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -75,9 +75,13 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
             return _lark_source(structured.grammar or "", limits)
 
 
-def _behind_thought(source: str, thought: Thought, special_tokens: Collection[str]) -> str:
-    head, rules = thought_rules(thought, special_tokens)
-    whole = "\n".join([f"start: {head}@answer", *rules]) + _OPTIONS
+def _within(structured: Structured, source: str, tokens: Collection[str]) -> str:
+    """The form with what may come before it, and what may take its place."""
+    head, rules = thought_rules(structured.thought, tokens)
+    start = f"start: {head}@answer"
+    if structured.calls is not None:
+        start = f"start: {head}(calls | @answer)\n{structured.calls}"
+    whole = "\n".join([start, *rules]) + _OPTIONS
     grammars = [{"name": "whole", "lark_grammar": whole}, {"name": "answer", "lark_grammar": source}]
     return json.dumps({"grammars": grammars})
 
@@ -107,7 +111,8 @@ def _lark_source(grammar: str, limits: GrammarLimits) -> str:
         raise ValueError("%llguidance options cannot be set")
     if _LARK_TEXT.sub("", grammar).count("&") > MAX_INTERSECTIONS:
         raise ValueError(f"it has more than {MAX_INTERSECTIONS} intersections (&)")
-    for schema in re.finditer(r"%json\s*", grammar):
+    # What stands in a text, a tool's description for one, is none.
+    for schema in re.finditer(r"%json\s*", _LARK_TEXT.sub(lambda text: "_" * len(text.group()), grammar)):
         try:
             value, _ = json.JSONDecoder().raw_decode(grammar, schema.end())
         except (ValueError, RecursionError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 from anyio import to_thread
 from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as Backend
@@ -50,6 +51,8 @@ class Tokenizer:
         token_ids = {token: token_id for token_id, token in tokens.items()}
         self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
         self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
+        if self._thinks_if_asked(settings.templates.values()):
+            self.answer_format = msgspec.structs.replace(self.answer_format, thinks_if_asked=True)
         self._quoting_backend = _quoting(backend, control) if self._templates else backend
 
     @classmethod
@@ -104,6 +107,15 @@ class Tokenizer:
         if len(text) <= INLINE_CHARACTERS:
             return self.encode_now(text, add_special_tokens)
         return await self._in_thread(lambda: self.encode_now(text, add_special_tokens))
+
+    def _thinks_if_asked(self, templates: Iterable[str]) -> bool:
+        """Whether a chat reads the same with `enable_thinking: false` and without it."""
+        if not any("enable_thinking" in template for template in templates):
+            return False
+        hello = [{"role": "user", "content": "hello"}]
+        with suppress(AengineError):  # a template that refuses this chat, or any
+            return self._templates.render(hello) == self._templates.render(hello, None, {"enable_thinking": False})
+        return False
 
     @property
     def has_chat_template(self) -> bool:

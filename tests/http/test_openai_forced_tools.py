@@ -136,27 +136,27 @@ async def test_only_allowed_tools_are_called(demo_url: str, mode: str) -> None:
             choices.append(chat.choices[0])
     (call,) = choices[0].message.tool_calls or ()
     check(call, {"get_weather"})
-    calls = choices[1].message.tool_calls or ()
-    assert len(calls) == (1 if mode == "required" else 0)
-    for call in calls:
+    (call,) = choices[1].message.tool_calls or ()  # it calls a tool by itself here, which must be this one
+    assert call.type == "function"
+    assert call.function.name == "add"
+    if mode == "required":
         check(call, {"add"})
 
 
-async def test_an_answer_of_a_given_form_calls_nothing(demo_url: str) -> None:
+@pytest.mark.parametrize("thinking", [False, True])
+async def test_an_answer_of_a_given_form_or_a_call(demo_url: str, thinking: bool) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "add", "schema": SCHEMAS["add"]}}
+    asked: dict[str, Any] = {**ASKED, "temperature": 0, "tools": TOOLS, "response_format": form}
+    asked["extra_body"] = {"chat_template_kwargs": {"enable_thinking": thinking}}
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
-        chat = await client.chat.completions.create(
-            **ASKED,
-            temperature=0,
-            messages=SMALL_TALK,
-            tools=TOOLS,
-            response_format=form,
-            extra_body={"chat_template_kwargs": {"enable_thinking": True}},
-        )
-    (choice,) = chat.choices
-    assert choice.finish_reason == "stop"
-    assert choice.message.tool_calls is None
-    assert set(json.loads(choice.message.content or "")) == {"a", "b"}
+        whole = (await client.chat.completions.create(**asked, messages=WEATHER)).choices[0]
+        async with client.chat.completions.stream(**asked, messages=WEATHER) as stream:
+            streamed = (await stream.get_final_completion()).choices[0]
+    for choice in (whole, streamed):
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        (call,) = choice.message.tool_calls or ()
+        assert json.loads(call.function.arguments) == {"city": "Paris"}
 
 
 async def test_a_schema_that_cannot_be_followed_is_refused(demo_url: str) -> None:

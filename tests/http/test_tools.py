@@ -13,7 +13,7 @@ from aengine.http.structs import ChatRequest
 from aengine.http.tool_use import tool_use
 from aengine.structured import Structured
 from aengine.text.answer import AnswerFormat
-from aengine.text.deltas import ContentDelta
+from aengine.text.deltas import CallDelta, put_together
 from aengine.types import SamplingParams
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
@@ -255,39 +255,65 @@ def test_a_thought_may_come_before_an_answer_of_a_given_form(
     assert reading.parser(opens_thought).plain == (thought == "never")
 
 
-def test_an_answer_of_a_given_form_calls_nothing() -> None:
-    body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
+def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": STRICT, "parallel_tool_calls": False}, ChatRequest)
     reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
-    (delta, *_) = reading.parser(opens_thought=False).feed("".join(CALL) + "x")
-    assert isinstance(delta, ContentDelta)
+    params = SamplingParams(structured=Structured(regex="a+"))
+    calls = reading.asked(params, opens_thought=False).structured.calls  # type: ignore[union-attr]
+    assert (calls or "").startswith("calls: call\n")
+    assert isinstance(reading.parser(opens_thought=False).feed("".join(CALL))[0], CallDelta)
+    body.tool_choice = "none"
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
+    assert reading.asked(params, opens_thought=False).structured == Structured(regex="a+", thought="possible")
     body.tool_choice = "required"
     reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
-    assert not reading.parser(opens_thought=True).plain
+    assert reading.asked(params, opens_thought=False).structured.origin == "tools"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+@pytest.mark.parametrize("start", ["a ", "{", "<tool", " \n<", "<think>no</think>\n\na"])
+def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
+    parser = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True).parser(opens_thought=False)
+    text = start + "".join(CALL) + " "
+    deltas = [delta for at in range(0, len(text), cut) for delta in parser.feed(text[at : at + cut])]
+    answer = put_together(deltas + parser.finish())
+    assert (answer.content, answer.calls) == (text.removeprefix("<think>no</think>\n\n"), ())
 
 
 @pytest.mark.parametrize(
     ("asked", "may_think", "opens_thought", "beginning"),
     [
-        ({"tool_choice": "required"}, True, False, "start: thought? call ("),
-        ({"tool_choice": "required"}, False, False, "start: call ("),
-        ({"tool_choice": "required"}, False, True, "start: thought call ("),
-        ({"tool_choice": "required", "parallel_tool_calls": False}, True, False, "start: thought? call\n"),
-        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, False, False, "start: call\ncall: call_0\n"),
+        ({"tool_choice": "required"}, True, False, "start: thought? calls\ncalls: call ("),
+        ({"tool_choice": "required"}, False, False, "start: calls\ncalls: call ("),
+        ({"tool_choice": "required"}, False, True, "start: thought calls\ncalls: call ("),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            True,
+            False,
+            "start: thought? calls\n",
+        ),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, False, False, "start: calls\ncalls: call\n"),
         ({"tool_choice": "auto"}, True, False, None),
-        ({"tool_choice": "auto", "tools": STRICT}, True, False, "start: thought? (till_call call)*"),
-        ({"tools": STRICT, "parallel_tool_calls": False}, False, False, "start: (till_call call)?"),
+        (
+            {"tool_choice": "auto", "tools": STRICT},
+            True,
+            False,
+            "start: thought answer | unthinking\n",
+        ),
+        ({"tools": STRICT, "parallel_tool_calls": False}, False, False, "start: answer\nanswer: (till_call "),
         ({"tool_choice": "none", "tools": STRICT}, True, False, None),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}},
             True,
             False,
-            None,
+            "start: thought answer | unthinking\n",
         ),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("g")]}}},
             False,
             False,
-            "start: call (",
+            "start: calls\ncalls: call (",
         ),
         ({"tool_choice": "none"}, True, False, None),
     ],
@@ -316,6 +342,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tools": [named(f"f{index}") for index in range(129)]}, "tools"),
     ({"tools": {}}, "tools"),
+    ({"tools": [named("f"), named("g"), named("f", strict=True)]}, "tools[2].function.name"),
     ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": named("h")}, "tool_choice.function.name"),
     ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),

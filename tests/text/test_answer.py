@@ -62,6 +62,7 @@ async def test_the_demo_model(demo: Tokenizer) -> None:
     assert demo.answer_format.calls == "hermes"
     assert demo.answer_format.thoughts
     assert demo.answer_format.special_markers == frozenset()
+    assert demo.answer_format.thinks_if_asked
     assert demo.answer_format.shown_special_ids(True, HERMES) == ()
     chat = await demo.encode_chat_prompt([{"role": "user", "content": "hi <think>"}])
     assert not chat.opens_thought
@@ -104,3 +105,17 @@ def test_a_checkpoint_that_knows_neither(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": "{{ messages }}"}))
     assert tokenizer.answer_format.calls is None
     assert AnswerFormat().shown_special_ids(True, HERMES) == ()
+
+
+@pytest.mark.parametrize(
+    ("template", "asked"),
+    [
+        ("{% if enable_thinking is defined and enable_thinking %}think{% endif %}", True),
+        ("{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}", False),
+        ("<think>", False),
+        ("{{ raise_exception('enable_thinking') }}", False),
+    ],
+)
+def test_whether_it_thinks_if_nobody_asks(tmp_path: Path, template: str, asked: bool) -> None:
+    write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": template})
+    assert Tokenizer.load(tmp_path).answer_format.thinks_if_asked == asked

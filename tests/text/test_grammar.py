@@ -17,6 +17,8 @@ from aengine.structured import Structured
 from aengine.text.answer import AnswerFormat
 from aengine.text.grammar import MAX_CACHED, Grammars, Matcher
 from aengine.text.tokenizer import Tokenizer
+from aengine.text.tool_grammar import CallableTool, call_rules
+from aengine.text.tool_syntax import SYNTAXES
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +90,7 @@ async def test_whatever_the_masks_allow_is_in_the_language(
     check(demo.decode(output))  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize(
     ("form", "answer"),
     [
@@ -101,13 +103,10 @@ async def test_whatever_the_masks_allow_is_in_the_language(
     ids=["json", "json_object", "regex", "choice", "grammar"],
 )
 async def test_a_thought_may_come_before_every_form(
-    demo: Tokenizer, form: dict[str, object], answer: str, special: bool
+    demo: Tokenizer, form: dict[str, object], answer: str, tokens: bool
 ) -> None:
-    if special:  # in some tokenizers the markers are special tokens, which are no text
-        begin, end = demo.encode_now("<think></think>")
-        demo.special_ids |= {begin, end}
-        markers = {"<think>": begin, "</think>": end}
-        demo.answer_format = AnswerFormat(thoughts=True, markers=markers, special_markers=frozenset(markers))
+    if not tokens:  # in some tokenizers the markers are text like any other
+        demo.answer_format = AnswerFormat()
     grammars = Grammars(demo, demo.vocab_size, (4091,))
     thought = 'so {"name": no</thin\n>\n'
     whole, opened = f"<think>\n{thought}</think>\n\n{answer}", f"{thought}</think>{answer}"
@@ -121,6 +120,40 @@ async def test_a_thought_may_come_before_every_form(
             fits = all([await takes(grammars, matcher, token) for token in [*demo.encode_now(text), 4091]])
             assert fits == (text in good), (state, text)
     grammars.close()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": r"(.|\n){1,9}"},
+        {"regex": "[^0]+"},
+        {"grammar": r'start: /(.|\n)+/ "!"?'},
+        {"choice": ("<think>0", "a")},
+    ],
+    ids=str,
+)
+async def test_a_thought_is_none_of_the_form(grammars: Grammars, demo: Tokenizer, form: dict[str, object]) -> None:
+    matcher = await grammars.matcher(Structured(**form, thought="possible"))  # type: ignore[arg-type]
+    for token in demo.encode_now("<think>a long 0 thought</think>"):
+        (mask,) = await grammars.fill([matcher])
+        assert 4091 not in tokens_of(mask)
+        assert await takes(grammars, matcher, token)
+    assert await takes(grammars, matcher, demo.encode_now("a")[0])
+    assert await takes(grammars, matcher, 4091)
+
+
+@pytest.mark.parametrize("thought", ["never", "possible"])
+async def test_calls_may_take_the_place_of_every_form(grammars: Grammars, demo: Tokenizer, thought: str) -> None:
+    calls = call_rules([CallableTool("f"), CallableTool("g")], SYNTAXES["hermes"], tokens=demo.answer_format.markers)
+    first = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    whole = f"{first}\n{first.replace('f', 'g')}"
+    begun = "<think>x</think>\n\n" if thought == "possible" else ""
+    for form, answer in (({"json": PERSON}, '{"name": "Bo", "age": 7}'), ({"regex": "[a-z]+"}, "yes")):
+        good, bad = [first, whole, answer], [f"{answer}\n{first}", f"a{first}", first.replace("f", "h")]
+        for text in (*good, *bad):
+            matcher = await grammars.matcher(Structured(**form, thought=thought, calls=calls))  # type: ignore[arg-type]
+            fits = all([await takes(grammars, matcher, token) for token in [*demo.encode_now(begun + text), 4091]])
+            assert fits == (text in good), text
 
 
 async def takes(grammars: Grammars, matcher: Matcher, token: int) -> bool:

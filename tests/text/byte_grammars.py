@@ -1,0 +1,67 @@
+"""Grammars over single bytes and the markers, tools to call, and what calls of them look like."""
+
+from __future__ import annotations
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from aengine.text.tool_grammar import CallableTool
+from aengine.text.tool_syntax import CallFormat
+
+SPECIAL = ("<end>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>")
+MARKERS = SPECIAL[1:]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+SUM = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/number"}, "how": {"enum": ["fast", "slow"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+    "$defs": {"number": {"type": "integer"}},
+}
+TOOLS = (CallableTool("get_weather", CITY), CallableTool("sum-2", SUM), CallableTool("stop"))
+NAMES = frozenset(tool.name for tool in TOOLS)
+
+
+class Bytes:
+    """A vocabulary of all bytes and the special tokens."""
+
+    bos_token_id = None
+    eos_token_id = 256
+    tokens = [bytes([value]) for value in range(256)] + [text.encode() for text in SPECIAL]
+    special_token_ids = tuple(range(256, 256 + len(SPECIAL)))
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
+
+
+def ids_of(text: str, special: bool) -> list[int]:
+    ids: list[int] = []
+    while text:
+        token = next((token for token in SPECIAL if special and text.startswith(token)), "")
+        ids += [256 + SPECIAL.index(token)] if token else list(text[0].encode())
+        text = text[len(token) or 1 :]
+    return ids
+
+
+def text_of(ids: list[int]) -> str:
+    return b"".join(Bytes.tokens[token] for token in ids).decode(errors="replace")
+
+
+def accepts(grammar: str, text: str, special: bool = False) -> bool:
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar), TOKENIZER) == ""
+    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(grammar))
+    ids = ids_of(text, special)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def call(name: str, arguments: str, form: CallFormat = "hermes") -> str:
+    if form == "llama3":
+        return f'{{"name": "{name}", "parameters": {arguments}}}'
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
