@@ -327,6 +327,27 @@ def test_the_grammar_of_forced_calls(
     assert grammar is None or grammar.startswith(beginning or "")
 
 
+def test_only_strict_tools_are_held_to_their_schemas_where_they_need_not_be_called() -> None:
+    loose = {"type": "object", "properties": {"loose": {"type": "string"}}}
+    tight = {"type": "object", "properties": {"tight": {"type": "string"}}}
+    tools = [named("f", parameters=loose), named("g", parameters=tight, strict=True)]
+    body = msgspec.convert({"messages": HELLO, "tools": tools}, ChatRequest)
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body)).calls_grammar(opens_thought=False) or ""
+    assert "loose" not in grammar
+    assert "tight" in grammar
+    body.tool_choice = "required"
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body)).calls_grammar(opens_thought=False) or ""
+    assert "loose" in grammar
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_allowed_tools_are_called_in_parallel_or_not(parallel: bool | None) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}
+    asked = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
+    use = tool_use(msgspec.convert(asked, ChatRequest))
+    assert (use.names, use.forced, use.parallel) == ({"f"}, False, parallel is not False)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [named("f"), named("g"), {"type": "function"}]}, "tools[2].function"),
     ({"tools": [named("f"), {"type": "function", "function": {}}]}, "tools[1].function.name"),

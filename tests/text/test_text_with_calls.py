@@ -101,6 +101,13 @@ def test_a_marker_that_is_spelled_out_is_none_the_less_one(special: bool, spelle
         assert not accepts(grammar(special, form), bad, special and not spelled)  # type: ignore[arg-type]
 
 
+def test_a_thought_whose_end_is_spelled_out_does_not_go_on() -> None:
+    """The parser would have ended it there."""
+    source = LLMatcher.grammar_from_lark(grammar(True, thought="possible"))
+    begun, spelled = ids_of("<think>a", special=True), ids_of("</think>", special=False)
+    assert LLMatcher(TOKENIZER, source).try_consume_tokens(begun + spelled) == len(begun + spelled) - 1
+
+
 @special
 @pytest.mark.parametrize("thought", THOUGHTS)
 @pytest.mark.parametrize("form", list(SYNTAXES))
