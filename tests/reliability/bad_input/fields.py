@@ -26,6 +26,7 @@ class Field(NamedTuple):
     kinds: frozenset[str]
     before: str
     after: str
+    tells: bool = False  # which of several structs this is; msgspec does not say then what it got
 
     def body(self, value: str | bytes) -> bytes:
         """The endpoint's plain body with `value`, as it is, at this place."""
@@ -57,13 +58,17 @@ def _walk(endpoint: str, kind: inspect.Type, name: str, before: str, after: str)
                 yield from _walk(endpoint, item, f"{name}[0]", f"{before}[", f"]{after}")
             case inspect.DictType(value_type=value) if not isinstance(_bare(value), inspect.AnyType):
                 yield from _walk(endpoint, value, name, f'{before}{{"5": ', f"}}{after}")
-            case inspect.StructType(fields=inner):
-                for field in inner:
-                    others = {other.encode_name: _least(other.type) for other in inner if other.required}
-                    others.pop(field.encode_name, None)
+            case inspect.StructType(fields=inner, tag=tag):
+                types = {field.encode_name: field.type for field in inner}
+                if tag is not None:
+                    types[str(one.tag_field)] = inspect.LiteralType((tag,))
+                for inner_name, inner_kind in types.items():
+                    others = _least(one)
+                    others.pop(inner_name, None)
                     begin = json.dumps(others)[:-1] + (", " if others else "")
-                    opened = f'{before}{begin}"{field.encode_name}": '
-                    yield from _walk(endpoint, field.type, f"{name}.{field.encode_name}", opened, f"}}{after}")
+                    opened = f'{before}{begin}"{inner_name}": '
+                    for found in _walk(endpoint, inner_kind, f"{name}.{inner_name}", opened, f"}}{after}"):
+                        yield found._replace(tells=found.tells or (tag is not None and inner_name == one.tag_field))
 
 
 def _bare(kind: inspect.Type) -> inspect.Type:
@@ -96,6 +101,9 @@ def _least(kind: inspect.Type) -> Any:
             return values[0]
         case inspect.StrType():
             return "f"
-        case inspect.StructType(fields=inner):
-            return {field.encode_name: _least(field.type) for field in inner if field.required}
+        case inspect.ListType(item_type=item):
+            return [_least(item)]
+        case inspect.StructType(fields=inner, tag=tag, tag_field=tag_field):
+            least = {field.encode_name: _least(field.type) for field in inner if field.required}
+            return least if tag is None else {str(tag_field): tag, **least}
     raise TypeError(f"no example of {kind}")
