@@ -97,14 +97,16 @@ class AnswerReading:
 
     def _callable(self) -> list[CallableTool]:
         """What the model may call, with whatever arguments where nobody asked for more."""
-        functions = [tool.function for tool in self._tools.callable_tools]
+        names = self._tools.names
         return [
             CallableTool(
-                function.name,
-                function.parameters if self._tools.forced or function.strict else {"type": "object"},
-                bool(function.strict),
+                tool.function.name,
+                tool.function.parameters if self._tools.forced or tool.function.strict else {"type": "object"},
+                bool(tool.function.strict),
+                f"tools[{index}].function.parameters",
             )
-            for function in functions
+            for index, tool in enumerate(self._tools.offered)
+            if tool.function.name in names
         ]
 
     def _thought(self, opens_thought: bool) -> Thought:

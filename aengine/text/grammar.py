@@ -19,12 +19,13 @@ from aengine.structured import Structured
 from aengine.text.grammar_source import GrammarLimits, grammar_source
 from aengine.text.grammar_threads import CompileThreads
 from aengine.text.tokenizer import Tokenizer
+from aengine.text.tool_grammar import PLACE
 
 MAX_CACHED = 32
 MAX_LEXER_STATES = 50_000  # of one grammar, shared by all that use it: about 30 MB
 MAX_FILL_THREADS = 8
 
-_PLACE = re.compile(r"^at \d+\(\d+\): ")
+_PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _QUOTED_LINE = re.compile(r"^\s*\d+ \| ", re.MULTILINE)
 
 
@@ -125,8 +126,9 @@ class Grammars:
                     f"{structured.param}: compiling it takes longer than {self._limits.seconds:g} seconds",
                     structured.param,
                 ) from None
-            except ValueError as error:
-                raise InvalidRequestError(f"{structured.param}: {error}", structured.param) from None
+            except _RefusedError as error:
+                param = error.where or structured.param
+                raise InvalidRequestError(f"{param}: {error}", param) from None
             self._cached[source] = compiled
         self._cached.move_to_end(source)
         if len(self._cached) > MAX_CACHED:
@@ -151,7 +153,7 @@ class Grammars:
         self._filling.shutdown()
 
     def _compile(self, tokenizer: LLTokenizer, source: str) -> LLMatcher:
-        """Raises ValueError with the reason."""
+        """Raises `_RefusedError` with the reason."""
         if (compiled := self._cached.get(source)) is not None:
             return compiled  # while this one waited for its place
         compiled = LLMatcher(tokenizer, source, log_level=0, limits=self._parser_limits)
@@ -159,7 +161,7 @@ class Grammars:
         trial.compute_bitmask()  # some grammars are too large for their first token already
         for matcher in (compiled, trial):
             if matcher.is_error():
-                raise ValueError(_reason(matcher.get_error()))
+                raise _RefusedError(matcher.get_error())
         return compiled
 
     def _fill(self, matchers: Sequence[Matcher | None]) -> NDArray[np.int32]:
@@ -185,6 +187,16 @@ class _Vocabulary:
     def __call__(self, text: bytes) -> list[int]:
         """Refused on purpose: the library tries it once when it is made, and no grammar here needs a text's tokens."""
         raise TypeError("a vocabulary of a grammar does not encode text")
+
+
+class _RefusedError(ValueError):
+    """A grammar that does not compile, in the library's words. where: the line's place in the request, if it tells."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_reason(message))
+        line = _PLACE.match(message)
+        quoted = None if line is None else re.search(rf"^ *{line[1]} \| .*{PLACE}(\S+)$", message, re.MULTILINE)
+        self.where = None if quoted is None else quoted[1]
 
 
 def _reason(message: str) -> str:

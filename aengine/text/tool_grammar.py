@@ -16,6 +16,7 @@ from aengine.text.tool_syntax import CallSyntax
 # JSON as chat templates write it and models learn it. Without free white space no answer can end in endless blanks.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LINE = json.dumps("\n")
+PLACE = "  // "  # before a comment that says where in the request a line comes from
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -23,12 +24,14 @@ class CallableTool(msgspec.Struct, frozen=True):
     """A tool that may be called.
 
     parameters: the arguments' JSON schema; None: there are none. strict: what the compiler does not know of it is
-    refused; else it is not enforced, and the arguments are the client's to check.
+    refused; else it is not enforced, and the arguments are the client's to check. where: the schema's place in the
+    request, for errors.
     """
 
     name: str
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
+    where: str = ""
 
 
 def forced_calls(
@@ -127,7 +130,7 @@ def _called(tools: Collection[CallableTool], syntax: CallSyntax, tokens: Collect
     for rule, tool in zip(names, tools, strict=True):
         head = f'{{"name": {json.dumps(tool.name)}, "{syntax.arguments}": '
         rules.append(f'{rule}: {json.dumps(head)} {rule}_arguments "}}"')
-        rules.append(f"{rule}_arguments: %json {json.dumps(_arguments(tool))}")
+        rules.append(f"{rule}_arguments: %json {json.dumps(_arguments(tool))}{PLACE}{tool.where}")
     return rules
 
 

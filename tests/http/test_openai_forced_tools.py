@@ -159,9 +159,14 @@ async def test_an_answer_of_a_given_form_or_a_call(demo_url: str, thinking: bool
         assert json.loads(call.function.arguments) == {"city": "Paris"}
 
 
-async def test_a_schema_that_cannot_be_followed_is_refused(demo_url: str) -> None:
-    bad: Any = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"pattern": "("}}}}}]
+@pytest.mark.parametrize("asked", [{"tool_choice": "required"}, {}, {"response_format": {"type": "json_object"}}])
+@pytest.mark.parametrize("schema", [{"properties": {"a": {"pattern": "("}}}, {"properties": {"a": {"type": "strin"}}}])
+async def test_a_schema_that_cannot_be_followed_is_refused_by_its_place(
+    demo_url: str, asked: dict[str, Any], schema: dict[str, Any]
+) -> None:
+    function = {"name": "f", "description": "// tools[9]", "parameters": schema, "strict": True}
+    tools: Any = [*TOOLS, {"type": "function", "function": function}]
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(**ASKED, messages=SMALL_TALK, tools=bad, tool_choice="required")
-        assert refused.value.param == "tools"
+        with pytest.raises(openai.BadRequestError, match=r"tools\[3\].function.parameters: ") as refused:
+            await client.chat.completions.create(**ASKED, messages=SMALL_TALK, tools=tools, **asked)
+    assert refused.value.param == "tools[3].function.parameters"
