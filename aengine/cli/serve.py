@@ -12,6 +12,7 @@ import ssl
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 import anyio
@@ -43,15 +44,20 @@ def check_certificate(listen: ListenConfig) -> None:
         if listen.ssl_keyfile is not None:
             raise CommandError("ssl_keyfile: a key needs its certificate (--ssl-certfile)")
         return
+    for name, path in (("ssl_certfile", listen.ssl_certfile), ("ssl_keyfile", listen.ssl_keyfile)):
+        try:
+            if path is not None:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise CommandError(f"{name}: {path}: {os.strerror(error.errno or 0)}") from None
     try:
         # hypercorn would ask the terminal for a key's password, in the middle of a start.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(listen.ssl_certfile, listen.ssl_keyfile, password="")
     except ssl.SSLError as error:
+        reason = f" ({error.reason})" if error.reason else ""
         raise CommandError(
-            f"ssl_certfile, ssl_keyfile: not a certificate with its key, unencrypted and in PEM ({error.reason})"
+            f"ssl_certfile, ssl_keyfile: not a certificate with its key, unencrypted and in PEM{reason}"
         ) from None
-    except OSError as error:
-        raise CommandError(f"ssl_certfile, ssl_keyfile: {os.strerror(error.errno or 0)}") from None
 
 
 def allow_many_connections() -> None:
@@ -140,8 +146,10 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
 
 
 def _not_the_cut_off(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Connections that hypercorn cuts off are no news; asyncio's streams (3.11) stumble over them."""
-    if not isinstance(context.get("exception"), asyncio.CancelledError):
+    """Connections that are cut off are no news, by hypercorn or in the middle of HTTPS; asyncio's streams (3.11)
+    stumble over them.
+    """
+    if not isinstance(context.get("exception"), asyncio.CancelledError | ssl.SSLError):
         loop.default_exception_handler(context)
 
 

@@ -19,8 +19,8 @@ from aengine.types import SamplingParams
 class AnswerReading:
     """The model's format, as far as the server's knobs leave it, and the request's tools.
 
-    `may_think` is False where the request keeps the model from thinking. `formed`: the request has given the answer
-    a form, so that behind a thought it is that or calls.
+    `may_think` is False where the request keeps the model from thinking. `formed`: the form that the request has given
+    the answer. Behind a thought it is that, or calls where these cannot be mistaken for it.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class AnswerReading:
         tools: ToolUse,
         *,
         may_think: bool = True,
-        formed: bool = False,
+        formed: Structured | None = None,
     ) -> None:
         self._format = answer_format
         self._tools = tools
@@ -47,6 +47,10 @@ class AnswerReading:
                 "tool_choice",
             )
         self._formed = formed
+        # JSON never begins with a marker; any other form might, and Llama 3's calls are JSON themselves.
+        json = formed is not None and (formed.json is not None or formed.json_object)
+        if formed is not None and not tools.forced and (not json or (self._syntax is not None and self._syntax.bare)):
+            self._syntax = None
 
     def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
         """What the engine is asked for: markers that can be seen, and a grammar where the request binds the answer."""
@@ -58,6 +62,8 @@ class AnswerReading:
             )
         elif (grammar := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=grammar, origin="tools")
+        if structured is not None:  # a marker that is not written would join the texts on both its sides
+            markers = tuple(self._format.markers[marker] for marker in sorted(self._format.special_markers))
         return msgspec.structs.replace(
             params, shown_special_ids=(*params.shown_special_ids, *markers), structured=structured
         )
@@ -76,17 +82,19 @@ class AnswerReading:
         else:
             return None
         thought, tokens = self._thought(opens_thought), self._format.markers
+        if make is text_with_calls and self._thoughts and thought == "never":
+            thought = "possible"  # nothing keeps free text from beginning with one, which is then read as one
         return make(self._callable(), syntax, parallel=tools.parallel, thought=thought, tokens=tokens)
 
     def parser(self, opens_thought: bool) -> AnswerParser:
         """A parser for one answer. `opens_thought`: the prompt ends within a thought."""
-        syntax, bound = self._syntax, self._formed and not self._tools.forced
+        syntax, bound = self._syntax, self._formed is not None and not self._tools.forced
         # What has a form and no thought before it may begin with anything, a marker too.
         thoughts = self._thoughts and not (bound and self._thought(opens_thought) == "never")
         return AnswerParser(
             ThoughtParser(opens_thought) if thoughts else None,
             None if syntax is None else ToolCallParser(syntax, self._tools.names, self._tools.parallel),
-            calls_begin=syntax.begin if bound and syntax is not None and not syntax.bare else None,
+            calls_begin=syntax.begin if bound and syntax is not None else None,
         )
 
     def _calls_instead(self) -> str | None:

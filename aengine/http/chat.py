@@ -45,7 +45,7 @@ class Chat(Endpoint):
             engine.answer_format,
             tools,
             may_think=not engine.answer_format.thinks_if_asked if asked_to_think is None else bool(asked_to_think),
-            formed=params.structured is not None,
+            formed=params.structured,
         )
         prompt = await engine.encode_chat(
             messages_for_template(body.messages),

@@ -48,7 +48,7 @@ def grammar_source(structured: Structured, limits: GrammarLimits, tokens: Collec
         source = _source(structured, limits) + _OPTIONS
         source.encode()
         if structured.thought != "never" or structured.calls is not None:
-            source = _within(structured, source, tokens)
+            source = _within(structured, source, limits, tokens)
     except UnicodeEncodeError:
         raise InvalidRequestError(f"{structured.param} holds a lone surrogate", structured.param) from None
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -75,12 +75,12 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
             return _lark_source(structured.grammar or "", limits)
 
 
-def _within(structured: Structured, source: str, tokens: Collection[str]) -> str:
+def _within(structured: Structured, source: str, limits: GrammarLimits, tokens: Collection[str]) -> str:
     """The form with what may come before it, and what may take its place."""
     head, rules = thought_rules(structured.thought, tokens)
     start = f"start: {head}@answer"
     if structured.calls is not None:
-        start = f"start: {head}(calls | @answer)\n{structured.calls}"
+        start = f"start: {head}(calls | @answer)\n{_lark_source(structured.calls, limits)}"
     whole = "\n".join([start, *rules]) + _OPTIONS
     grammars = [{"name": "whole", "lark_grammar": whole}, {"name": "answer", "lark_grammar": source}]
     return json.dumps({"grammars": grammars})

@@ -109,12 +109,16 @@ class Tokenizer:
         return await self._in_thread(lambda: self.encode_now(text, add_special_tokens))
 
     def _thinks_if_asked(self, templates: Iterable[str]) -> bool:
-        """Whether a chat reads the same with `enable_thinking: false` and without it."""
+        """Whether `enable_thinking` makes a difference to a chat, and leaving it away is to say false."""
         if not any("enable_thinking" in template for template in templates):
             return False
         hello = [{"role": "user", "content": "hello"}]
         with suppress(AengineError):  # a template that refuses this chat, or any
-            return self._templates.render(hello) == self._templates.render(hello, None, {"enable_thinking": False})
+            unasked, kept, asked = (
+                self._templates.render(hello, None, kwargs)
+                for kwargs in (None, {"enable_thinking": False}, {"enable_thinking": True})
+            )
+            return unasked == kept != asked
         return False
 
     @property

@@ -10,7 +10,7 @@ import msgspec
 
 from aengine.structured import Thought
 from aengine.text.reasoning import THOUGHT_BEGIN
-from aengine.text.thought_grammar import ANYTHING, marker, not_beginning, text_with, thought_rules, without
+from aengine.text.thought_grammar import ANYTHING, marker, not_beginning, text_with, thought_rules, till, without
 from aengine.text.tool_syntax import CallSyntax
 
 # JSON as chat templates write it and models learn it. Without free white space no answer can end in endless blanks.
@@ -93,13 +93,13 @@ def text_with_calls(
 def _text_or_bare_calls(syntax: CallSyntax, others: Collection[str], tokens: Collection[str]) -> list[str]:
     begin = marker(syntax.begin, tokens)
     behind = f" ({begin} calls)?" if syntax.begin in tokens else ""
-    return [f"unthinking: {begin}? calls | {_first_text(others)}{behind}"]
+    return [f"unthinking: {begin}? calls | {text_with('TEXT', others, 'FIRST')}{behind}"]
 
 
 def _text_around_calls(syntax: CallSyntax, others: Collection[str], tokens: Collection[str], count: str) -> list[str]:
     """`answer`, and `unthinking`, which does not begin as a thought does. count: of calls."""
     begin = marker(syntax.begin, tokens)
-    text, first = text_with("TEXT", others), _first_text(others)
+    text, first = text_with("TEXT", others), text_with("TEXT", others, "FIRST")
     if syntax.begin in tokens:
         return [
             f"answer: {text} (call {text}){count}",
@@ -107,19 +107,14 @@ def _text_around_calls(syntax: CallSyntax, others: Collection[str], tokens: Coll
             f"call: {begin} {_LINE} called",
         ]
     # Till the marker, and with it: where it is text, nothing else ends the text before it.
-    between = f"(TEXT? ({' | '.join(others)}))* " if others else ""
     further = "answer" if count == "*" else text
     return [
-        f"answer: ({between}till_call {_LINE} called){count} {text}",
+        f"answer: ({till('till_call', 'TEXT', others)} {_LINE} called){count} {text}",
         f"unthinking: {first} | first_call {_LINE} called {further}",
         f"till_call[suffix={begin}]: /(.|\\n)*/",
         f"first_call[suffix={begin}]: UNTHINKING",
         f"UNTHINKING: /(.|\\n)*/ & {not_beginning(THOUGHT_BEGIN)}",
     ]
-
-
-def _first_text(others: Collection[str]) -> str:
-    return text_with("TEXT", others).replace("TEXT?", "FIRST?", 1)
 
 
 def _called(tools: Collection[CallableTool], syntax: CallSyntax, tokens: Collection[str]) -> list[str]:

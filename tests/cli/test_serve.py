@@ -110,7 +110,8 @@ def test_a_certificate_that_is_none(certificates: Path, tmp_path: Path) -> None:
     key, chain, empty = certificates / "key.pem", certificates / "chain.pem", tmp_path / "empty.pem"
     empty.write_text("")
     for flags, told in (
-        (["--ssl-certfile", tmp_path / "missing.pem"], "ssl_certfile, ssl_keyfile: No such file or directory"),
+        (["--ssl-certfile", tmp_path / "no.pem"], f"ssl_certfile: {tmp_path}/no.pem: No such file or directory"),
+        (["--ssl-certfile", chain, "--ssl-keyfile", tmp_path], f"ssl_keyfile: {tmp_path}: Is a directory"),
         (["--ssl-certfile", chain], "ssl_certfile, ssl_keyfile: not a certificate with its key"),
         (["--ssl-certfile", empty, "--ssl-keyfile", key], "ssl_certfile, ssl_keyfile: not a certificate with its key"),
         (["--ssl-keyfile", key], "ssl_keyfile: a key needs its certificate (--ssl-certfile)"),

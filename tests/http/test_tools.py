@@ -249,32 +249,65 @@ def test_a_thought_may_come_before_an_answer_of_a_given_form(
     form: AnswerFormat, knobs: dict[str, Any], may_think: bool, opens_thought: bool, thought: str
 ) -> None:
     body = msgspec.convert({"messages": HELLO}, ChatRequest)
-    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body), may_think=may_think, formed=True)
-    asked = reading.asked(SamplingParams(structured=Structured(regex="a+")), opens_thought)
+    formed = Structured(regex="a+")
+    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body), may_think=may_think, formed=formed)
+    asked = reading.asked(SamplingParams(structured=formed), opens_thought)
     assert asked.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
     assert reading.parser(opens_thought).plain == (thought == "never")
 
 
+FORM = Structured(json_object=True)
+
+
 def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
     body = msgspec.convert({"messages": HELLO, "tools": STRICT, "parallel_tool_calls": False}, ChatRequest)
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
-    params = SamplingParams(structured=Structured(regex="a+"))
-    calls = reading.asked(params, opens_thought=False).structured.calls  # type: ignore[union-attr]
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
+    calls = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured.calls  # type: ignore[union-attr]
     assert (calls or "").startswith("calls: call\n")
     assert isinstance(reading.parser(opens_thought=False).feed("".join(CALL))[0], CallDelta)
     body.tool_choice = "none"
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
-    assert reading.asked(params, opens_thought=False).structured == Structured(regex="a+", thought="possible")
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
+    asked = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured
+    assert asked == Structured(json_object=True, thought="possible")
     body.tool_choice = "required"
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True)
-    assert reading.asked(params, opens_thought=False).structured.origin == "tools"  # type: ignore[union-attr]
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
+    asked = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured
+    assert asked is not None
+    assert asked.origin == "tools"
+
+
+@pytest.mark.parametrize(
+    ("calls", "form"),
+    [
+        ("llama3", FORM),
+        ("hermes", Structured(regex="(.|\n)+")),
+        ("hermes", Structured(choice=("a",))),
+        ("hermes", Structured()),
+    ],
+)
+def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": STRICT}, ChatRequest)
+    reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body), formed=form)
+    asked = reading.asked(SamplingParams(structured=form), opens_thought=False).structured
+    assert asked == form
+    assert reading.parser(opens_thought=False).plain
+
+
+def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
+    """One that is not would join what stands on both its sides to another marker, or to the beginning of a call."""
+    markers = {"<think>": 7, "</think>": 8, "<tool_call>": 9, "</tool_call>": 10, "<|python_tag|>": 11}
+    form = AnswerFormat(calls="hermes", markers=markers, special_markers=frozenset(markers))
+    for asked, shown in (({}, (9, 10)), ({"tools": STRICT}, (7, 8, 9, 10, 11))):
+        body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **asked}, ChatRequest)
+        params = AnswerReading(ServerConfig(reasoning="off"), form, tool_use(body)).asked(SamplingParams(), False)
+        assert tuple(sorted(params.shown_special_ids)) == shown
 
 
 @pytest.mark.parametrize("cut", [1, 3, 1000])
 @pytest.mark.parametrize("start", ["a ", "{", "<tool", " \n<", "<think>no</think>\n\na"])
 def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
-    parser = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=True).parser(opens_thought=False)
+    parser = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM).parser(opens_thought=False)
     text = start + "".join(CALL) + " "
     deltas = [delta for at in range(0, len(text), cut) for delta in parser.feed(text[at : at + cut])]
     answer = put_together(deltas + parser.finish())
@@ -301,7 +334,7 @@ def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> Non
             False,
             "start: thought answer | unthinking\n",
         ),
-        ({"tools": STRICT, "parallel_tool_calls": False}, False, False, "start: answer\nanswer: (till_call "),
+        ({"tools": STRICT, "parallel_tool_calls": False}, False, False, "start: thought answer | unthinking\n"),
         ({"tool_choice": "none", "tools": STRICT}, True, False, None),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}},

@@ -114,6 +114,8 @@ def test_a_checkpoint_that_knows_neither(tmp_path: Path) -> None:
         ("{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}", False),
         ("<think>", False),
         ("{{ raise_exception('enable_thinking') }}", False),
+        ("{# enable_thinking #}a", False),
+        ("{% if enable_thinking_budget %}a{% endif %}", False),
     ],
 )
 def test_whether_it_thinks_if_nobody_asks(tmp_path: Path, template: str, asked: bool) -> None:

@@ -156,6 +156,18 @@ async def test_calls_may_take_the_place_of_every_form(grammars: Grammars, demo: 
             assert fits == (text in good), text
 
 
+@pytest.mark.parametrize(
+    ("schema", "words"), [({"multipleOf": 100_000_000}, "states"), ({"description": "x" * 200_000}, "characters")]
+)
+async def test_calls_in_a_forms_place_are_bounded_as_well(
+    grammars: Grammars, schema: dict[str, object], words: str
+) -> None:
+    parameters = {"properties": {"a": {"type": "integer", **schema}}}
+    calls = call_rules([CallableTool("f", parameters, strict=True)], SYNTAXES["hermes"])
+    with pytest.raises(InvalidRequestError, match=words):
+        await grammars.matcher(Structured(json_object=True, calls=calls))
+
+
 async def takes(grammars: Grammars, matcher: Matcher, token: int) -> bool:
     """Whether the output may go on with this token, with which it then does."""
     (mask,) = await grammars.fill([matcher])

@@ -101,6 +101,15 @@ def test_a_marker_that_is_spelled_out_is_none_the_less_one(special: bool, spelle
         assert not accepts(grammar(special, form), bad, special and not spelled)  # type: ignore[arg-type]
 
 
+def test_a_thought_may_name_tokens_where_its_own_markers_are_text() -> None:
+    calls = ["<tool_call>", "</tool_call>"]
+    source = text_with_calls(TOOLS, SYNTAXES["hermes"], thought="possible", tokens=calls)
+    ids = [*ids_of("<think>no ", False), *ids_of("<tool_call>", True), *ids_of(" here</think>Hello", False)]
+    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(source))
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
+
+
 def test_a_thought_whose_end_is_spelled_out_does_not_go_on() -> None:
     """The parser would have ended it there."""
     source = LLMatcher.grammar_from_lark(grammar(True, thought="possible"))
