@@ -19,7 +19,7 @@ from aengine.structured import Structured
 from aengine.text.grammar_source import GrammarLimits, grammar_source
 from aengine.text.grammar_threads import CompileThreads
 from aengine.text.tokenizer import Tokenizer
-from aengine.text.tool_grammar import PLACE
+from aengine.text.tool_grammar import PLACED
 
 MAX_CACHED = 32
 MAX_LEXER_STATES = 50_000  # of one grammar, shared by all that use it: about 30 MB
@@ -195,8 +195,9 @@ class _RefusedError(ValueError):
     def __init__(self, message: str) -> None:
         super().__init__(_reason(message))
         line = _PLACE.match(message)
-        quoted = None if line is None else re.search(rf"^ *{line[1]} \| .*{PLACE}(\S+)$", message, re.MULTILINE)
-        self.where = None if quoted is None else quoted[1]
+        quoted = None if line is None else re.search(rf"^ *{line[1]} \| .*$", message, re.MULTILINE)
+        placed = None if quoted is None else PLACED.search(quoted[0])
+        self.where = None if placed is None else placed[1]
 
 
 def _reason(message: str) -> str:

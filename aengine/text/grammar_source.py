@@ -17,6 +17,7 @@ from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
 from aengine.text.schema_numbers import with_ends
 from aengine.text.thought_grammar import thought_rules
+from aengine.text.tool_grammar import PLACED
 
 MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states, made before any limit is looked at
 MAX_INTERSECTIONS = 8  # of a Lark grammar: each may multiply the time to compile, whatever the fuel
@@ -49,6 +50,8 @@ def grammar_source(structured: Structured, limits: GrammarLimits, tokens: Collec
         source.encode()
         if structured.thought != "never" or structured.calls is not None:
             source = _within(structured, source, limits, tokens)
+    except InvalidRequestError:
+        raise
     except UnicodeEncodeError:
         raise InvalidRequestError(f"{structured.param} holds a lone surrogate", structured.param) from None
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -114,10 +117,15 @@ def _lark_source(grammar: str, limits: GrammarLimits) -> str:
     # What stands in a text, a tool's description for one, is none.
     for schema in re.finditer(r"%json\s*", _LARK_TEXT.sub(lambda text: "_" * len(text.group()), grammar)):
         try:
-            value, _ = json.JSONDecoder().raw_decode(grammar, schema.end())
+            value, end = json.JSONDecoder().raw_decode(grammar, schema.end())
         except (ValueError, RecursionError):
             raise ValueError("%json must be followed by a JSON schema") from None
-        _check_json(value, limits)
+        try:
+            _check_json(value, limits)
+        except ValueError as error:
+            if (place := PLACED.match(grammar, end)) is not None:
+                raise InvalidRequestError(f"{place[1]}: {error}", place[1]) from None
+            raise
     return grammar
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ from aengine.text.tool_syntax import CallSyntax
 # JSON as chat templates write it and models learn it. Without free white space no answer can end in endless blanks.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LINE = json.dumps("\n")
-PLACE = "  // "  # before a comment that says where in the request a line comes from
+_PLACE = "  // from "  # before a comment that says where in the request a line comes from
+PLACED = re.compile(rf"{_PLACE}(\S+)$", re.MULTILINE)
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -125,7 +127,7 @@ def _called(tools: Collection[CallableTool], syntax: CallSyntax, tokens: Collect
     for rule, tool in zip(names, tools, strict=True):
         head = f'{{"name": {json.dumps(tool.name)}, "{syntax.arguments}": '
         rules.append(f'{rule}: {json.dumps(head)} {rule}_arguments "}}"')
-        rules.append(f"{rule}_arguments: %json {json.dumps(_arguments(tool))}{PLACE}{tool.where}")
+        rules.append(f"{rule}_arguments: %json {json.dumps(_arguments(tool))}{_PLACE}{tool.where}")
     return rules
 
 
