@@ -11,7 +11,7 @@ from aengine.structured import Structured, Thought
 from aengine.text.answer import AnswerFormat, AnswerParser
 from aengine.text.reasoning import ThoughtParser
 from aengine.text.tool_calls import ToolCallParser
-from aengine.text.tool_grammar import CallableTool, call_rules, forced_calls, text_with_calls
+from aengine.text.tool_grammar import CallableTool, CallGrammar
 from aengine.text.tool_syntax import SYNTAXES, CallSyntax
 from aengine.types import SamplingParams
 
@@ -46,20 +46,19 @@ class AnswerReading:
                 "the server's knob tool_format names it",
                 "tool_choice",
             )
-        self._formed = formed
+        self._formed = formed is not None and not tools.forced
         # JSON never begins with a marker; any other form might, and Llama 3's calls are JSON themselves.
         json = formed is not None and (formed.json is not None or formed.json_object)
-        if formed is not None and not tools.forced and (not json or (self._syntax is not None and self._syntax.bare)):
+        if self._formed and (not json or (self._syntax is not None and self._syntax.bare)):
             self._syntax = None
 
     def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
         """What the engine is asked for: markers that can be seen, and a grammar where the request binds the answer."""
         markers = self._format.shown_special_ids(self._thoughts, self._syntax)
         structured = params.structured
-        if structured is not None and not self._tools.forced:
-            structured = msgspec.structs.replace(
-                structured, thought=self._thought(opens_thought), calls=self._calls_instead()
-            )
+        if structured is not None and self._formed:
+            calls = None if self._syntax is None else self._calls(self._syntax).rules()
+            structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought), calls=calls)
         elif (grammar := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=grammar, origin="tools")
         if structured is not None:  # a marker that is not written would join the texts on both its sides
@@ -75,38 +74,30 @@ class AnswerReading:
         tools, syntax = self._tools, self._syntax
         if syntax is None:
             return None
+        thought = self._thought(opens_thought)
         if tools.forced:
-            make = forced_calls
-        elif len(tools.callable_tools) < len(tools.offered) or any(tool.function.strict for tool in tools.offered):
-            make = text_with_calls
-        else:
+            return self._calls(syntax).forced(thought)
+        if len(tools.callable_tools) == len(tools.offered) and not any(tool.function.strict for tool in tools.offered):
             return None
-        thought, tokens = self._thought(opens_thought), self._format.markers
-        if make is text_with_calls and self._thoughts and thought == "never":
+        if self._thoughts and thought == "never":
             thought = "possible"  # nothing keeps free text from beginning with one, which is then read as one
-        return make(self._callable(), syntax, parallel=tools.parallel, thought=thought, tokens=tokens)
+        return self._calls(syntax).within_text(thought)
 
     def parser(self, opens_thought: bool) -> AnswerParser:
         """A parser for one answer. `opens_thought`: the prompt ends within a thought."""
-        syntax, bound = self._syntax, self._formed is not None and not self._tools.forced
+        syntax = self._syntax
         # What has a form and no thought before it may begin with anything, a marker too.
-        thoughts = self._thoughts and not (bound and self._thought(opens_thought) == "never")
+        thoughts = self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
         return AnswerParser(
             ThoughtParser(opens_thought) if thoughts else None,
             None if syntax is None else ToolCallParser(syntax, self._tools.names, self._tools.parallel),
-            calls_begin=syntax.begin if bound and syntax is not None else None,
+            calls_begin=syntax.begin if self._formed and syntax is not None else None,
         )
 
-    def _calls_instead(self) -> str | None:
-        """The grammar's rules of calls that may come in the place of an answer of a given form."""
-        if self._syntax is None:
-            return None
-        return call_rules(self._callable(), self._syntax, parallel=self._tools.parallel, tokens=self._format.markers)
-
-    def _callable(self) -> list[CallableTool]:
+    def _calls(self, syntax: CallSyntax) -> CallGrammar:
         """What the model may call, with whatever arguments where nobody asked for more."""
         names = self._tools.names
-        return [
+        tools = [
             CallableTool(
                 tool.function.name,
                 tool.function.parameters if self._tools.forced or tool.function.strict else {"type": "object"},
@@ -116,6 +107,7 @@ class AnswerReading:
             for index, tool in enumerate(self._tools.offered)
             if tool.function.name in names
         ]
+        return CallGrammar(tools, syntax, self._tools.parallel, self._format.markers)
 
     def _thought(self, opens_thought: bool) -> Thought:
         """Where nobody looks for thoughts, there are none to keep out of the way of."""

@@ -36,99 +36,89 @@ class CallableTool(msgspec.Struct, frozen=True):
     where: str = ""
 
 
-def forced_calls(
-    tools: Collection[CallableTool],
-    syntax: CallSyntax,
-    *,
-    parallel: bool = True,
-    thought: Thought = "never",
-    tokens: Collection[str] = (),
-) -> str:
-    """A grammar of one call, with `parallel` of any number but none.
+class CallGrammar(msgspec.Struct, frozen=True):
+    """Calls of some tools, with `parallel` any number of them.
 
-    A thought may come first where it is `possible`; `open` means that the prompt has begun it. tokens: the markers that
-    are tokens of their own, which are then no text.
+    tokens: the markers that are tokens of their own, which are then no text. Before an answer a thought may come where
+    it is `possible`; `open` means that the prompt has begun it.
     """
-    head, thinking = thought_rules(thought, tokens)
-    return "\n".join([f"start: {head}calls", call_rules(tools, syntax, parallel=parallel, tokens=tokens), *thinking])
 
+    tools: Collection[CallableTool]
+    syntax: CallSyntax
+    parallel: bool = True
+    tokens: Collection[str] = ()
 
-def call_rules(
-    tools: Collection[CallableTool], syntax: CallSyntax, *, parallel: bool = True, tokens: Collection[str] = ()
-) -> str:
-    """Rules of which `calls` describes one call, with `parallel` more."""
-    begin = "" if syntax.bare else f"{marker(syntax.begin, tokens)} {_LINE} "
-    more = f" ({json.dumps(syntax.separator)} call)*" if parallel else ""
-    return "\n".join([f"calls: call{more}", f"call: {begin}called", *_called(tools, syntax, tokens)])
+    def forced(self, thought: Thought = "never") -> str:
+        """A grammar of at least one call, and nothing else."""
+        head, thinking = thought_rules(thought, self.tokens)
+        return "\n".join([f"start: {head}calls", self.rules(), *thinking])
 
+    def rules(self) -> str:
+        """Rules of which `calls` describes at least one call."""
+        begin = "" if self.syntax.bare else f"{self._begin} {_LINE} "
+        more = f" ({json.dumps(self.syntax.separator)} call)*" if self.parallel else ""
+        return "\n".join([f"calls: call{more}", f"call: {begin}called", *self._called()])
 
-def text_with_calls(
-    tools: Collection[CallableTool],
-    syntax: CallSyntax,
-    *,
-    parallel: bool = True,
-    thought: Thought = "never",
-    tokens: Collection[str] = (),
-) -> str:
-    """A grammar of any text in which whatever the parser takes for a call is one of these, as for `forced_calls`.
+    def within_text(self, thought: Thought = "never") -> str:
+        """A grammar of any text in which whatever the parser takes for a call is one of these.
 
-    Without `parallel` at most one. Where the syntax knows calls without a marker, nothing follows them.
-    """
-    head, thinking = thought_rules(thought, tokens)
-    # A thought begins where an answer does; elsewhere its markers are text like any other.
-    hidden = {syntax.begin} if thought == "never" else {syntax.begin, THOUGHT_BEGIN}
-    others = [token for token in sorted(tokens) if token not in hidden]
-    text = f"{ANYTHING} & {without(syntax.begin)}"
-    first = text + (f" & {not_beginning(THOUGHT_BEGIN)}" if thought == "possible" else "")
-    if syntax.bare:
-        first += f" & {not_beginning('{')}"
-        rules = _text_or_bare_calls(syntax, others, tokens)
-        rules.append(call_rules(tools, syntax, parallel=parallel))
-        start = f"start: {head}unthinking"
-    else:
-        rules = _text_around_calls(syntax, others, tokens, "*" if parallel else "?")
-        rules += _called(tools, syntax, tokens)
-        start = "start: thought answer | unthinking" if thought == "possible" else f"start: {head}answer"
-    return "\n".join([start, *rules, f"TEXT: {text}", f"FIRST: {first}", *thinking])
+        Where the syntax knows calls without a marker, nothing follows them.
+        """
+        head, thinking = thought_rules(thought, self.tokens)
+        # A thought begins where an answer does; elsewhere its markers are text like any other.
+        hidden = {self.syntax.begin} if thought == "never" else {self.syntax.begin, THOUGHT_BEGIN}
+        others = [token for token in sorted(self.tokens) if token not in hidden]
+        text = f"{ANYTHING} & {without(self.syntax.begin)}"
+        first = text + (f" & {not_beginning(THOUGHT_BEGIN)}" if thought == "possible" else "")
+        if self.syntax.bare:
+            first += f" & {not_beginning('{')}"
+            rules = [self._text_or_calls(others), self.rules()]
+            start = f"start: {head}unthinking"
+        else:
+            rules = self._text_around_calls(others) + self._called()
+            start = "start: thought answer | unthinking" if thought == "possible" else f"start: {head}answer"
+        return "\n".join([start, *rules, f"TEXT: {text}", f"FIRST: {first}", *thinking])
 
+    @property
+    def _begin(self) -> str:
+        return marker(self.syntax.begin, self.tokens)
 
-def _text_or_bare_calls(syntax: CallSyntax, others: Collection[str], tokens: Collection[str]) -> list[str]:
-    begin = marker(syntax.begin, tokens)
-    behind = f" ({begin} calls)?" if syntax.begin in tokens else ""
-    return [f"unthinking: {begin}? calls | {text_with('TEXT', others, 'FIRST')}{behind}"]
+    def _text_or_calls(self, others: Collection[str]) -> str:
+        behind = f" ({self._begin} calls)?" if self.syntax.begin in self.tokens else ""
+        return f"unthinking: {self._begin}? calls | {text_with('TEXT', others, 'FIRST')}{behind}"
 
-
-def _text_around_calls(syntax: CallSyntax, others: Collection[str], tokens: Collection[str], count: str) -> list[str]:
-    """`answer`, and `unthinking`, which does not begin as a thought does. count: of calls."""
-    begin = marker(syntax.begin, tokens)
-    text, first = text_with("TEXT", others), text_with("TEXT", others, "FIRST")
-    if syntax.begin in tokens:
+    def _text_around_calls(self, others: Collection[str]) -> list[str]:
+        """`answer`, and `unthinking`, which does not begin as a thought does."""
+        text, first, count = (
+            text_with("TEXT", others),
+            text_with("TEXT", others, "FIRST"),
+            "*" if self.parallel else "?",
+        )
+        if self.syntax.begin in self.tokens:
+            return [
+                f"answer: {text} (call {text}){count}",
+                f"unthinking: {first} (call {text}){count}",
+                f"call: {self._begin} {_LINE} called",
+            ]
+        # Till the marker, and with it: where it is text, nothing else ends the text before it.
         return [
-            f"answer: {text} (call {text}){count}",
-            f"unthinking: {first} (call {text}){count}",
-            f"call: {begin} {_LINE} called",
+            f"answer: ({till('till_call', 'TEXT', others)} {_LINE} called){count} {text}",
+            f"unthinking: {first} | first_call {_LINE} called {'answer' if self.parallel else text}",
+            f"till_call[suffix={self._begin}]: /(.|\\n)*/",
+            f"first_call[suffix={self._begin}]: UNTHINKING",
+            f"UNTHINKING: /(.|\\n)*/ & {not_beginning(THOUGHT_BEGIN)}",
         ]
-    # Till the marker, and with it: where it is text, nothing else ends the text before it.
-    further = "answer" if count == "*" else text
-    return [
-        f"answer: ({till('till_call', 'TEXT', others)} {_LINE} called){count} {text}",
-        f"unthinking: {first} | first_call {_LINE} called {further}",
-        f"till_call[suffix={begin}]: /(.|\\n)*/",
-        f"first_call[suffix={begin}]: UNTHINKING",
-        f"UNTHINKING: /(.|\\n)*/ & {not_beginning(THOUGHT_BEGIN)}",
-    ]
 
-
-def _called(tools: Collection[CallableTool], syntax: CallSyntax, tokens: Collection[str]) -> list[str]:
-    """Rules of which `called` describes a call from its object on."""
-    names = [f"call_{index}" for index in range(len(tools))]
-    after = f" {_LINE} {marker(syntax.end, tokens)}" if syntax.end else ""
-    rules = [f"called: ({' | '.join(names)}){after}"]
-    for rule, tool in zip(names, tools, strict=True):
-        head = f'{{"name": {json.dumps(tool.name)}, "{syntax.arguments}": '
-        rules.append(f'{rule}: {json.dumps(head)} {rule}_arguments "}}"')
-        rules.append(f"{rule}_arguments: %json {json.dumps(_arguments(tool))}{_PLACE}{tool.where}")
-    return rules
+    def _called(self) -> list[str]:
+        """Rules of which `called` describes a call from its object on."""
+        names = [f"call_{index}" for index in range(len(self.tools))]
+        after = f" {_LINE} {marker(self.syntax.end, self.tokens)}" if self.syntax.end else ""
+        rules = [f"called: ({' | '.join(names)}){after}"]
+        for rule, tool in zip(names, self.tools, strict=True):
+            head = f'{{"name": {json.dumps(tool.name)}, "{self.syntax.arguments}": '
+            rules.append(f'{rule}: {json.dumps(head)} {rule}_arguments "}}"')
+            rules.append(f"{rule}_arguments: %json {json.dumps(_arguments(tool))}{_PLACE}{tool.where}")
+        return rules
 
 
 def _arguments(tool: CallableTool) -> dict[str, Any]:

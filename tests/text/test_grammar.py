@@ -17,11 +17,12 @@ from aengine.structured import Structured
 from aengine.text.answer import AnswerFormat
 from aengine.text.grammar import MAX_CACHED, Grammars, Matcher
 from aengine.text.tokenizer import Tokenizer
-from aengine.text.tool_grammar import CallableTool, call_rules
+from aengine.text.tool_grammar import CallableTool, CallGrammar
 from aengine.text.tool_syntax import SYNTAXES
 
 pytestmark = pytest.mark.anyio
 
+HERMES = SYNTAXES["hermes"]
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 120}},
@@ -144,7 +145,7 @@ async def test_a_thought_is_none_of_the_form(grammars: Grammars, demo: Tokenizer
 
 @pytest.mark.parametrize("thought", ["never", "possible"])
 async def test_calls_may_take_the_place_of_every_form(grammars: Grammars, demo: Tokenizer, thought: str) -> None:
-    calls = call_rules([CallableTool("f"), CallableTool("g")], SYNTAXES["hermes"], tokens=demo.answer_format.markers)
+    calls = CallGrammar([CallableTool("f"), CallableTool("g")], HERMES, tokens=demo.answer_format.markers).rules()
     first = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     whole = f"{first}\n{first.replace('f', 'g')}"
     begun = "<think>x</think>\n\n" if thought == "possible" else ""
@@ -163,7 +164,7 @@ async def test_calls_in_a_forms_place_are_bounded_as_well(
     grammars: Grammars, schema: dict[str, object], words: str
 ) -> None:
     parameters = {"properties": {"a": {"type": "integer", **schema}}}
-    calls = call_rules([CallableTool("f", parameters, strict=True)], SYNTAXES["hermes"])
+    calls = CallGrammar([CallableTool("f", parameters, strict=True)], HERMES).rules()
     with pytest.raises(InvalidRequestError, match=words):
         await grammars.matcher(Structured(json_object=True, calls=calls))
 

@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from aengine.text.answer import AnswerParser
 from aengine.text.reasoning import ThoughtParser
 from aengine.text.tool_calls import ToolCallParser
-from aengine.text.tool_grammar import text_with_calls
+from aengine.text.tool_grammar import CallGrammar
 from aengine.text.tool_syntax import SYNTAXES, CallFormat
 
 SCHEMAS: dict[str, Any] = {
@@ -34,8 +34,8 @@ BARE_BAD = [call("get_weather", "{}", "llama3"), '{"name": "stop"}', "{", "<|pyt
 special = pytest.mark.parametrize("special", [False, True])
 
 
-def grammar(special: bool, form: CallFormat = "hermes", **options: Any) -> str:
-    return text_with_calls(TOOLS, SYNTAXES[form], tokens=MARKERS if special else (), **options)
+def grammar(special: bool, form: CallFormat = "hermes", *, thought: Any = "never", parallel: bool = True) -> str:
+    return CallGrammar(TOOLS, SYNTAXES[form], parallel, MARKERS if special else ()).within_text(thought)
 
 
 def before(thought: str) -> list[str]:
@@ -103,7 +103,7 @@ def test_a_marker_that_is_spelled_out_is_none_the_less_one(special: bool, spelle
 
 def test_a_thought_may_name_tokens_where_its_own_markers_are_text() -> None:
     calls = ["<tool_call>", "</tool_call>"]
-    source = text_with_calls(TOOLS, SYNTAXES["hermes"], thought="possible", tokens=calls)
+    source = CallGrammar(TOOLS, SYNTAXES["hermes"], tokens=calls).within_text("possible")
     ids = [*ids_of("<think>no ", False), *ids_of("<tool_call>", True), *ids_of(" here</think>Hello", False)]
     matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(source))
     assert matcher.try_consume_tokens(ids) == len(ids)

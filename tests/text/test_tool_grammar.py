@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from aengine.text.answer import AnswerParser
 from aengine.text.reasoning import ThoughtParser
 from aengine.text.tool_calls import ToolCallParser
-from aengine.text.tool_grammar import CallableTool, forced_calls
+from aengine.text.tool_grammar import CallableTool, CallGrammar
 from aengine.text.tool_syntax import SYNTAXES, CallFormat
 
 GOOD = [
@@ -38,7 +38,7 @@ BAD = [
 @pytest.mark.parametrize("form", list(SYNTAXES))
 @pytest.mark.parametrize("special", [False, True])
 def test_right_calls_pass_and_wrong_ones_do_not(form: CallFormat, special: bool) -> None:
-    grammar = forced_calls(TOOLS, SYNTAXES[form], tokens=MARKERS if special else ())
+    grammar = CallGrammar(TOOLS, SYNTAXES[form], tokens=MARKERS if special else ()).forced()
     for name, arguments in GOOD:
         text = call(name, arguments, form)
         assert accepts(grammar, text, special), text
@@ -53,14 +53,14 @@ def test_right_calls_pass_and_wrong_ones_do_not(form: CallFormat, special: bool)
 @pytest.mark.parametrize("form", list(SYNTAXES))
 def test_several_calls_only_where_they_may_be(form: CallFormat) -> None:
     several = SYNTAXES[form].separator.join(call(*each, form) for each in GOOD)
-    assert accepts(forced_calls(TOOLS, SYNTAXES[form]), several)
-    assert not accepts(forced_calls(TOOLS, SYNTAXES[form], parallel=False), several)
-    assert accepts(forced_calls(TOOLS, SYNTAXES[form], parallel=False), call(*GOOD[0], form))
+    assert accepts(CallGrammar(TOOLS, SYNTAXES[form]).forced(), several)
+    assert not accepts(CallGrammar(TOOLS, SYNTAXES[form], parallel=False).forced(), several)
+    assert accepts(CallGrammar(TOOLS, SYNTAXES[form], parallel=False).forced(), call(*GOOD[0], form))
     assert len(answer(ToolCallParser(SYNTAXES[form], NAMES), several).calls) == len(GOOD)
 
 
 def test_a_named_tool_is_the_only_one() -> None:
-    grammar = forced_calls(TOOLS[2:], SYNTAXES["hermes"])
+    grammar = CallGrammar(TOOLS[2:], SYNTAXES["hermes"]).forced()
     assert accepts(grammar, call("stop", "{}"))
     assert not accepts(grammar, call(*GOOD[0]))
 
@@ -69,7 +69,7 @@ def test_a_named_tool_is_the_only_one() -> None:
 def test_a_thought_may_come_first(special: bool) -> None:
     def grammar(thought: Any) -> str:
         tokens = MARKERS if special else ()
-        return forced_calls(TOOLS, SYNTAXES["hermes"], thought=thought, tokens=tokens, parallel=False)
+        return CallGrammar(TOOLS, SYNTAXES["hermes"], parallel=False, tokens=tokens).forced(thought)
 
     stop = call("stop", "{}")
     own, opened = f"<think>\nI <b>stop</b>.\n</think>\n\n{stop}", f"I stop.\n\n</think>{stop}"
@@ -87,6 +87,6 @@ def test_a_thought_may_come_first(special: bool) -> None:
 
 def test_keywords_that_the_compiler_does_not_know_are_left_to_the_client_unless_strict() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {}, "uniqueItems": True}}}
-    assert accepts(forced_calls([CallableTool("f", schema)], SYNTAXES["hermes"]), call("f", '{"a": [1, 2]}'))
-    strict = forced_calls([CallableTool("f", schema, strict=True)], SYNTAXES["hermes"])
+    assert accepts(CallGrammar([CallableTool("f", schema)], SYNTAXES["hermes"]).forced(), call("f", '{"a": [1, 2]}'))
+    strict = CallGrammar([CallableTool("f", schema, strict=True)], SYNTAXES["hermes"]).forced()
     assert "uniqueItems" in LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(strict), TOKENIZER)
