@@ -114,11 +114,13 @@ def _lark_source(grammar: str, limits: GrammarLimits) -> str:
         raise ValueError("%llguidance options cannot be set")
     if _LARK_TEXT.sub("", grammar).count("&") > MAX_INTERSECTIONS:
         raise ValueError(f"it has more than {MAX_INTERSECTIONS} intersections (&)")
-    # What stands in a text, a tool's description for one, is none.
-    for schema in re.finditer(r"%json\s*", _LARK_TEXT.sub(lambda text: "_" * len(text.group()), grammar)):
+    texts_blank = _LARK_TEXT.sub(lambda text: "_" * len(text.group()), grammar)
+    for schema in re.finditer(r"%json\s*", grammar):
         try:
             value, end = json.JSONDecoder().raw_decode(grammar, schema.end())
         except (ValueError, RecursionError):
+            if not texts_blank.startswith("%json", schema.start()):
+                continue  # spoken of in a text, a tool's description for one
             raise ValueError("%json must be followed by a JSON schema") from None
         try:
             _check_json(value, limits)

@@ -237,3 +237,20 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind() -> None:
     go.set()
     for _ in range(MAX_THREADS + 1):
         assert await threads.run(lambda: 3, 5) == 3
+
+
+@pytest.mark.parametrize("before", ['"a"', '/"/', '"\\""', '"a" // "\n |', '<"> ', "'\"' "])
+async def test_quotes_hide_no_schema_from_the_bounds(demo: Tokenizer, before: str) -> None:
+    grammars = Grammars(demo, demo.vocab_size, (4091,))
+    grammar = f'start: {before} %json {{"type": "integer", "multipleOf": 100000000}} "b"'
+    with pytest.raises(InvalidRequestError, match="too many states"):
+        await grammars.matcher(Structured(grammar=grammar))
+    grammars.close()
+
+
+async def test_a_text_may_speak_of_json(demo: Tokenizer) -> None:
+    grammars = Grammars(demo, demo.vocab_size, (4091,))
+    await grammars.matcher(Structured(grammar='start: "%json or so" %json {"description": "like %json, but"}'))
+    with pytest.raises(InvalidRequestError, match="must be followed by a JSON schema"):
+        await grammars.matcher(Structured(grammar="start: %json or so"))
+    grammars.close()
