@@ -42,7 +42,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="most sequences running at once (device rows)")] = 256
     max_step_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="most tokens in one step; longer prompts are prefilled in chunks"),
+        Meta(
+            description="most tokens in one step; longer prompts are prefilled in chunks; default on a GPU: 8192, or "
+            "16384 where they take 0.2 s at most (4 billion parameters on an H100); on a CPU: 512"
+        ),
     ] = None
     max_mixed_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,

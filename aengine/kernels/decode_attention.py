@@ -7,7 +7,7 @@ sequence is split only where the borders of shares fall. The KV heads are a seco
 same pages at the same time.
 
 A sequence that lies in one share is written at once. Of a split one, each worker stores its part, and the last to
-arrive adds the parts up in order (the sum does not depend on who was last).
+arrive adds the parts up in order (the sum does not depend on who was last); where they are many, neighbours first.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -70,9 +70,9 @@ def _decode_kernel(
     starts_ptr,  # [rows] int32, with SHARED: positions below were attended to already
     shared_out_ptr,  # [SHARED, rows, KV_HEADS * GROUP, DIM] float32: what they gave
     shared_lse_ptr,  # [SHARED, rows, KV_HEADS * GROUP] float32: log2 of their weight
-    part_ptr,  # [2 * workers, KV_HEADS, GROUP, DIM] float32
-    weight_ptr,  # [2 * workers, KV_HEADS, 2, GROUP] float32: maximum and total of each part
-    arrived_ptr,  # [workers, KV_HEADS] int32, zero between launches
+    part_ptr,  # [2, 2 * workers, KV_HEADS, GROUP, DIM] float32: parts, sums of neighbours
+    weight_ptr,  # [2, 2 * workers, KV_HEADS, 2, GROUP] float32: maximum and total of each
+    arrived_ptr,  # [2, 2 * workers, KV_HEADS] int32, zero between launches
     rows,
     table_stride,
     q_stride,
@@ -189,26 +189,37 @@ def _decode_kernel(
             # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
             # not start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
             slot = (2 * worker + (from_block == 0).to(tl.int32)) * KV_HEADS + head
-            part = part_ptr + (slot * GROUP + group)[:, None] * DIM + columns[None, :]
-            tl.store(part, acc, mask=(group < GROUP)[:, None])
-            tl.store(weight_ptr + slot * 2 * GROUP + group, best, mask=group < GROUP)
-            tl.store(weight_ptr + (slot * 2 + 1) * GROUP + group, total, mask=group < GROUP)
+            _store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP, DIM)
             first_worker = begin // share
             parts = (begin + count - 1) // share - first_worker + 1
-            arrived = arrived_ptr + first_worker * KV_HEADS + head
-            tl.debug_barrier()  # every thread's part is stored before one of them announces it
-            if tl.atomic_add(arrived, 1, sem="acq_rel") == parts - 1:
-                tl.debug_barrier()
-                tl.store(arrived, 0)
+            # The last to arrive adds them up, MERGE at a time. Where that takes more than two rounds, the last of MERGE
+            # neighbours adds these up, and the last of those that did adds up their sums.
+            width = tl.where(parts <= 2 * MERGE, parts, MERGE)
+            leader = (worker - first_worker) // width * width
+            leader_slot = (2 * (first_worker + leader) + (leader == 0).to(tl.int32)) * KV_HEADS + head
+            neighbours = tl.minimum(parts - leader, width)
+            if _is_last(arrived_ptr + leader_slot, neighbours):
                 merged_best, merged_total, merged = _merge_parts(
-                    part_ptr, weight_ptr, first_worker, parts, head,
+                    part_ptr, weight_ptr, first_worker, leader, neighbours, 1, head,
                     KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
                 )  # fmt: skip
-                _finish(
-                    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
-                    merged_best, merged_total, merged,
-                    KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
-                )  # fmt: skip
+                finished = parts == width
+                if parts > width:
+                    sums = 2 * workers * KV_HEADS  # their slots and counters follow those of the parts
+                    _store_part(part_ptr, weight_ptr, sums + leader_slot, merged_best, merged_total, merged, GROUP, DIM)
+                    groups = tl.cdiv(parts, width)
+                    finished = _is_last(arrived_ptr + sums + (2 * first_worker + 1) * KV_HEADS + head, groups)
+                    if finished:
+                        merged_best, merged_total, merged = _merge_parts(
+                            part_ptr + sums * GROUP * DIM, weight_ptr + sums * 2 * GROUP,
+                            first_worker, 0, groups, width, head, KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
+                        )  # fmt: skip
+                if finished:
+                    _finish(
+                        out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                        merged_best, merged_total, merged,
+                        KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
+                    )  # fmt: skip
         place = begin + to_block
         begin += count
         row += 1
@@ -242,19 +253,42 @@ def _merge(best, total, acc, part_best, part_total, values):
 
 
 @triton.jit
+def _store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP: tl.constexpr, DIM: tl.constexpr):
+    group = tl.arange(0, acc.shape[0])
+    columns = tl.arange(0, DIM)
+    inside = group < GROUP
+    tl.store(part_ptr + (slot * GROUP + group)[:, None] * DIM + columns[None, :], acc, mask=inside[:, None])
+    tl.store(weight_ptr + slot * 2 * GROUP + group, best, mask=inside)
+    tl.store(weight_ptr + (slot * 2 + 1) * GROUP + group, total, mask=inside)
+
+
+@triton.jit
+def _is_last(arrived, expected):
+    """Announce what this program has stored: is it the last of so many? Then the counter is zero again."""
+    tl.debug_barrier()  # every thread's share is stored before one of them announces it
+    last = tl.atomic_add(arrived, 1, sem="acq_rel") == expected - 1
+    if last:
+        tl.debug_barrier()
+        tl.store(arrived, 0)
+    return last
+
+
+@triton.jit
 def _merge_parts(
-    part_ptr, weight_ptr, first_worker, parts, head,
+    part_ptr, weight_ptr, first_worker, first, count, stride, head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
+    """Of a row's parts, `count` that are `stride` apart, from part `first` on."""
     group = tl.arange(0, MERGE_GROUP)
     columns = tl.arange(0, DIM)
     best = tl.full([MERGE_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([MERGE_GROUP], tl.float32)
     acc = tl.zeros([MERGE_GROUP, DIM], tl.float32)
-    for base in range(0, parts, MERGE):
-        index = base + tl.arange(0, MERGE)
+    for base in range(0, count, MERGE):
+        nth = base + tl.arange(0, MERGE)
+        index = first + nth * stride
         slot = (2 * (first_worker + index) + (index == 0).to(tl.int32)) * KV_HEADS + head
-        inside = (index < parts)[:, None] & (group < GROUP)[None, :]
+        inside = (nth < count)[:, None] & (group < GROUP)[None, :]
         weights = weight_ptr + slot[:, None] * 2 * GROUP + group[None, :]
         # Other processors wrote these: read past the first-level cache.
         part_best = tl.load(weights, mask=inside, other=float("-inf"), cache_modifier=".cg")
@@ -340,12 +374,14 @@ def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) 
     if shared and rows > 16:
         return DecodeConfig(block=32, stages=4, warps=2, crowd=4)
     if rows <= 2:
-        if group <= 2:
-            return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
+        if dim <= 64 and group <= 4:
+            return DecodeConfig(block=32, stages=3, warps=2, crowd=4)
         # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
         return DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
     if 8 < rows <= 32:
         return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
+    if dim <= 64 and group <= 4 and rows > 64:
+        return DecodeConfig(block=64, stages=3, warps=2, crowd=4)
     return DecodeConfig(block=32, stages=3, warps=2, crowd=4)
 
 
@@ -425,8 +461,8 @@ class PagedDecode:
         key = (workers, kv_heads, group, dim)
         if key not in self._scratch:
             self._scratch[key] = (
-                torch.empty(2 * workers, kv_heads, group, dim, dtype=torch.float32, device=device),
-                torch.empty(2 * workers, kv_heads, 2, group, dtype=torch.float32, device=device),
-                torch.zeros(workers, kv_heads, dtype=torch.int32, device=device),
+                torch.empty(2, 2 * workers, kv_heads, group, dim, dtype=torch.float32, device=device),
+                torch.empty(2, 2 * workers, kv_heads, 2, group, dtype=torch.float32, device=device),
+                torch.zeros(2, 2 * workers, kv_heads, dtype=torch.int32, device=device),
             )
         return self._scratch[key]

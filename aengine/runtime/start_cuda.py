@@ -35,12 +35,19 @@ from aengine.runtime.start import MIXED_MULTIPLE, Runtime, log_model, log_pool, 
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
 
-CUDA_STEP_TOKENS = 8192
+STEP_TOKENS = 8192
+LONG_STEP_TOKENS = 16384
+STEP_FLOP = 1.4e14  # 0.2 s or so on an H100 or H200: 8192 tokens of an 8B model
 MIXED_STEP_FLOP = 5.1e13  # 75 ms or so on an H100 or H200, which have 132 multiprocessors
 # What a multiprocessor's tensor cores do in a cycle, an H100's being 1: by the first digit of the compute capability.
 TENSOR_SPEED = {9: 1.0, 10: 2.0}
 MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching its kernels takes the host
 GRAPH_BYTES = 8 * 2**20
+
+
+def default_step_tokens(parameters: int, speed: float) -> int:
+    """Prompt tokens in one step: larger products are faster ones, but who comes next waits for them."""
+    return LONG_STEP_TOKENS if 2 * parameters * LONG_STEP_TOKENS <= speed * STEP_FLOP else STEP_TOKENS
 
 
 def default_mixed_tokens(parameters: int, max_step_tokens: int, speed: float) -> int:
@@ -91,7 +98,7 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
     with ThreadPoolExecutor(1, "imports") as imports, torch.cuda.stream(stream):
         model = ModelConfig.from_folder(folder)
         dtype = resolve_dtype(config.dtype, device, model.dtype)
-        max_step_tokens = step_tokens(config, CUDA_STEP_TOKENS)
+        step_tokens(config, STEP_TOKENS)  # what it refuses, before weights are read
         prefill = imports.submit(choose_prefill, device, dtype)
         attention = TritonAttention(prefill.result)
         decoder = load_model(
@@ -109,6 +116,7 @@ def start_cuda(config: EngineConfig, folder: Path, device: torch.device) -> Runt
         stream.synchronize()
         loaded = time.perf_counter()
         speed = device_speed(torch.cuda.get_device_capability(device), launch_for(device).processors)
+        max_step_tokens = step_tokens(config, default_step_tokens(decoder.num_parameters, speed))
         limit = mixed_limit(config, decoder, default_mixed_tokens(decoder.num_parameters, max_step_tokens, speed))
         sizes = _GraphSizes.of(config, attention.capturable, limit.tokens, max_step_tokens)
 

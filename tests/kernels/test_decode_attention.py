@@ -105,6 +105,17 @@ def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, device
     assert relative_error(out, reference(*inputs, 0.25)) < tolerance(torch.float32)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+@pytest.mark.parametrize("lengths", [[400], [0, 130, 300, 7, 500]], ids=["one", "some"])
+def test_parts_are_added_up_in_groups_tiny(lengths: list[int], at_once: int, device: torch.device) -> None:
+    inputs = paged(lengths, 4, 2, 16, 16, torch.float32, device)
+    config = decode_attention.DecodeConfig(block=16, stages=2, warps=2, crowd=4, merged=at_once * 32)
+    decode = decode_attention.PagedDecode()
+    out = decode(*inputs, 0.25, config=config)
+    assert relative_error(out, reference(*inputs, 0.25)) < tolerance(torch.float32)
+    assert torch.equal(out, decode(*inputs, 0.25, config=config))
+
+
 def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:
     q, k, v, table, lens = paged([5], 2, 1, 16, 16, torch.float32, device)
     with pytest.raises(ValueError, match="contiguous"):

@@ -1,4 +1,4 @@
-"""How many prompt tokens go beside running streams by default."""
+"""How many prompt tokens are in a step by default, alone and beside running streams."""
 
 from __future__ import annotations
 
@@ -6,9 +6,24 @@ import pytest
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from aengine.runtime.start_cuda import default_mixed_tokens, device_speed
+from aengine.runtime.start_cuda import default_mixed_tokens, default_step_tokens, device_speed
 
 H200, A100, RTX_4090 = ((9, 0), 132), ((8, 0), 108), ((8, 9), 128)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "gpu", "tokens"),
+    [
+        (600_000_000, H200, 16384),
+        (4_020_000_000, H200, 16384),
+        (8_190_000_000, H200, 8192),
+        (4_020_000_000, A100, 8192),
+    ],
+)
+def test_a_step_is_longer_where_nobody_waits_longer_for_it(
+    parameters: int, gpu: tuple[tuple[int, int], int], tokens: int
+) -> None:
+    assert default_step_tokens(parameters, device_speed(*gpu)) == tokens
 
 
 def test_streams_wait_about_as_long_on_every_device() -> None:
