@@ -27,6 +27,7 @@ from aengine.kernels.launch import Launch, launch_for, power_of_two
 
 LOG2_E = math.log2(math.e)
 REGISTERS = 65536  # of a processor
+DECODE_BORDERS = (1, 2, 8, 16, 32, 64)  # rows: beyond each, other cuts
 
 
 @triton.jit
@@ -345,6 +346,10 @@ class DecodeConfig:
         return (copies + group_pad(group) * (dim + self.block)) * element_size + 4 * group_pad(group)
 
 
+# Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
+ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
+
+
 def group_pad(group: int) -> int:
     """The height of a matrix product over `group` query heads."""
     return max(16, power_of_two(group))
@@ -354,7 +359,7 @@ def group_pad(group: int) -> int:
 def decode_config(
     rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False
 ) -> DecodeConfig:
-    """Measured on an H200 for 2-byte elements and dim 128 (bench/KERNELS.md); the others only have to fit.
+    """Measured on an H200 for 2-byte elements, dim 64 and 128 (bench/KERNELS.md); the others only have to fit.
 
     group: query heads of each KV head; shared: what is left of each row is short. Where there is less shared memory,
     blocks are smaller, and fewer programs are on a processor.
@@ -373,16 +378,15 @@ def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) 
         return DecodeConfig(block=32, stages=3, warps=4, crowd=2)
     if shared and rows > 16:
         return DecodeConfig(block=32, stages=4, warps=2, crowd=4)
-    if rows <= 2:
-        if dim <= 64 and group <= 4:
-            return DecodeConfig(block=32, stages=3, warps=2, crowd=4)
-        # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
-        return DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
-    if 8 < rows <= 32:
+    if rows <= 2 and dim <= 64:
+        return DecodeConfig(32, stages=3, warps=2, crowd=4) if group <= 4 else ONE_ROW
+    if rows == 1 and group > 2:
+        return ONE_ROW
+    if rows <= 2 or 8 < rows <= 32:
         return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
-    if dim <= 64 and group <= 4 and rows > 64:
+    if rows > 64 and dim <= 64 and group <= 4:
         return DecodeConfig(block=64, stages=3, warps=2, crowd=4)
-    return DecodeConfig(block=32, stages=3, warps=2, crowd=4)
+    return DecodeConfig(block=32, stages=3, warps=2, crowd=4, merged=8192 if rows <= 8 and group > 4 else 4096)
 
 
 @dataclass(frozen=True, slots=True)

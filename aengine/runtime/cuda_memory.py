@@ -10,6 +10,7 @@ import torch
 from aengine.cache.kv import KVPool
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.kernels.decode_attention import DECODE_BORDERS
 from aengine.kernels.small_linear import ROW_BORDERS
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda_runner import GraphedExecutor
@@ -105,8 +106,9 @@ def decode_steps(config: EngineConfig, max_step_tokens: int) -> list[StepPlan]:
     What graphs would have compiled, where there are none.
     """
     most = min(config.max_num_seqs, max_step_tokens)
+    beyond = [2**power + 1 for power in range(6, most.bit_length())]  # kernels of many rows know their power of two
     steps = []
-    for rows in sorted({min(size, most) for size in (1, 2, *ROW_BORDERS, ROW_BORDERS[-1] + 1)}):
+    for rows in sorted({min(size, most) for size in (*DECODE_BORDERS, *ROW_BORDERS, *beyond)}):
         for params in (SamplingParams(), SamplingParams(top_p=0.9)):
             prompts = _in_page_0(_largest_step(rows, 1, 1, rows, params))
             decode = StepPlan(step=0, new_rows=[], new_pages=[], decode=list(range(rows)), prefill=[], page_copies=[])

@@ -126,8 +126,7 @@ def attention_of(name: str) -> PrefillAttention:
     return _OnGathered(name, "", lambda q, *_: torch.zeros_like(q))
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(folder: Path, kv_heads: int) -> Path:
     """The 0.6B shape, with one layer and a small vocabulary."""
     shape: dict[str, Any] = {
         "vocab_size": 9000,
@@ -135,7 +134,7 @@ def checkpoint(tmp_path: Path) -> Path:
         "intermediate_size": 3072,
         "num_hidden_layers": 1,
         "num_attention_heads": 16,
-        "num_key_value_heads": 8,
+        "num_key_value_heads": kv_heads,
         "head_dim": 128,
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-6,
@@ -144,10 +143,10 @@ def checkpoint(tmp_path: Path) -> Path:
         "tie_word_embeddings": True,
         "eos_token_id": 7,
     }
-    (tmp_path / "config.json").write_text(
+    (folder / "config.json").write_text(
         json.dumps({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **shape})
     )
-    return tmp_path
+    return folder
 
 
 def serve(runtime: Runtime, rows: int) -> int:
@@ -166,7 +165,7 @@ def serve(runtime: Runtime, rows: int) -> int:
     shared = [rng.randrange(1000) for _ in range(2048)]
     tickets = itertools.count()
     steps = 0
-    for ways in [*([way] for way in WAYS), *(rng.choices(WAYS, k=together) for together in (2, 7, 60))]:
+    for ways in [*([way] for way in WAYS), *(rng.choices(WAYS, k=together) for together in (2, 7, max(60, rows)))]:
         for way in ways:
             length = rng.choice([1, 9, 100, 700, 3000])
             prompt = shared[: rng.choice([0, 64, 2048])] + [rng.randrange(1000) for _ in range(length)]
@@ -185,23 +184,24 @@ def serve(runtime: Runtime, rows: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("attention", "rows", "knobs"),
+    ("attention", "rows", "kv_heads", "knobs"),
     [
-        ("flash-attn-4", 40, {"kv_cache_gib": 0.25}),
-        ("flash-attn-4", 200, {}),
-        ("flash-attn-2", 40, {"kv_cache_gib": 0.25}),
-        ("flash-attn-4", 1, {}),
-        ("flash-attn-2", 5, {"max_step_tokens": 64}),
-        ("flash-attn-4", 70, {"cuda_graphs": False}),
-        ("flash-attn-2", 5, {"cuda_graphs": False, "kv_cache_gib": 0.25}),
+        pytest.param("flash-attn-4", 40, 8, {"kv_cache_gib": 0.25}, id="pool-given"),
+        pytest.param("flash-attn-4", 200, 8, {}, id="pool-sized"),
+        pytest.param("flash-attn-2", 40, 8, {"kv_cache_gib": 0.25}, id="not-captured"),
+        pytest.param("flash-attn-4", 1, 8, {}, id="one-row"),
+        pytest.param("flash-attn-2", 5, 8, {"max_step_tokens": 64}, id="short-steps"),
+        pytest.param("flash-attn-4", 70, 8, {"cuda_graphs": False}, id="no-graphs"),
+        pytest.param("flash-attn-4", 200, 2, {"cuda_graphs": False}, id="no-graphs-few-heads"),
+        pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False, "kv_cache_gib": 0.25}, id="no-graphs-few-rows"),
     ],
-    ids=["pool-given", "pool-sized", "not-captured", "one-row", "short-steps", "no-graphs", "no-graphs-few-rows"],
 )
 def test_nothing_is_compiled_while_serving(
     attention: str,
     rows: int,
+    kv_heads: int,
     knobs: dict[str, Any],
-    checkpoint: Path,
+    tmp_path: Path,
     compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,7 +209,7 @@ def test_nothing_is_compiled_while_serving(
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
-    runtime = start_cuda.start_cuda(config, checkpoint, DEVICE)
+    runtime = start_cuda.start_cuda(config, checkpoint(tmp_path, kv_heads), DEVICE)
     assert len(compiled.new) > 20
     compiled.new.clear()
     assert serve(runtime, rows) > 50
