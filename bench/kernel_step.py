@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,13 @@ class Model:
 
 
 MODELS = {"8B": Model(), "0.6B": Model(28, 1024, 3072, 151936, Heads(16, 8, 128))}
+OTHER_MODELS = {
+    "Qwen2.5-7B": Model(28, 3584, 18944, 152064, Heads(28, 4, 128)),
+    "Qwen2.5-1.5B": Model(28, 1536, 8960, 151936, Heads(12, 2, 128)),
+    "Qwen2.5-0.5B": Model(24, 896, 4864, 151936, Heads(14, 2, 64)),
+    "Llama-3.2-3B": Model(28, 3072, 8192, 128256, Heads(24, 8, 128)),
+    "Llama-3.2-1B": Model(16, 2048, 8192, 128256, Heads(32, 8, 64)),
+}
 POOL_PAGES = 24577  # of each layer
 STEPS = ((1, 384), (1, 4096), (1, 32768), (8, 1024), (16, 1024), (32, 1024), (64, 1024), (256, 768))
 
@@ -136,6 +144,26 @@ def bench_step(report: Report, sweep: bool) -> None:
         bench_tune(report)
 
 
+def bench_shapes(report: Report, sweep: bool) -> None:
+    """What other numbers of heads and other head dimensions do to a step, and to the choice of attention's cut."""
+    cuts = [None, *DECODE_CONFIGS] if sweep else [None]
+    for name, model in OTHER_MODELS.items():
+        precompile(compile_decode, [(model.heads, rows, cut) for rows in (1, 8, 256) for cut in cuts], report)
+        time_shape(name, Step(model), cuts, report)
+        torch.cuda.empty_cache()
+
+
+def time_shape(name: str, step: Step, cuts: Sequence[DecodeConfig | None], report: Report) -> None:
+    for rows, context in ((1, 384), (1, 8192), (1, 32768), (8, 4096), (64, 1024), (256, 768)):
+        size, results = step.bytes(rows, context), list[tuple[float, str]]()
+        for cut in cuts:
+            for us, _ in attempt(lambda: step.time(rows, context, {"decode": cut} if cut else {}), cut):
+                report.add("shapes", f"{name} {rows}x{context}", us, size, variant=brief(cut))
+                results.append((us, brief(cut)))
+        best = "; ".join(f"{us:.0f} {cut}" for us, cut in sorted(results)[:4])
+        report.say(f"shapes {name:12} {rows:3}x{context:<5} floor {floor(size):6.0f} us; {best}")
+
+
 ONE_ROW = [
     LinearConfig(*cut, one_row=True)
     for cut in (
@@ -158,7 +186,7 @@ FEW_ROWS = [
 DECODE_CONFIGS = [
     DecodeConfig(*cut)
     for cut in (
-        (64, 2, 2, 4, 8192), (64, 2, 2, 4, 4096), (64, 3, 4, 2, 8192), (64, 3, 4, 3, 4096), (64, 4, 4, 2, 8192),
+        (32, 3, 2, 3, 8192), (32, 3, 2, 4, 4096), (64, 3, 2, 4, 4096), (64, 2, 2, 4, 8192), (64, 2, 2, 4, 4096), (64, 3, 4, 2, 8192), (64, 3, 4, 3, 4096), (64, 4, 4, 2, 8192),
         (64, 5, 4, 1, 4096), (32, 4, 2, 4, 4096), (32, 3, 2, 5, 4096), (32, 5, 2, 3, 8192), (128, 3, 4, 1, 8192),
         (128, 3, 8, 1, 4096),
     )

@@ -1,6 +1,6 @@
 """Time the Triton kernels on a GPU.
 
-    python -m bench.kernels --out results.jsonl [--sweep] [linear decode step small draw cutoff prefix launch ...]
+    python -m bench.kernels --out results.jsonl [--sweep] [linear decode step shapes small draw cutoff prefix ...]
 
 Every figure is the time of one call among many in a CUDA graph, over inputs that rotate through more memory than the
 second-level cache holds. `floor` is the bytes that the call must move over the read bandwidth of the device.
@@ -25,7 +25,16 @@ from aengine.kernels.cutoff import Cutoff
 from aengine.kernels.decode_attention import DecodeConfig, PagedDecode
 from aengine.kernels.prefix_attention import PrefixConfig, SharedRuns, attend_shared
 from aengine.kernels.small_linear import LinearConfig, SmallLinear
-from bench.kernel_step import DECODE_CONFIGS, MODELS, Step, bench_step, compile_decode, compile_linear, linear_cuts
+from bench.kernel_step import (
+    DECODE_CONFIGS,
+    MODELS,
+    Step,
+    bench_shapes,
+    bench_step,
+    compile_decode,
+    compile_linear,
+    linear_cuts,
+)
 from bench.kernel_timing import DEVICE, Heads, Pool, Report, attempt, brief, floor, graph_time, precompile, random_half
 
 LINEAR_SHAPES = {
@@ -244,6 +253,7 @@ BENCHES = {
     "linear": bench_linear,
     "decode": bench_decode,
     "step": bench_step,
+    "shapes": bench_shapes,
     "small": bench_small,
     "draw": bench_draw,
     "cutoff": bench_cutoff,
