@@ -123,7 +123,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 65536
     stalled_reader_timeout: Annotated[
         float,
-        Meta(gt=0, description="seconds that a reader may take nothing of what is sent before its connection is cut"),
+        Meta(
+            gt=0,
+            description="seconds that a reader may take nothing of what is sent before its connection is cut "
+            "(over HTTP/2 its stream)",
+        ),
     ] = 60.0
 
 

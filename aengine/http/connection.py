@@ -1,4 +1,4 @@
-"""The connection under a response: reset at once where closing it would wait for a reader that does not read."""
+"""The connection under a response, through hypercorn's own objects: ASGI has no word for what is needed here."""
 
 from __future__ import annotations
 
@@ -6,22 +6,47 @@ import socket
 import struct
 from contextlib import suppress
 
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
 from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
+from priority.priority import MissingStreamError
 from starlette.types import Send
 
 
-def reset_connection(send: Send) -> bool:
-    """Drop what is still to be sent and end the connection; False unless it is open, HTTP/1 and hypercorn's.
+async def room_to_send(send: Send) -> None:
+    """Over HTTP/2, wait while more of the answer waits for its reader than should.
 
-    ASGI has no word for this. hypercorn would close the connection too when its response ends unfinished, but only
-    once all that waits has been read.
+    hypercorn means to wait as well, but a window that is used up wakes it: it would take in the whole answer.
     """
     stream = getattr(send, "__self__", None)
     protocol = getattr(stream.send, "__self__", None) if isinstance(stream, HTTPStream) else None
-    server = getattr(protocol.send, "__self__", None) if isinstance(protocol, H11Protocol) else None
-    if not isinstance(server, TCPServer):
+    if isinstance(stream, HTTPStream) and isinstance(protocol, H2Protocol):
+        waiting = protocol.stream_buffers.get(stream.stream_id)
+        if waiting is not None and len(waiting.buffer) >= BUFFER_HIGH_WATER:
+            await waiting.drain()
+
+
+async def reset_connection(send: Send) -> bool:
+    """Drop what is still to be sent and end the connection: whether that was done.
+
+    It is not where the connection is no longer open or not hypercorn's, nor over HTTP/2, where the stream alone is
+    reset; but if the connection as a whole takes nothing, it is ended there too. hypercorn would close an HTTP/1
+    connection as well when its response ends unfinished, but only once all that waits has been read.
+    """
+    stream = getattr(send, "__self__", None)
+    protocol = getattr(stream.send, "__self__", None) if isinstance(stream, HTTPStream) else None
+    server = getattr(protocol.send, "__self__", None) if isinstance(protocol, H11Protocol | H2Protocol) else None
+    if not isinstance(server, TCPServer) or not isinstance(stream, HTTPStream):
+        return False
+    if isinstance(protocol, H2Protocol) and not server.send_lock.locked():
+        with suppress(ProtocolError, MissingStreamError):  # it has ended
+            protocol.connection.reset_stream(stream.stream_id, ErrorCodes.CANCEL)
+            server.writer.write(protocol.connection.data_to_send())
+            protocol.priority.unblock(stream.stream_id)  # the sender finds it closed, and drops what waits
+            await protocol.has_data.set()
         return False
     raw = server.writer.get_extra_info("socket")
     if raw is None or raw.fileno() == -1:  # its client has reset it

@@ -10,15 +10,16 @@ import anyio
 from anyio.abc import TaskStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aengine.errors import EngineClosedError
-from aengine.http.connection import reset_connection
-from aengine.http.errors import error_response
+from aengine.errors import AengineError, EngineClosedError
+from aengine.http.connection import reset_connection, room_to_send
+from aengine.http.errors import HTTPError, error_response
 
 _log = logging.getLogger(__name__)
 
 _LAST_WORDS = 1.0  # seconds
 _PIECE = 2**16  # bytes
-CUT = "aengine.cut"  # in a request's scope: what ends its connection at once
+SHUTTING_DOWN = "the server is shutting down"
+ANSWERING = "aengine.answering"  # in a request's scope: its `Answering`
 
 
 class InFlight:
@@ -26,15 +27,14 @@ class InFlight:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._answering: set[_Answering] = set()
+        self._answering: set[Answering] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.stalled = 0  # readers given up since start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as cut:
-            one = _Answering(cut, send)
-            scope[CUT] = one.cut
+            scope[ANSWERING] = one = Answering(cut, send, scope.get("http_version") == "2")
             self._answering.add(one)
             self._idle.clear()
             try:
@@ -44,12 +44,12 @@ class InFlight:
                 if not self._answering:
                     self._idle.set()
 
-    async def _answer(self, scope: Scope, receive: Receive, one: _Answering) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, one: Answering) -> None:
         try:
             await self.app(scope, receive, one.send)
         except anyio.get_cancelled_exc_class():
             if not one.begun:  # its body was still on its way, or its prompt was being read
-                closed = error_response(EngineClosedError("the server is shutting down"), {"Connection": "close"})
+                closed = error_response(one.why, {"Connection": "close"})
                 with anyio.move_on_after(_LAST_WORDS, shield=True):
                     await closed(scope, receive, one.send)
             raise
@@ -80,17 +80,21 @@ class InFlight:
                     if one.pending and monotonic() - one.moved > seconds:
                         _log.warning("a reader took nothing for %g s: its connection was cut", seconds)
                         self.stalled += 1
-                        one.cut()
+                        await one.cut(
+                            HTTPError(408, "reader_timeout", f"nothing of the answer was read for {seconds:g} s")
+                        )
 
 
-class _Answering:
+class Answering:
     """One request: the scope of its task, and whether its reader keeps up."""
 
-    __slots__ = ("_send", "begun", "moved", "pending", "scope")
+    __slots__ = ("_multiplexed", "_send", "begun", "moved", "pending", "scope", "why")
 
-    def __init__(self, scope: anyio.CancelScope, send: Send) -> None:
+    def __init__(self, scope: anyio.CancelScope, send: Send, multiplexed: bool) -> None:
         self.scope = scope
         self._send = send
+        self._multiplexed = multiplexed  # HTTP/2
+        self.why: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
         self.begun = False
         self.pending = 0  # sends that have not returned: the reader's buffers are full
         self.moved = 0.0  # monotonic seconds when one began after none, or returned
@@ -104,15 +108,26 @@ class _Answering:
             body, start = message.get("body", b""), 0
             while len(body) - start > _PIECE:  # in one piece, who takes much slowly would look like who takes nothing
                 await self._send({**message, "body": body[start : start + _PIECE], "more_body": True})
+                if self._multiplexed:
+                    await room_to_send(self._send)
                 self.moved = monotonic()
                 start += _PIECE
             await self._send({**message, "body": body[start:]} if start else message)
+            if self._multiplexed:
+                await room_to_send(self._send)
         finally:
             self.pending -= 1
             self.moved = monotonic()
 
-    def cut(self) -> None:
+    async def cut(self, why: AengineError) -> None:
         """End the connection, so that the reply sees its client leave; where that is not possible, the reply alone."""
         self.moved = monotonic()
-        if not reset_connection(self._send):
+        self.why = why
+        if not await reset_connection(self._send):
             self.scope.cancel()
+
+
+def why_cut(scope: Scope) -> AengineError:
+    """What the client of a reply that is cancelled is told."""
+    one: Answering | None = scope.get(ANSWERING)
+    return EngineClosedError(SHUTTING_DOWN) if one is None else one.why

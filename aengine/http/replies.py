@@ -17,18 +17,18 @@ from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from aengine.errors import AengineError, EngineClosedError
+from aengine.errors import AengineError
 from aengine.http import sse
 from aengine.http.engine_like import StreamLike
-from aengine.http.errors import error_body, error_response
+from aengine.http.errors import HTTPError, error_body, error_response
 from aengine.http.fragments import collect, merge
-from aengine.http.in_flight import CUT
+from aengine.http.in_flight import ANSWERING, Answering, why_cut
 from aengine.http.sliced import SLICE
 from aengine.types import Completion, Fragment, Usage
 
 _log = logging.getLogger(__name__)
 
-_LAST_WORDS = 1.0  # seconds that a stream cancelled by a shutdown may take to say so
+_LAST_WORDS = 1.0  # seconds that a stream which the server cancels may take to say so
 
 
 class Dialect(Protocol):
@@ -85,12 +85,12 @@ class StreamingReply(_Reply):
             async with create_task_group() as tasks:
                 tasks.start_soon(self._watch_client, receive, tasks.cancel_scope)
                 tasks.start_soon(self._watch_progress, scope, send, tasks)
-                await self._pump(send)
+                await self._pump(scope, send)
                 tasks.cancel_scope.cancel()
         finally:
             self._stream.abort()
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
         try:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
             if opening := self._dialect.opening():
@@ -99,9 +99,9 @@ class StreamingReply(_Reply):
         except AengineError as error:
             last = sse.event(error_body(error))
         except get_cancelled_exc_class():
-            if not self._left:  # the server shuts down
+            if not self._left:  # the server shuts down, or nothing is read
                 with anyio.move_on_after(_LAST_WORDS, shield=True):
-                    await self._finish(send, sse.event(error_body(EngineClosedError("the server is shutting down"))))
+                    await self._finish(send, sse.event(error_body(why_cut(scope))))
             raise
         except Exception as error:
             await self._finish(send, sse.event(error_body(error)))
@@ -146,8 +146,9 @@ class StreamingReply(_Reply):
             if self._stream.backlog > self._max_backlog:
                 _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
                 self._left = True
-                if (cut := scope.get(CUT)) is not None:
-                    cut()
+                one: Answering | None = scope.get(ANSWERING)
+                if one is not None:
+                    await one.cut(HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read"))
                 tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0
@@ -186,8 +187,7 @@ class WholeReply(_Reply):
                 except get_cancelled_exc_class():
                     if not self._left:  # the server shuts down
                         with anyio.move_on_after(_LAST_WORDS, shield=True):
-                            closed = EngineClosedError("the server is shutting down")
-                            await error_response(closed)(scope, receive, send)
+                            await error_response(why_cut(scope))(scope, receive, send)
                     raise
                 tasks.cancel_scope.cancel()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 
@@ -12,7 +13,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.http.framing import Framing
+from aengine.http.generate import GenerateDialect
 from aengine.http.in_flight import InFlight
+from aengine.http.replies import StreamingReply
+from aengine.types import Fragment
+from tests.http.fake_engine import FakeStream
 from tests.http.serving import hosting
 
 pytestmark = pytest.mark.anyio
@@ -63,6 +68,33 @@ async def test_who_takes_nothing_is_cut_off() -> None:
             await in_flight(SCOPE, nothing, send)
         tasks.cancel_scope.cancel()
     assert in_flight.stalled == 1
+
+
+async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
+    """As over HTTP/2: the reader takes nothing until it is given up."""
+    given_up, told = asyncio.Event(), list[bytes]()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            return
+        if not given_up.is_set():
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                given_up.set()
+        told.append(message["body"])
+
+    stream = FakeStream("r", prompt_tokens=1, one_by_one=False)
+    stream.put(Fragment("x", (1,)))
+    in_flight = InFlight(StreamingReply(stream, GenerateDialect(1), heartbeat=10, max_backlog=1000))
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(in_flight.watch_readers, 0.05)
+        async with asyncio.timeout(5):
+            await in_flight({"type": "http"}, nothing, send)
+        tasks.cancel_scope.cancel()
+    (event,) = told
+    assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "reader_timeout"
+    assert stream.aborted.is_set()
 
 
 async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -> None:

@@ -28,8 +28,13 @@ class RawServer:
     client: httpx.Client
     idle_files: int  # open while there is no connection
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        raw = socket.socket()
+        if receive_buffer is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        raw.settimeout(SECONDS)
+        raw.connect(("127.0.0.1", self.port))
+        return raw
 
     def ask(self, data: bytes) -> bytes:
         """Send this, and read until the server ends the connection. Raises `TimeoutError` if it does not."""

@@ -33,10 +33,13 @@ def server() -> Iterator[RawServer]:
 class Client:
     """One connection; what its streams have got so far, by stream id."""
 
-    def __init__(self, server: RawServer) -> None:
-        self.raw = server.connect()
+    def __init__(self, server: RawServer, receive_buffer: int | None = None, window: int | None = None) -> None:
+        self.raw = server.connect(receive_buffer)
         self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.h2.initiate_connection()
+        if window is not None:
+            self.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window})
+            self.h2.increment_flow_control_window(window)
         self.flush()
         self.status: dict[int, int] = {}
         self.body: dict[int, bytes] = {}
@@ -188,6 +191,33 @@ def test_a_body_that_does_not_come_is_a_408_and_its_connection_goes_on(server: R
         other = client.post("/generate", prompt="One two three", max_tokens=4, ignore_eos=True)
         client.read_until(lambda: {slow, other} <= client.ended)
     assert (client.status[slow], client.status[other]) == (408, 200)
+
+
+def test_a_stream_that_nobody_reads_is_reset_and_its_connection_goes_on() -> None:
+    """Its window is used up, and the client reads on only what comes of other streams."""
+    with raw_server("--stalled-reader-timeout", "1") as server, Client(server) as client:
+        asked = {"prompt": "Once", "ignore_eos": True, "logprobs": 20}
+        stalled = client.post("/generate", **asked, max_tokens=1500)
+        assert within(SECONDS, lambda: server.figure("sends_blocked") == 1)
+        assert within(SECONDS, lambda: server.figure("stalled_readers_total") == 1)
+        assert within(MARGIN, server.at_rest)
+        assert server.figure("generated_tokens_total") < 1500
+        client.read_until(lambda: stalled in client.reset)
+        assert 0 < len(client.body[stalled]) <= 2**16 - 1  # the window
+        other = client.post("/generate", **asked, max_tokens=300)
+        client.read_until(lambda: other in client.ended)
+    assert client.body[other].endswith(b"data: [DONE]\n\n")
+
+
+def test_a_connection_that_takes_nothing_at_all_is_ended() -> None:
+    """Its windows are wide, so that all the buffers between the two fill up."""
+    with raw_server("--stalled-reader-timeout", "1") as server, Client(server, 4096, 2**30) as client:
+        for _ in range(8):
+            client.post("/generate", prompt="Once", ignore_eos=True, logprobs=20, max_tokens=1500)
+        assert within(SECONDS, lambda: server.figure("stalled_readers_total") >= 1)
+        assert within(MARGIN, lambda: server.connections() <= 1)  # that of the figures
+        assert within(MARGIN, server.at_rest)
+        assert server.client.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
