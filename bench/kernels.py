@@ -22,7 +22,8 @@ from torch import Tensor
 
 from aengine.kernels import gumbel, norms, rope
 from aengine.kernels.cutoff import Cutoff
-from aengine.kernels.decode_attention import DecodeConfig, PagedDecode
+from aengine.kernels.decode_attention import PagedDecode
+from aengine.kernels.decode_config import DecodeConfig
 from aengine.kernels.prefix_attention import PrefixConfig, SharedRuns, attend_shared
 from aengine.kernels.small_linear import LinearConfig, SmallLinear
 from bench.kernel_step import (

@@ -10,7 +10,7 @@ import torch
 from aengine.cache.kv import KVPool
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.kernels.decode_attention import DECODE_BORDERS
+from aengine.kernels.decode_config import DECODE_BORDERS
 from aengine.kernels.small_linear import ROW_BORDERS
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda_runner import GraphedExecutor

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aengine.kernels.decode_config import DecodeConfig
 from tests.kernels.conftest import relative_error, tolerance
 
 decode_attention = pytest.importorskip("aengine.kernels.decode_attention")
@@ -100,7 +101,7 @@ def test_a_window_hides_what_is_older(lengths: list[int], dim: int, window: int,
 @pytest.mark.parametrize("crowd", [1, 4])
 def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, device: torch.device) -> None:
     inputs = paged([5, 90, 0, 200, 33], 4, 2, 16, 16, torch.float32, device)
-    config = decode_attention.DecodeConfig(block=16, stages=2, warps=4, crowd=crowd)
+    config = DecodeConfig(block=16, stages=2, warps=4, crowd=crowd)
     out = decode_attention.PagedDecode()(*inputs, 0.25, config=config)
     assert relative_error(out, reference(*inputs, 0.25)) < tolerance(torch.float32)
 
@@ -109,7 +110,7 @@ def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, device
 @pytest.mark.parametrize("lengths", [[400], [0, 130, 300, 7, 500]], ids=["one", "some"])
 def test_parts_are_added_up_in_groups_tiny(lengths: list[int], at_once: int, device: torch.device) -> None:
     inputs = paged(lengths, 4, 2, 16, 16, torch.float32, device)
-    config = decode_attention.DecodeConfig(block=16, stages=2, warps=2, crowd=4, merged=at_once * 32)
+    config = DecodeConfig(block=16, stages=2, warps=2, crowd=4, merged=at_once * 32)
     decode = decode_attention.PagedDecode()
     out = decode(*inputs, 0.25, config=config)
     assert relative_error(out, reference(*inputs, 0.25)) < tolerance(torch.float32)

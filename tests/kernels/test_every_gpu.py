@@ -25,6 +25,7 @@ from aengine.kernels import (
     row_steps,
     small_linear,
 )
+from aengine.kernels.decode_config import decode_config
 from aengine.kernels.launch import Launch
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
@@ -96,7 +97,7 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
 )
 def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]) -> None:
     q, cache = new(rows, 2 * group, dim), new(100, 16, 2, dim)
-    config = decode_attention.decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch)
+    config = decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch)
     decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
     assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size())
     # Each program has 1 KB beside its own; all that are meant to be on a processor at once are.

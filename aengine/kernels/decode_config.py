@@ -1,0 +1,73 @@
+"""How decode attention cuts its work, by what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from aengine.kernels.launch import Launch, power_of_two
+
+DECODE_BORDERS = (1, 2, 8, 16, 32, 64)  # rows: beyond each, other cuts
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """block: keys at a time; stages: depth of the copy pipeline; merged: elements of parts that are added up at a time.
+
+    crowd: programs on each processor at once. It must be exactly as many as fit: with room for one more, programs of
+    the next launch move in early, and then more of them share some processors than others.
+    """
+
+    block: int
+    stages: int
+    warps: int
+    crowd: int
+    merged: int = 4096
+
+    def shared_memory(self, group: int, dim: int, element_size: int) -> int:
+        """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights."""
+        copies = (self.stages - 1) * 2 * self.block * dim
+        return (copies + group_pad(group) * (dim + self.block)) * element_size + 4 * group_pad(group)
+
+
+# Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
+ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
+
+
+def group_pad(group: int) -> int:
+    """The height of a matrix product over `group` query heads."""
+    return max(16, power_of_two(group))
+
+
+@lru_cache
+def decode_config(
+    rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False
+) -> DecodeConfig:
+    """Measured on an H200 for 2-byte elements, dim 64 and 128 (bench/KERNELS.md); the others only have to fit.
+
+    group: query heads of each KV head; shared: what is left of each row is short. Where there is less shared memory,
+    blocks are smaller, and fewer programs are on a processor.
+    """
+    config = _measured(rows, group, dim, element_size, shared)
+    while (need := config.shared_memory(group, dim, element_size)) > launch.shared_memory and config.block > 16:
+        config = replace(config, block=config.block // 2)
+    # A program has 1 KB beside its own.
+    return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
+
+
+def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) -> DecodeConfig:
+    if element_size > 2:
+        return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
+    if dim > 128:
+        return DecodeConfig(block=32, stages=3, warps=4, crowd=2)
+    if shared and rows > 16:
+        return DecodeConfig(block=32, stages=4, warps=2, crowd=4)
+    if rows <= 2 and dim <= 64:
+        return DecodeConfig(32, stages=3, warps=2, crowd=4) if group <= 4 else ONE_ROW
+    if rows == 1 and group > 2:
+        return ONE_ROW
+    if rows <= 2 or 8 < rows <= 32:
+        return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
+    if rows > 64 and dim <= 64 and group <= 4:
+        return DecodeConfig(block=64, stages=3, warps=2, crowd=4)
+    return DecodeConfig(block=32, stages=3, warps=2, crowd=4, merged=8192 if rows <= 8 and group > 4 else 4096)
