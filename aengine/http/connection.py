@@ -16,37 +16,38 @@ from priority.priority import MissingStreamError
 from starlette.types import Send
 
 
+def connection_of(send: Send) -> H11Protocol | H2Protocol | None:
+    """What `send` writes to, if that is hypercorn's: over HTTP/2 several replies have the same."""
+    stream = getattr(send, "__self__", None)
+    protocol = getattr(stream.send, "__self__", None) if isinstance(stream, HTTPStream) else None
+    return protocol if isinstance(protocol, H11Protocol | H2Protocol) else None
+
+
 async def room_to_send(send: Send) -> None:
     """Over HTTP/2, wait while more of the answer waits for its reader than should.
 
     hypercorn means to wait as well, but a window that is used up wakes it: it would take in the whole answer.
     """
-    stream = getattr(send, "__self__", None)
-    protocol = getattr(stream.send, "__self__", None) if isinstance(stream, HTTPStream) else None
+    stream, protocol = getattr(send, "__self__", None), connection_of(send)
     if isinstance(stream, HTTPStream) and isinstance(protocol, H2Protocol):
         waiting = protocol.stream_buffers.get(stream.stream_id)
         if waiting is not None and len(waiting.buffer) >= BUFFER_HIGH_WATER:
             await waiting.drain()
 
 
-async def reset_connection(send: Send) -> bool:
+async def reset_connection(send: Send, others_move: bool) -> bool:
     """Drop what is still to be sent and end the connection: whether that was done.
 
-    It is not where the connection is no longer open or not hypercorn's, nor over HTTP/2, where the stream alone is
-    reset; but if the connection as a whole takes nothing, it is ended there too. hypercorn would close an HTTP/1
-    connection as well when its response ends unfinished, but only once all that waits has been read.
+    It is not where the connection is no longer open or not hypercorn's. Over HTTP/2 the stream alone is reset; but if
+    the connection takes nothing, neither of this stream nor of others, it is ended there too. hypercorn would close an
+    HTTP/1 connection as well when its response ends unfinished, but only once all that waits has been read.
     """
-    stream = getattr(send, "__self__", None)
-    protocol = getattr(stream.send, "__self__", None) if isinstance(stream, HTTPStream) else None
-    server = getattr(protocol.send, "__self__", None) if isinstance(protocol, H11Protocol | H2Protocol) else None
+    stream, protocol = getattr(send, "__self__", None), connection_of(send)
+    server = getattr(protocol.send, "__self__", None) if protocol is not None else None
     if not isinstance(server, TCPServer) or not isinstance(stream, HTTPStream):
         return False
-    if isinstance(protocol, H2Protocol) and not server.send_lock.locked():
-        with suppress(ProtocolError, MissingStreamError):  # it has ended
-            protocol.connection.reset_stream(stream.stream_id, ErrorCodes.CANCEL)
-            server.writer.write(protocol.connection.data_to_send())
-            protocol.priority.unblock(stream.stream_id)  # the sender finds it closed, and drops what waits
-            await protocol.has_data.set()
+    if isinstance(protocol, H2Protocol) and (others_move or not server.send_lock.locked()):
+        await _reset_stream(protocol, server, stream.stream_id)
         return False
     raw = server.writer.get_extra_info("socket")
     if raw is None or raw.fileno() == -1:  # its client has reset it
@@ -55,3 +56,14 @@ async def reset_connection(send: Send) -> bool:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     server.writer.transport.abort()
     return True
+
+
+async def _reset_stream(protocol: H2Protocol, server: TCPServer, stream_id: int) -> None:
+    """Without waiting for anything: the watch of all readers is what calls this."""
+    with suppress(ProtocolError, MissingStreamError):  # it has ended
+        protocol.connection.reset_stream(stream_id, ErrorCodes.CANCEL)
+        server.writer.write(protocol.connection.data_to_send())
+        if (waiting := protocol.stream_buffers.get(stream_id)) is not None:
+            await waiting.close()  # hypercorn's own sender then forgets the stream
+        protocol.priority.unblock(stream_id)
+        await protocol.has_data.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Set
 from time import monotonic
 
 import anyio
@@ -11,7 +12,7 @@ from anyio.abc import TaskStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
-from aengine.http.connection import reset_connection, room_to_send
+from aengine.http.connection import connection_of, reset_connection, room_to_send
 from aengine.http.errors import HTTPError, error_response
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class InFlight:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as cut:
-            scope[ANSWERING] = one = Answering(cut, send, scope.get("http_version") == "2")
+            scope[ANSWERING] = one = Answering(cut, send, self._answering, scope.get("http_version") == "2")
             self._answering.add(one)
             self._idle.clear()
             try:
@@ -76,26 +77,31 @@ class InFlight:
             task_status.started(scope)
             while True:  # one timer for all of them
                 await anyio.sleep(min(1.0, seconds / 4))
-                for one in list(self._answering):
-                    if one.pending and monotonic() - one.moved > seconds:
-                        _log.warning("a reader took nothing for %g s: its connection was cut", seconds)
-                        self.stalled += 1
-                        await one.cut(
-                            HTTPError(408, "reader_timeout", f"nothing of the answer was read for {seconds:g} s")
-                        )
+                await self._cut_stalled(seconds)
+
+    async def _cut_stalled(self, seconds: float) -> None:
+        for one in list(self._answering):
+            if one.pending and monotonic() - one.moved > seconds:
+                if not one.given_up:
+                    _log.warning("a reader took nothing for %g s: its connection was cut", seconds)
+                    self.stalled += 1
+                why = HTTPError(408, "reader_timeout", f"nothing of the answer was read for {seconds:g} s")
+                await one.cut(why, recently=seconds / 2)
 
 
 class Answering:
     """One request: the scope of its task, and whether its reader keeps up."""
 
-    __slots__ = ("_multiplexed", "_send", "begun", "moved", "pending", "scope", "why")
+    __slots__ = ("_all", "_multiplexed", "_send", "begun", "given_up", "moved", "pending", "scope", "why")
 
-    def __init__(self, scope: anyio.CancelScope, send: Send, multiplexed: bool) -> None:
+    def __init__(self, scope: anyio.CancelScope, send: Send, everyone: Set[Answering], multiplexed: bool) -> None:
         self.scope = scope
         self._send = send
+        self._all = everyone
         self._multiplexed = multiplexed  # HTTP/2
         self.why: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
         self.begun = False
+        self.given_up = False
         self.pending = 0  # sends that have not returned: the reader's buffers are full
         self.moved = 0.0  # monotonic seconds when one began after none, or returned
 
@@ -119,12 +125,25 @@ class Answering:
             self.pending -= 1
             self.moved = monotonic()
 
-    async def cut(self, why: AengineError) -> None:
-        """End the connection, so that the reply sees its client leave; where that is not possible, the reply alone."""
+    async def cut(self, why: AengineError, recently: float) -> None:
+        """End the connection, so that the reply sees its client leave; where that is not possible, the reply alone.
+
+        recently: seconds. A connection that took something of another reply since then goes on.
+        """
+        self.given_up = True
         self.moved = monotonic()
         self.why = why
-        if not await reset_connection(self._send):
+        if not await reset_connection(self._send, self._others_move(recently)):
             self.scope.cancel()
+
+    def _others_move(self, recently: float) -> bool:
+        if not self._multiplexed:
+            return False
+        since, mine = monotonic() - recently, connection_of(self._send)
+        return any(
+            not one.given_up and one.moved > since and one is not self and connection_of(one._send) is mine
+            for one in self._all
+        )
 
 
 def why_cut(scope: Scope) -> AengineError:

@@ -148,7 +148,8 @@ class StreamingReply(_Reply):
                 self._left = True
                 one: Answering | None = scope.get(ANSWERING)
                 if one is not None:
-                    await one.cut(HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read"))
+                    why = HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read")
+                    await one.cut(why, recently=tick)
                 tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0

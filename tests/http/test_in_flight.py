@@ -9,9 +9,14 @@ import struct
 
 import anyio
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import StreamReset
+from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aengine.http.connection import connection_of
 from aengine.http.framing import Framing
 from aengine.http.generate import GenerateDialect
 from aengine.http.in_flight import InFlight
@@ -101,17 +106,8 @@ async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -
     """The answer comes before the body has, and hypercorn's queue of body messages is full when the client leaves."""
     answer = Response(bytes(20 * LONG))
 
-    async def early(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-        else:
-            await in_flight(scope, receive, send)
-
     in_flight = InFlight(Framing(answer, 1.0))
-    async with hosting(early) as (port, _), anyio.create_task_group() as tasks:
+    async with hosting(with_lifespan(in_flight)) as (port, _), anyio.create_task_group() as tasks:
         watching = await tasks.start(in_flight.watch_readers, 0.5)
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -129,3 +125,49 @@ async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -
         assert in_flight.stalled == 0
         assert not watching.cancel_called
         watching.cancel()
+
+
+async def test_nothing_is_kept_of_http2_streams_that_were_given_up() -> None:
+    """Nothing comes for the connection as a whole, whose window is wide, that would wake hypercorn's sender."""
+    connections = set()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        connections.add(connection_of(send))
+        await in_flight(scope, receive, send)
+
+    in_flight = InFlight(Response(bytes(LONG)))
+    async with hosting(with_lifespan(app)) as (port, _), anyio.create_task_group() as tasks:
+        watching = await tasks.start(in_flight.watch_readers, 0.2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        client = H2Connection(H2Configuration(client_side=True))
+        client.initiate_connection()
+        client.increment_flow_control_window(2**24)
+        asked = [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "a")]
+        for stream in range(1, 20, 2):
+            client.send_headers(stream, asked, end_stream=True)
+        reset = 0
+        async with asyncio.timeout(10):
+            while reset < 10:
+                writer.write(client.data_to_send())
+                reset += sum(isinstance(event, StreamReset) for event in client.receive_data(await reader.read(2**16)))
+            await in_flight.idle()
+            (connection,) = connections
+            assert isinstance(connection, H2Protocol)
+            while connection.stream_buffers:  # noqa: ASYNC110 - hypercorn has no event for it
+                await asyncio.sleep(0)
+        assert in_flight.stalled == 10
+        watching.cancel()
+        writer.close()
+
+
+def with_lifespan(app: ASGIApp) -> ASGIApp:
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            await app(scope, receive, send)
+
+    return both

@@ -75,16 +75,17 @@ class Client:
             data = self.raw.recv(1 << 16)
             assert data, "the connection was closed"
             for event in self.h2.receive_data(data):
-                self._take(event)
+                self.take(event)
             self.flush()
 
-    def _take(self, event: Event) -> None:
+    def take(self, event: Event, acknowledge: bool = True) -> None:
         match event:
             case ResponseReceived(stream_id=int(stream)):
                 self.status[stream] = int(dict(event.headers or ())[":status"])
             case DataReceived(stream_id=int(stream)):
                 self.body[stream] = self.body.get(stream, b"") + event.data
-                self.h2.acknowledge_received_data(event.flow_controlled_length or 0, stream)
+                if acknowledge:
+                    self.h2.acknowledge_received_data(event.flow_controlled_length or 0, stream)
             case StreamEnded(stream_id=int(stream)):
                 self.ended.add(stream)
             case StreamReset(stream_id=int(stream)):
@@ -207,6 +208,29 @@ def test_a_stream_that_nobody_reads_is_reset_and_its_connection_goes_on() -> Non
         other = client.post("/generate", **asked, max_tokens=300)
         client.read_until(lambda: other in client.ended)
     assert client.body[other].endswith(b"data: [DONE]\n\n")
+
+
+def test_a_connection_that_is_full_goes_on_without_the_stream_that_nobody_reads() -> None:
+    """Its other streams are read all the time, but more slowly than they could be sent."""
+    with raw_server("--stalled-reader-timeout", "2") as server, Client(server, 2**16) as client:
+        client.h2.increment_flow_control_window(2**24)
+        asked = {"prompt": "Once", "ignore_eos": True, "logprobs": 20}
+        stalled = client.post("/generate", **asked, max_tokens=1500)
+        read = [client.post("/generate", **asked, max_tokens=500) for _ in range(3)]
+        for stream in read:
+            client.h2.increment_flow_control_window(2**20, stream)
+        client.flush()
+        began, heard = time.monotonic(), 0
+        while not client.ended.issuperset(read):
+            data = client.raw.recv(1 << 14)
+            assert data, "the connection was closed"
+            heard += len(data)
+            for event in client.h2.receive_data(data):
+                client.take(event, acknowledge=getattr(event, "stream_id", None) != stalled)
+            client.flush()
+            time.sleep(max(0.0, heard / 300_000 - (time.monotonic() - began)))  # as slow as that
+    assert client.reset == {stalled}
+    assert all(client.body[stream].endswith(b"data: [DONE]\n\n") for stream in read)
 
 
 def test_a_connection_that_takes_nothing_at_all_is_ended() -> None:
