@@ -113,17 +113,18 @@ class Answering:
         try:
             body, start = message.get("body", b""), 0
             while len(body) - start > _PIECE:  # in one piece, who takes much slowly would look like who takes nothing
-                await self._send({**message, "body": body[start : start + _PIECE], "more_body": True})
-                if self._multiplexed:
-                    await room_to_send(self._send)
+                await self._pass_on({**message, "body": body[start : start + _PIECE], "more_body": True})
                 self.moved = monotonic()
                 start += _PIECE
-            await self._send({**message, "body": body[start:]} if start else message)
-            if self._multiplexed:
-                await room_to_send(self._send)
+            await self._pass_on({**message, "body": body[start:]} if start else message)
         finally:
             self.pending -= 1
             self.moved = monotonic()
+
+    async def _pass_on(self, message: Message) -> None:
+        await self._send(message)
+        if self._multiplexed:
+            await room_to_send(self._send)
 
     async def cut(self, why: AengineError, recently: float) -> None:
         """End the connection, so that the reply sees its client leave; where that is not possible, the reply alone.
