@@ -22,11 +22,11 @@ from starlette.types import Receive, Scope, Send
 from aengine.config import EngineConfig, ServerConfig, configure
 from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
-from aengine.http.errors import error_response
-from aengine.http.framing import Framing
-from aengine.http.leaving import wait_for_no_client
-from aengine.http.traced import TracedSends
-from aengine.http.workers import only_worker
+from aengine.http.door.errors import error_response
+from aengine.http.hypercorn.framing import Framing
+from aengine.http.hypercorn.shutdown import wait_for_no_client
+from aengine.http.hypercorn.traced import TracedSends
+from aengine.http.hypercorn.workers import only_worker
 
 EngineFactory = Callable[[EngineConfig], AbstractAsyncContextManager[EngineLike]]
 

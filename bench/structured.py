@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import aengine
 from aengine import Structured
-from aengine.text.grammar import Grammars, Matcher
+from aengine.text.grammar.grammars import Grammars, Matcher
 from bench.results import Report
 
 ROWS = 32

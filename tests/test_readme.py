@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from aengine.config import ServerConfig
+from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
 from aengine.http.routes import operations
 from aengine.http.state import ServerState
-from aengine.http.structs import ChatRequest, CompletionRequest, GenerateRequest
 from tests.cli.running import run, served
 from tests.http.demo_server import demo_server
 

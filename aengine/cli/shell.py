@@ -17,7 +17,7 @@ from aengine.cli.failure import UsageError
 from aengine.cli.sampling import NAMES, parse_parameter
 from aengine.cli.talk import Ending, Messages, Talk
 from aengine.errors import AengineError
-from aengine.text.deltas import ReasoningDelta
+from aengine.text.answer.deltas import ReasoningDelta
 
 PROMPT = "> "
 HELP = """\

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from aengine.errors import ServerError
-from aengine.text.deltas import ContentDelta, ReasoningDelta
-from aengine.text.reasoning import ThoughtParser
+from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
+from aengine.text.answer.thought import ThoughtParser
 from aengine.types import Usage
 
 if TYPE_CHECKING:

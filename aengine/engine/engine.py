@@ -37,10 +37,10 @@ from aengine.latency import Latencies
 from aengine.runtime.runner import Runner
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.scheduling.scheduler import enqueue_all
-from aengine.text.answer import AnswerFormat, ChatPrompt
-from aengine.text.bad_words import banned_sequences
-from aengine.text.grammar import Grammars, Matcher
-from aengine.text.tokenizer import Tokenizer
+from aengine.text.answer.parser import AnswerFormat, ChatPrompt
+from aengine.text.grammar.grammars import Grammars, Matcher
+from aengine.text.tokens.bad_words import banned_sequences
+from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
 from aengine.types import Completion, Fragment, SamplingParams, Stats
 

@@ -10,8 +10,8 @@ from aengine.errors import NonFiniteLogitsError
 from aengine.latency import Latencies
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.scheduling.sequence import Update
-from aengine.text.output import OutputText
-from aengine.text.tokenizer import Tokenizer
+from aengine.text.tokens.output import OutputText
+from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.types import FinishReason, Fragment, PromptLogprob, RowLogprobs, TokenLogprob, TopLogprob, Usage
 
 

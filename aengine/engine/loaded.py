@@ -19,9 +19,9 @@ from aengine.model.hub import resolve_model
 from aengine.runtime.start import Runtime
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
-from aengine.text.grammar import Grammars, Matcher
-from aengine.text.grammar_source import GrammarLimits
-from aengine.text.tokenizer import Tokenizer
+from aengine.text.grammar.grammars import Grammars, Matcher
+from aengine.text.grammar.source import GrammarLimits
+from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
 from aengine.types import PromptLogprob, SamplingParams, check_token_ids
 

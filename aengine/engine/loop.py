@@ -16,7 +16,7 @@ from aengine.runtime.lost import is_lost
 from aengine.runtime.runner import LaunchedStep, Runner
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
-from aengine.text.grammar import Matcher
+from aengine.text.grammar.grammars import Matcher
 from aengine.timeline import Timeline, unmarked
 from aengine.types import StepPlan
 

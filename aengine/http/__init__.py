@@ -1,7 +1,7 @@
 """The HTTP layer: parses and validates, hands requests to an engine, words the answers. It knows no torch."""
 
 from aengine.http.engine_like import EngineLike, StreamLike
-from aengine.http.in_flight import InFlight
+from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.routes import http_app
 from aengine.http.state import ServerState
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from aengine.latency import Latencies
-from aengine.text.answer import AnswerFormat, ChatPrompt
+from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.timeline import Timeline
 from aengine.types import Fragment, SamplingParams, Stats
 

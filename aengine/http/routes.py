@@ -6,22 +6,22 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from aengine.http import answers, structs
-from aengine.http.admin import Admin
-from aengine.http.auth import ApiKeyMiddleware
-from aengine.http.chat import Chat
-from aengine.http.completions import Completions
-from aengine.http.errors import HANDLERS
-from aengine.http.generate import Generate
-from aengine.http.health import Health
-from aengine.http.metrics import Metrics
-from aengine.http.models import Models
-from aengine.http.openapi import OpenApi, Operation
-from aengine.http.origin import OriginMiddleware
-from aengine.http.page import Page
-from aengine.http.request_id import RequestIdMiddleware
+from aengine.http.bodies import answers, requests
+from aengine.http.door.auth import ApiKeyMiddleware
+from aengine.http.door.errors import HANDLERS
+from aengine.http.door.origin import OriginMiddleware
+from aengine.http.door.request_id import RequestIdMiddleware
+from aengine.http.endpoints.admin import Admin
+from aengine.http.endpoints.chat import Chat
+from aengine.http.endpoints.completions import Completions
+from aengine.http.endpoints.generate import Generate
+from aengine.http.endpoints.health import Health
+from aengine.http.endpoints.metrics import Metrics
+from aengine.http.endpoints.models import Models
+from aengine.http.endpoints.openapi import OpenApi, Operation
+from aengine.http.endpoints.page import Page
+from aengine.http.endpoints.tokenize import Tokens
 from aengine.http.state import ServerState
-from aengine.http.tokenize import Tokens
 
 READS = (400, 408, 413, 415)  # refusals of what reads a body,
 SERVES = (503,)  # of what needs the engine,
@@ -34,12 +34,12 @@ def operations(state: ServerState) -> list[Operation]:
     models, health, metrics = Models(state), Health(state), Metrics(state)
     tokens, admin = Tokens(state), Admin(state)
     all_three = (*READS, *NAMES, *SERVES)
-    generated = (answers.Generated, structs.GenerateRequest, True, all_three)
-    completed = (answers.CompletionBody, structs.CompletionRequest, True, all_three)
-    chatted = (answers.ChatBody, structs.ChatRequest, True, all_three)
-    tokenized = (answers.Tokenized, structs.TokenizeRequest, False, all_three)
-    detokenized = (answers.Detokenized, structs.DetokenizeRequest, False, all_three)
-    aborted = (answers.Aborted, structs.AbortRequest, False, READS)
+    generated = (answers.Generated, requests.GenerateRequest, True, all_three)
+    completed = (answers.CompletionBody, requests.CompletionRequest, True, all_three)
+    chatted = (answers.ChatBody, requests.ChatRequest, True, all_three)
+    tokenized = (answers.Tokenized, requests.TokenizeRequest, False, all_three)
+    detokenized = (answers.Detokenized, requests.DetokenizeRequest, False, all_three)
+    aborted = (answers.Aborted, requests.AbortRequest, False, READS)
     flushed = (answers.Flushed, None, False, SERVES)
     listed = (answers.ModelList, None, False, SERVES)
     named = (answers.ModelCard, None, False, (*NAMES, *SERVES))

@@ -6,12 +6,12 @@ from typing import Literal
 
 from aengine.config import ServerConfig
 from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFoundError
+from aengine.http.door.public import public_message
+from aengine.http.door.turnstile import Turnstile
 from aengine.http.engine_like import EngineLike
-from aengine.http.in_flight import InFlight
+from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
-from aengine.http.public import public_message
-from aengine.http.running import RunningReplies
-from aengine.http.turnstile import Turnstile
+from aengine.http.streams.running import RunningReplies
 
 Phase = Literal["loading", "ready", "failed", "stopping"]
 

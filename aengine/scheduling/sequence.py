@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from aengine.cache.radix import Node
-from aengine.text.grammar import Matcher
+from aengine.text.grammar.grammars import Matcher
 from aengine.types import FinishReason, PromptLogprob, RowLogprobs, SamplingParams
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import EngineFailedError, QueueFullError
-from aengine.text.answer import AnswerFormat
+from aengine.text.answer.parser import AnswerFormat
 from aengine.types import Fragment, Usage
 from tests.browser.chromium import Tab
 from tests.browser.talking import ENDED, Instead, answer, ask, demo_page, finish, talking_to

@@ -15,7 +15,7 @@ import pytest
 from aengine.cli.shell import Shell
 from aengine.cli.talk import Ending, Told
 from aengine.errors import InvalidRequestError
-from aengine.text.deltas import ContentDelta, ReasoningDelta
+from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
 from aengine.types import Usage
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ import pytest
 from aengine import Client, Engine
 from aengine.cli.talk import Ending, EngineTalk, ServerTalk, Talk
 from aengine.errors import InvalidRequestError
-from aengine.text.deltas import ContentDelta, ReasoningDelta
+from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
 from tests.http.demo_server import hosted_demo
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import msgspec
 
 from aengine.errors import ContextLengthError
 from aengine.latency import Latencies
-from aengine.text.answer import AnswerFormat, ChatPrompt
+from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.timeline import Timeline
 from aengine.types import Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
 

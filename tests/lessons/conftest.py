@@ -15,7 +15,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.hub import resolve_model
 from aengine.model.load import load_model
-from aengine.text.tokenizer import Tokenizer
+from aengine.text.tokens.tokenizer import Tokenizer
 
 PROMPT = "The capital of France is"
 NEW_TOKENS = 20

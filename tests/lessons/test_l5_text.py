@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.text.detokenizer import Detokenizer
-from aengine.text.output import OutputText
-from aengine.text.tokenizer import Tokenizer
+from aengine.text.tokens.detokenizer import Detokenizer
+from aengine.text.tokens.output import OutputText
+from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.types import SamplingParams
 from tests.lessons.conftest import PROMPT, Reference
 

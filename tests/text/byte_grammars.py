@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from aengine.text.tool_grammar import CallableTool
-from aengine.text.tool_syntax import CallFormat
+from aengine.text.answer.syntax import CallFormat
+from aengine.text.grammar.calls import CallableTool
 
 SPECIAL = ("<end>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>")
 MARKERS = SPECIAL[1:]

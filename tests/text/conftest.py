@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from text_families import BACKENDS, byte_fallback_backend, byte_level_backend, no_decoder_backend, write_tokenizer
 from tokenizers import Tokenizer as Backend
 
-from aengine.text.tokenizer import Tokenizer
+from aengine.text.tokens.tokenizer import Tokenizer
+from tests.text.text_families import (
+    BACKENDS,
+    byte_fallback_backend,
+    byte_level_backend,
+    no_decoder_backend,
+    write_tokenizer,
+)
 
 DEMO = Path(__file__).parents[2] / "aengine" / "demo" / "model"
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from aengine.text.deltas import Answer, Delta, put_together
+from aengine.text.answer.deltas import Answer, Delta, put_together
 
 relaxed = settings(max_examples=100, deadline=None)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from msgspec import inspect
 
-from aengine.http.structs import ChatRequest, CompletionRequest, GenerateRequest
+from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
 
 BODIES: dict[str, dict[str, Any]] = {
     "/generate": {"prompt": "hi", "max_tokens": 1, "stream": False},

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aengine.model.hub import resolve_model
-from aengine.text import chat_template
+from aengine.text.template import rendering
 from tests.reliability.bad_input.hostile import Hostile, hostile_demo
 from tests.reliability.bad_input.meanwhile import Meanwhile
 from tests.text.test_hostile_templates import BOMBS, ESCAPES, OTHERS
@@ -37,7 +37,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
     branches = [f"{{% if messages[0].content == {name!r} %}}{source}{{% endif %}}" for name, source in ATTACKS.items()]
     folder = write_checkpoint(tmp_path_factory.mktemp("poisoned") / "checkpoint-of-mallory", "".join(branches))
     with pytest.MonkeyPatch.context() as patch, hostile_demo(model=str(folder)) as hostile:
-        patch.setattr(chat_template, "RENDER_SECONDS", SECONDS)
+        patch.setattr(rendering, "RENDER_SECONDS", SECONDS)
         yield hostile
         hostile.settled()
 

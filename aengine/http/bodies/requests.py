@@ -1,0 +1,205 @@
+"""Request bodies. Unknown fields are ignored and `null` means "not given".
+
+The ranges of sampling parameters are the engine's to check (`SamplingParams.validate`); here they are only told.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from aengine.errors import InvalidRequestError
+from aengine.http.bodies.chat import ChatMessage, Tool, ToolChoice
+from aengine.http.bodies.structured import ResponseFormat, StructuredOutputs, asked_structured
+from aengine.types import (
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+
+
+def _range(**schema: int | float) -> Meta:
+    """A range for the schema alone: the engine refuses what is outside in better words than the parser's."""
+    return Meta(extra_json_schema=schema)
+
+
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": 0})]
+TokenId = Count
+Logprobs = Annotated[int, _range(minimum=0, maximum=MAX_LOGPROBS)]
+Penalty = Annotated[float, _range(minimum=-2, maximum=2)]
+StopString = Annotated[str, _range(minLength=1, maxLength=MAX_STOP_LENGTH)]
+Tools = Annotated[list[Tool], Meta(max_length=128)]
+BadWord = Annotated[str, _range(minLength=1, maxLength=MAX_BAD_WORD_LENGTH)]
+Bias = Annotated[float, _range(minimum=-100, maximum=100)]
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """What every endpoint takes under the same name and with the same meaning."""
+
+    max_tokens: Count | None = None  # 0 only with echo
+    min_tokens: Count | None = None
+    temperature: Annotated[float, _range(minimum=0, maximum=2)] | None = None
+    top_k: Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": -1})] | None = None
+    top_p: Annotated[float, _range(exclusiveMinimum=0, maximum=1)] | None = None
+    min_p: Annotated[float, _range(minimum=0, maximum=1)] | None = None
+    repetition_penalty: Annotated[float, _range(exclusiveMinimum=0, maximum=10000)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[Int, Bias], _range(maxProperties=MAX_LOGIT_BIAS)] | None = None
+    seed: Int | None = None
+    stop: StopString | Annotated[list[StopString], _range(maxItems=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
+    bad_words: Annotated[list[BadWord], _range(maxItems=MAX_BAD_WORDS)] | None = None
+    include_stop: bool | None = None
+    include_stop_str_in_output: bool | None = None  # another name of include_stop
+    prompt_logprobs: Logprobs | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
+    n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
+    model: str | None = None
+    priority: Int = 0
+    cache_salt: str | None = None
+    user: str | None = None  # taken, not used
+
+    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """What was given, over `defaults`. `max_tokens` is the endpoint's own default, `logprobs` its reading."""
+        given: dict[str, Any] = {}
+        for name in _SAMPLING_FIELDS:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = tuple(value) if isinstance(value, list) else value
+        if self.max_tokens is None:
+            given["max_tokens"] = max_tokens
+        if isinstance(self.stop, str):
+            given["stop"] = (self.stop,)
+        if self.include_stop_str_in_output:
+            given["include_stop"] = True
+        return msgspec.structs.replace(defaults, **given, logprobs=logprobs)
+
+
+_SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
+
+
+class StructuredSampling(Sampling, kw_only=True):
+    """And what the output must match."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
+        structured = asked_structured(self.response_format, self.structured_outputs, guided)
+        params = super().params(defaults, max_tokens=max_tokens, logprobs=logprobs)
+        return params if structured is None else msgspec.structs.replace(params, structured=structured)
+
+
+_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+class GenerateRequest(StructuredSampling, kw_only=True):
+    """`POST /generate`. Exactly one of `prompt`, `input_ids` and `messages`."""
+
+    prompt: str | list[TokenId] | None = None
+    input_ids: list[TokenId] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None  # for the chat template
+    chat_template_kwargs: dict[str, Any] | None = None
+    fill_context: bool | None = None  # without max_tokens: on until the context is full
+    logprobs: Logprobs | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    stream: bool | None = None  # None: true
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with include_usage
+
+
+UsageTold = Literal["never", "last", "always"]
+
+
+class OpenAIRequest(StructuredSampling, kw_only=True):
+    """What OpenAI's two endpoints have in common."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """As for all; prompt logprobs come only with a whole answer, as in vLLM."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError("prompt_logprobs needs stream to be false", "prompt_logprobs")
+        return super().params(defaults, max_tokens=max_tokens, logprobs=logprobs)
+
+    def usage_told(self) -> UsageTold:
+        """In which chunks of a stream usage stands. Raises `InvalidRequestError` where there is no stream."""
+        options = self.stream_options
+        if options is None:
+            return "never"
+        if not self.stream:
+            raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
+        if not options.include_usage:
+            return "never"
+        return "always" if options.continuous_usage_stats else "last"
+
+
+class CompletionRequest(OpenAIRequest, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: Logprobs | None = None
+    echo: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None  # keep the last so many
+    best_of: Int | None = None  # nothing but n
+    suffix: str | None = None  # refused
+
+
+class ChatRequest(OpenAIRequest, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
+    parallel_tool_calls: bool | None = None  # None: true
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`. Exactly one of `prompt` and `messages`."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None  # None: true
+    add_special_tokens: bool | None = None  # None: true for a prompt, false for messages
+    return_token_strs: bool | None = None
+    model: str | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """`POST /abort`."""
+
+    request_id: Annotated[str, Meta(min_length=1)]

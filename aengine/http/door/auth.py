@@ -1,0 +1,48 @@
+"""API keys: with any set, whoever names none of them gets to see nothing but whether the server is up."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from hashlib import sha256
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aengine.http.door.errors import HTTPError, error_response
+
+# The path exactly as the router will see it; `/` is the static page, which asks its reader for the key.
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+
+
+class ApiKeyMiddleware:
+    """Demands `Authorization: Bearer <key>` for every path but the open ones; without keys it demands nothing.
+
+    Preflights never come this far: they carry no credentials by design, and are answered where origins are judged.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        # Digests are of one length, so a comparison's time tells nothing of a key's.
+        self._digests = [sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._digests or scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["path"] in OPEN_PATHS or self._knows(scope):
+            await self._app(scope, receive, send)
+        else:
+            refusal = HTTPError(401, "invalid_api_key", "an API key is needed: send Authorization: Bearer <key>")
+            await error_response(refusal, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+
+    def _knows(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, key = given[0].partition(b" ")
+        digest = sha256(key.strip()).digest()
+        known = False
+        for one in self._digests:  # all of them, whichever matches
+            known |= hmac.compare_digest(one, digest)
+        return known and scheme.lower() == b"bearer"

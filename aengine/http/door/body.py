@@ -1,0 +1,119 @@
+"""A request's body: bounded in size, JSON by content type, decoded into a struct."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TypeVar
+
+import anyio
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from aengine.config import ServerConfig
+from aengine.errors import InvalidRequestError
+from aengine.http.door.errors import HTTPError
+from aengine.http.door.malformed import find_unsayable
+
+# `curl -d` declares a form; nobody means one here.
+_JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
+
+# What parsing costs beside the bytes, which are cheap: it holds the loop, and a thread would hold the GIL as well.
+_WEIGHTS = {b",": 1, b'"': 1, b"{": 8, b"[": 8}
+_MAX_WEIGHT = 2**19 + 2**16  # half a million token ids, about 15 ms
+LARGE = 2**18  # bytes; below, nobody notices
+_SLICE = 2**20  # bytes weighed between two turns of the loop
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, config: ServerConfig) -> bytes:
+    """The whole body. Raises `HTTPError` 415, 413 or 408, `ClientDisconnect` when the client left.
+
+    None of them waits for the rest of the body.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in _JSON_TYPES:
+        raise HTTPError(415, "unsupported_media_type", "the body must be JSON, with Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPError(415, "unsupported_media_type", "the body must not be compressed")
+    limit, seconds = config.max_body_bytes, config.body_timeout
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    try:
+        with anyio.fail_after(seconds):
+            body = await _receive_all(request.receive, limit)
+    except TimeoutError:
+        raise HTTPError(408, "body_timeout", f"the body did not arrive within {seconds:g} seconds") from None
+    if len(body) > LARGE and await _weight(body) > _MAX_WEIGHT:
+        raise HTTPError(
+            413,
+            "body_too_large",
+            f"the body holds too many values: at most {_MAX_WEIGHT}, where a text counts as 2, a list or object as 8",
+        )
+    return body
+
+
+async def _receive_all(receive: Receive, limit: int) -> bytes:
+    body = bytearray()  # not a list: chunks of a byte or two would each cost 40 more
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+async def _weight(body: bytes) -> int:
+    """How much there is to parse. Punctuation within texts counts too: a text that has a million is none to answer."""
+    weight = 0
+    for start in range(0, len(body), _SLICE):
+        weight += sum(body.count(mark, start, start + _SLICE) * each for mark, each in _WEIGHTS.items())
+        await asyncio.sleep(0)
+    return weight
+
+
+def _too_large(limit: int) -> HTTPError:
+    return HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
+
+
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$")
+_NAMED = re.compile(r"(?:missing required|unknown) field `(?P<name>[^`]*)`")
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The body as the decoder's struct. Raises `InvalidRequestError` that names the offending field."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise _malformed(body, f"the body is not valid JSON: {error}" if body else "the body is empty") from None
+    except UnicodeDecodeError:
+        raise _malformed(body, "the body is not valid UTF-8") from None
+    except RecursionError:
+        raise InvalidRequestError("the body is nested too deeply") from None
+
+
+def _malformed(body: bytes, text: str) -> InvalidRequestError:
+    unsayable = find_unsayable(body)
+    if unsayable is None:
+        return InvalidRequestError(text)
+    path, reason = unsayable
+    return InvalidRequestError(f"{path}: {reason}" if path else reason, path or None)
+
+
+def _invalid(text: str) -> InvalidRequestError:
+    found = _PATH.search(text)
+    path = found["path"] if found else ""
+    text = text[: found.start()] if found else text
+    if named := _NAMED.search(text):
+        path = f"{path}.{named['name']}" if path else named["name"]
+    path = path.replace("[...]", "")
+    return InvalidRequestError(f"{path}: {text}" if path else text, path or None)

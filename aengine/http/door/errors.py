@@ -1,0 +1,126 @@
+"""Errors as OpenAI's API words them: `{"error": {"message", "type", "param", "code"}}` and a status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ExceptionHandler
+
+from aengine.errors import (
+    AengineError,
+    CheckpointError,
+    ContextLengthError,
+    EngineClosedError,
+    EngineNotReadyError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    QueueFullError,
+)
+from aengine.http.door.public import public_message
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class HTTPError(AengineError):
+    """A refusal that belongs to HTTP itself: media type, size, origin."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+MAX_MESSAGE = 2000  # characters
+
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status that answers `error`."""
+    match error:
+        case HTTPError():
+            return error.status
+        case HTTPException():
+            return error.status_code
+        case InvalidRequestError() | CheckpointError():  # of the checkpoint's chat template: it will never do
+            return 400
+        case ModelNotFoundError():
+            return 404
+        case QueueFullError() | EngineNotReadyError() | EngineClosedError():
+            return 503
+        case _:
+            return 500
+
+
+def error_body(error: BaseException) -> ErrorBody:
+    """What a client is told of `error`: never a traceback, a folder or another library's words."""
+    kind = "invalid_request_error" if status_of(error) < 500 else "server_error"
+    message, param, code = public_message(error), None, None
+    match error:
+        case HTTPError():
+            code = error.code
+        case HTTPException():
+            message, code = error.detail, _HTTP_CODES.get(error.status_code)
+        case ContextLengthError():
+            param, code = error.param, "context_length_exceeded"
+        case InvalidRequestError():
+            param = error.param
+        case CheckpointError():
+            param, code = "messages", "chat_template_refused"
+        case ModelNotFoundError():
+            param, code = "model", "model_not_found"
+        case QueueFullError():
+            code = "queue_full"
+        case EngineNotReadyError():
+            code = "not_ready"
+        case EngineClosedError():
+            code = "shutting_down"
+        case _:
+            code = "engine_failed" if isinstance(error, AengineError) else "internal_error"
+    return ErrorBody(ErrorDetail(_cut(message), kind, None if param is None else _cut(param), code))
+
+
+def _cut(text: str) -> str:
+    """Errors repeat what was asked for, and that may be megabytes."""
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
+
+
+def error_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
+    """The whole response to a request that failed before its answer began."""
+    sent = dict(headers or {})
+    if isinstance(error, QueueFullError):
+        sent["Retry-After"] = str(max(1, round(error.retry_after)))
+    elif isinstance(error, (EngineNotReadyError, EngineClosedError)):  # or another server in its place
+        sent["Retry-After"] = "1"
+    return Response(
+        msgspec.json.encode(error_body(error)), status_of(error), headers=sent, media_type="application/json"
+    )
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    return error_response(error, error.headers if isinstance(error, HTTPException) else None)
+
+
+async def _nobody_listens(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # goes nowhere: the client left before its request was read
+
+
+HANDLERS: Mapping[type[Exception], ExceptionHandler] = {
+    AengineError: _answer,
+    HTTPException: _answer,
+    ClientDisconnect: _nobody_listens,
+    Exception: _answer,  # Starlette answers and re-raises, so that the server logs the traceback
+}

@@ -1,0 +1,1 @@
+"""One file for each path: from a request to a reply."""

@@ -1,0 +1,34 @@
+"""What an operator asks of a running server: `POST /abort` and `POST /flush_cache`."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.http.bodies.answers import Aborted, Flushed
+from aengine.http.bodies.requests import AbortRequest
+from aengine.http.door.body import decode, read_body
+from aengine.http.state import ServerState
+from aengine.http.streams import sse
+
+_decoder = msgspec.json.Decoder(AbortRequest)
+
+
+class Admin:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def abort(self, request: Request) -> Response:
+        """End requests by their `X-Request-Id` or by the `id` in their answer; what is over already is none."""
+        body = decode(await read_body(request, self._state.config), _decoder)
+        return _json(Aborted(self._state.replies.abort(body.request_id)))
+
+    async def flush_cache(self, request: Request) -> Response:
+        """Forget the cached prefixes that no running request uses."""
+        self._state.require_engine().flush_cache()
+        return _json(Flushed())
+
+
+def _json(answer: object) -> Response:
+    return Response(sse.encode(answer), media_type="application/json")

@@ -1,0 +1,78 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError, renamed
+from aengine.http.bodies.chat import messages_for_template, tools_for_template
+from aengine.http.bodies.requests import ChatRequest
+from aengine.http.endpoints.base import Endpoint
+from aengine.http.openai.chat import ChatDialect, word_completion
+from aengine.http.openai.reading import AnswerReading
+from aengine.http.openai.tools import tool_use
+from aengine.http.streams.prompt_logprobs import told_prompts
+from aengine.text.answer.parser import AnswerParser
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+class Chat(Endpoint):
+    async def create(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _decoder)
+        request_id = f"chatcmpl-{uuid.uuid4().hex}"
+        head = {
+            "id": request_id,
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": self._state.check_model(body.model),
+        }
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if body.max_completion_tokens is not None:
+            body.max_tokens = body.max_completion_tokens
+            names["max_tokens"] = "max_completion_tokens"
+        usage_told = body.usage_told()
+        params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
+        tools = tool_use(body)
+        asked_to_think = (body.chat_template_kwargs or {}).get("enable_thinking")
+        reading = AnswerReading(
+            self._state.config,
+            engine.answer_format,
+            tools,
+            may_think=not engine.answer_format.thinks_if_asked if asked_to_think is None else bool(asked_to_think),
+            formed=params.structured,
+        )
+        prompt = await engine.encode_chat(
+            messages_for_template(body.messages),
+            tools=tools_for_template(tools.offered),
+            template_kwargs=body.chat_template_kwargs,
+        )
+        with renamed(names):
+            stream = await engine.submit(
+                prompt.token_ids,
+                reading.asked(params, prompt.opens_thought),
+                request_id=request_id,
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+            )
+
+        def make_parser() -> AnswerParser:
+            return reading.parser(prompt.opens_thought)
+
+        if not body.stream:
+            stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
+            return self._whole(stream, lambda completion: word_completion(head | prompt_of(0), completion, make_parser))
+        return self._stream(stream, ChatDialect(head, stream, usage_told, params.n, make_parser))
+
+
+def _logprobs(body: ChatRequest) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+    return None

@@ -1,0 +1,125 @@
+"""`POST /generate`: aengine's own endpoint, text and token ids side by side."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError, renamed
+from aengine.http.bodies.chat import messages_for_template, tools_for_template
+from aengine.http.bodies.requests import GenerateRequest
+from aengine.http.endpoints.base import Endpoint, submit_within_context
+from aengine.http.endpoints.prompts import cut
+from aengine.http.engine_like import EngineLike, StreamLike
+from aengine.http.openai.logprobs import usage_body
+from aengine.http.streams import sse
+from aengine.http.streams.prompt_logprobs import ToldPrompt, told_nothing, told_prompts
+from aengine.http.streams.slices import raw_list
+from aengine.types import Choice, Completion, FinishReason, Fragment, SamplingParams, Usage
+
+DEFAULT_MAX_TOKENS = 128
+
+_decoder = msgspec.json.Decoder(GenerateRequest)
+
+
+class Generate(Endpoint):
+    async def create(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _decoder)
+        self._state.check_model(body.model)
+        max_tokens = None if body.fill_context else DEFAULT_MAX_TOKENS
+        params = body.params(engine.default_params, max_tokens=max_tokens, logprobs=body.logprobs)
+        prompt = await cut(await _prompt(engine, body), body.truncate_prompt_tokens, engine.tokenizer)
+        request_id = f"gen-{uuid.uuid4().hex}"
+
+        async def submit(params: SamplingParams) -> StreamLike:
+            return await engine.submit(
+                prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
+            )
+
+        name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
+        with renamed({"prompt": name}):
+            admitted = await submit_within_context(submit, params, body.max_tokens)
+        stream, prompt_of = told_prompts(admitted, engine.tokenizer, body.prompt_logprobs)
+        if body.stream is None or body.stream:
+            return self._stream(stream, GenerateDialect(params.n, prompt_of))
+        return self._whole(stream, lambda completion: word_completion(completion, prompt_of))
+
+
+async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
+    """Text, ids, or a chat as the model reads it. Raises `InvalidRequestError` unless exactly one is given."""
+    if [body.prompt, body.input_ids, body.messages].count(None) != 2:
+        raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
+    if body.messages is None:
+        return body.prompt if body.prompt is not None else body.input_ids or []
+    chat = await engine.encode_chat(
+        messages_for_template(body.messages),
+        tools=tools_for_template(body.tools),
+        template_kwargs=body.chat_template_kwargs,
+    )
+    return chat.token_ids
+
+
+class GenerateDialect:
+    """`{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
+
+    def __init__(self, n: int, prompt_of: ToldPrompt = told_nothing) -> None:
+        self._n = n
+        self._prompt_of = prompt_of
+        self._plain: dict[int, bytes] = {}  # templates by choice
+
+    def opening(self) -> bytes:
+        return b""
+
+    def event(self, fragment: Fragment) -> bytes:
+        if fragment.finish_reason is None and fragment.logprobs is None and fragment.prompt_logprobs is None:
+            return self._template(fragment.index) % (sse.encode(fragment.text), sse.encode(fragment.token_ids))
+        payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
+        if fragment.logprobs is not None:
+            payload["logprobs"] = fragment.logprobs
+        if fragment.prompt_logprobs is not None:
+            payload |= self._prompt_of(fragment.index)
+        if fragment.usage is not None:
+            payload["usage"] = usage_body(fragment.usage)
+        return sse.event(payload)
+
+    def _template(self, index: int) -> bytes:
+        if (template := self._plain.get(index)) is None:
+            template = sse.template(self._payload(index, sse.HOLE, sse.HOLE, None))
+            self._plain[index] = template
+        return template
+
+    def _payload(
+        self, index: int, text: str, token_ids: Sequence[int] | str, finish_reason: FinishReason | None
+    ) -> dict[str, Any]:
+        payload = {"text": text, "token_ids": token_ids, "finish_reason": finish_reason}
+        return {"index": index, **payload} if self._n > 1 else payload
+
+    def closing(self, usage: Usage | None) -> bytes:
+        return sse.DONE
+
+
+async def word_completion(completion: Completion, prompt_of: ToldPrompt) -> bytes:
+    """The first choice at the top level, and all of them under `choices` where n > 1."""
+    first, *others = completion.choices
+    payload: dict[str, Any] = {"id": completion.id, **await _choice_body(first)}
+    if others:
+        payload["choices"] = [{"index": one.index, **await _choice_body(one)} for one in completion.choices]
+    payload |= prompt_of(0)
+    payload["usage"] = usage_body(completion.usage)
+    return sse.encode(payload)
+
+
+async def _choice_body(choice: Choice) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+    }
+    if choice.logprobs is not None:
+        body["logprobs"] = await raw_list(choice.logprobs, lambda one: one)
+    return body

@@ -1,0 +1,63 @@
+"""`/health`: is this process sound? `/ready`: can it serve? `/version`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import aengine
+from aengine.http.bodies.answers import HealthStatus, HealthWord, Readiness, Version
+from aengine.http.door.public import public_message
+from aengine.http.state import ServerState
+from aengine.http.streams import sse
+
+STALL_SECONDS = 60.0  # without a finished step while there is work
+
+
+class Health:
+    """The answers come from the event loop itself, so an answer at all says that it is alive."""
+
+    def __init__(self, state: ServerState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._state = state
+        self._clock = clock
+        self._seen = (0, False)  # steps, and whether there was work
+        self._since = clock()
+
+    async def health(self, request: Request) -> Response:
+        """200 while loading too: the process is sound. 503 when the engine failed, or works without progress."""
+        status, reason = self._status()
+        healthy = status in ("ok", "loading", "stopping")
+        return _json(HealthStatus(status, reason), 200 if healthy else 503)
+
+    def _status(self) -> tuple[HealthWord, str]:
+        state = self._state
+        if state.phase != "ready" or state.engine is None:
+            return state.phase, state.reason
+        if state.engine.failure is not None:
+            return "failed", public_message(state.engine.failure)
+        stats, now = state.engine.stats(), self._clock()
+        seen = (stats.steps, stats.running + stats.waiting > 0)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        if seen[1] and now - self._since > STALL_SECONDS:
+            return "stalled", f"no step has finished for {now - self._since:.0f} s although there is work"
+        return "ok", ""
+
+    async def ready(self, request: Request) -> Response:
+        """200 exactly when a request would be taken up."""
+        state = self._state
+        if state.engine is None or state.phase != "ready":
+            return _json(Readiness(False, reason=state.reason), 503)
+        if state.engine.failure is not None:
+            return _json(Readiness(False, reason=public_message(state.engine.failure)), 503)
+        return _json(Readiness(True, state.model_name), 200)
+
+    async def version(self, request: Request) -> Response:
+        return _json(Version(aengine.__version__), 200)
+
+
+def _json(payload: object, status: int) -> Response:
+    return Response(sse.encode(payload), status, media_type="application/json", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,30 @@
+"""`GET /v1/models`: the one model that is served here."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.http.bodies.answers import ModelCard, ModelList
+from aengine.http.state import ServerState
+from aengine.http.streams import sse
+
+
+class Models:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def list(self, request: Request) -> Response:
+        return _json(ModelList([self._card(None)]))
+
+    async def retrieve(self, request: Request) -> Response:
+        return _json(self._card(request.path_params["model"]))
+
+    def _card(self, asked_for: str | None) -> ModelCard:
+        engine = self._state.require_engine()
+        name = self._state.check_model(asked_for)
+        return ModelCard(id=name, created=engine.created, max_model_len=engine.max_model_len)
+
+
+def _json(payload: object) -> Response:
+    return Response(sse.encode(payload), media_type="application/json")

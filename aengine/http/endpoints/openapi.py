@@ -1,0 +1,116 @@
+"""`GET /openapi.json`: every endpoint, as the structs that its bodies are decoded into describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import aengine
+from aengine.http.door.auth import OPEN_PATHS
+from aengine.http.door.errors import ErrorBody
+from aengine.http.streams import sse
+
+Handler = Callable[[Request], Awaitable[Response]]
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+_REFUSALS = {
+    400: "The body cannot be read, or asks for what cannot be; `param` names the field.",
+    401: "No API key, or not one of the server's.",
+    403: "The web page that sent this may not.",
+    404: "The request names a model that is not served.",
+    408: "The body took too long to arrive.",
+    413: "The body is too long.",
+    415: "The body is not JSON.",
+    503: "Loading, shutting down, or too many requests are waiting; try again after `Retry-After` seconds.",
+}
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One endpoint: where it is, who answers, and what goes in and out."""
+
+    method: str
+    path: str  # as the router has it
+    handler: Handler
+    summary: str
+    answer: Any = None  # the struct that 200 brings; None: text
+    body: Any = None  # the struct that is sent
+    streams: bool = False  # it can answer with events instead
+    refusals: Sequence[int] = ()  # statuses that come as errors
+    also: dict[int, Any] = {}  # other statuses, whose body is no error: their struct
+
+    @property
+    def template(self) -> str:
+        """The path as OpenAPI has it."""
+        return self.path.replace(":path}", "}")
+
+
+class OpenApi:
+    """The document, made once."""
+
+    def __init__(self, operations: Sequence[Operation], *, secured: bool) -> None:
+        self._document = sse.encode(document(operations, secured=secured))
+
+    async def show(self, request: Request) -> Response:
+        return Response(self._document, media_type=JSON)
+
+
+def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any]:
+    """An OpenAPI 3.1 document. `secured`: whether keys are asked for."""
+    structs = {
+        struct
+        for operation in operations
+        for struct in (operation.body, operation.answer, *operation.also.values())
+        if struct is not None
+    }
+    ordered = sorted({*structs, ErrorBody}, key=lambda struct: str(struct.__name__))
+    references, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(ordered, references, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        described = _operation(operation, schema_of, secured and operation.path not in OPEN_PATHS)
+        paths.setdefault(operation.template, {})[operation.method.lower()] = described
+    components: dict[str, Any] = {"schemas": schemas}
+    if secured:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "aengine", "version": aengine.__version__},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _operation(operation: Operation, schema_of: dict[Any, Any], secured: bool) -> dict[str, Any]:
+    error = schema_of[ErrorBody]
+    refusals = {403, *operation.refusals, *({401} if secured else ())}
+    answers = {status: _answer(_REFUSALS[status], {JSON: error}) for status in refusals}
+    content: dict[str, Any] = {TEXT: {"type": "string"}} if operation.answer is None else {}
+    if operation.answer is not None:
+        content[JSON] = schema_of[operation.answer]
+    if operation.streams:
+        content[EVENTS] = {"type": "object", "properties": {"data": {"type": "string"}}}  # each event
+    answers[200] = _answer(operation.summary, content)
+    for status, struct in operation.also.items():
+        answers[status] = _answer("Not now; the reason is in the body.", {JSON: schema_of[struct]})
+    described: dict[str, Any] = {
+        "operationId": f"{operation.method} {operation.path}",
+        "summary": operation.summary,
+        "responses": {str(status): answers[status] for status in sorted(answers)},
+    }
+    names = [part[1:-1] for part in operation.template.split("/") if part.startswith("{")]
+    if names:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema_of[operation.body]}}}
+    if secured:
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _answer(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {kind: {"schema": schema} for kind, schema in content.items()}}

@@ -1,0 +1,81 @@
+"""`POST /tokenize` and `POST /detokenize`: what the model's tokenizer makes of a text, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError
+from aengine.http.bodies.answers import Detokenized, Tokenized
+from aengine.http.bodies.chat import messages_for_template, tools_for_template
+from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest
+from aengine.http.door.body import decode, read_body
+from aengine.http.engine_like import EngineLike
+from aengine.http.state import ServerState
+from aengine.http.streams import sse
+from aengine.types import check_token_ids
+
+_INLINE_TOKENS = 2000  # worded within the loop; a thread costs more than that
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+class Tokens:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def tokenize(self, request: Request) -> Response:
+        """The ids of a prompt, or of a chat as the chat template renders it."""
+        data = await read_body(request, self._state.config)
+        engine = self._state.require_engine()
+        body = decode(data, _tokenize_decoder)
+        self._state.check_model(body.model)
+        ids = await _encode(engine, body)
+
+        def answer() -> Response:
+            strings = [engine.tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
+            return _json(Tokenized(len(ids), engine.max_model_len, ids, strings))
+
+        return await _run(answer, len(ids))
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of ids, special tokens written out."""
+        data = await read_body(request, self._state.config)
+        engine = self._state.require_engine()
+        body = decode(data, _detokenize_decoder)
+        self._state.check_model(body.model)
+
+        def answer() -> Response:
+            check_token_ids(body.tokens, engine.vocab_size, "tokens")
+            return _json(Detokenized(engine.tokenizer.decode(body.tokens, False)))
+
+        return await _run(answer, len(body.tokens))
+
+
+async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("exactly one of prompt and messages must be given", "prompt")
+    if body.messages is None:
+        special = body.add_special_tokens is not False
+        return await engine.tokenizer.encode(body.prompt or "", add_special_tokens=special)
+    if body.add_special_tokens:
+        raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
+    return await engine.tokenizer.encode_chat(
+        messages_for_template(body.messages),
+        tools_for_template(body.tools),
+        body.chat_template_kwargs,
+        body.add_generation_prompt is not False,
+    )
+
+
+async def _run(answer: Callable[[], Response], tokens: int) -> Response:
+    return answer() if tokens <= _INLINE_TOKENS else await anyio.to_thread.run_sync(answer)
+
+
+def _json(answer: object) -> Response:
+    return Response(sse.encode(answer), media_type="application/json")

@@ -1,0 +1,1 @@
+"""What the server under us needs: connections, framing, requests in flight, shutdown."""

@@ -1,0 +1,1 @@
+"""OpenAI's dialect: chunks, logprobs, tools, and how an answer is read."""

@@ -1,0 +1,124 @@
+"""How `/v1/chat/completions` words an answer: as chunks, and as one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aengine.http.bodies.requests import UsageTold
+from aengine.http.engine_like import StreamLike
+from aengine.http.openai.chunks import OpenAIDialect
+from aengine.http.openai.logprobs import chat_logprobs, raw_chat_logprobs, usage_body
+from aengine.http.streams import sse
+from aengine.text.answer.deltas import Answer, Call, CallDelta, ContentDelta, Delta, ReasoningDelta
+from aengine.text.answer.parser import AnswerParser
+from aengine.types import Choice, Completion, FinishReason, Fragment
+
+ParserFactory = Callable[[], AnswerParser]
+
+
+class ChatDialect(OpenAIDialect):
+    """Chunks; one parser per choice tells thoughts and calls from content."""
+
+    def __init__(
+        self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold, n: int, make_parser: ParserFactory
+    ) -> None:
+        super().__init__(head, stream, usage_told)
+        self._texts: dict[tuple[int, str], bytes] = {}  # templates by choice and kind of text
+        self._parsers = [make_parser() for _ in range(n)]
+
+    def opening(self) -> bytes:
+        """The role, once per choice. Where content may stay away, it is null until it comes."""
+        return b"".join(
+            self._told(index, {"role": "assistant", "content": "" if parser.plain else None})
+            for index, parser in enumerate(self._parsers)
+        )
+
+    def event(self, fragment: Fragment) -> bytes:
+        index, parser = fragment.index, self._parsers[fragment.index]
+        if parser.plain:
+            return super().event(fragment)
+        deltas = parser.feed(fragment.text)
+        if fragment.finish_reason is not None:
+            deltas += parser.finish()
+        if self._usage_told == "always":
+            self._completion_tokens += len(fragment.token_ids)
+        elif fragment.finish_reason is None and fragment.logprobs is None:
+            return b"".join([self._piece_of(index, delta) for delta in deltas])
+        worded = [_delta_body(delta) for delta in deltas]
+        if fragment.finish_reason is not None or (fragment.logprobs is not None and not worded):
+            worded.append({})
+        if not worded:
+            return b""
+        *first, last = worded
+        reason = _finish_reason(fragment.finish_reason, parser)
+        return b"".join(self._told(index, delta) for delta in first) + self._told(index, last, fragment, reason)
+
+    def _piece_of(self, index: int, delta: Delta) -> bytes:
+        if isinstance(delta, CallDelta):
+            return self._told(index, _delta_body(delta))
+        kind = "content" if isinstance(delta, ContentDelta) else "reasoning_content"
+        if (template := self._texts.get((index, kind))) is None:
+            choice = {"index": index, "delta": {kind: sse.HOLE}, "logprobs": None, "finish_reason": None}
+            template = self._texts[index, kind] = sse.template(self._chunk(choice))
+        return template % sse.encode(delta.text)
+
+    def _told(
+        self, index: int, delta: dict[str, Any], fragment: Fragment | None = None, reason: str | None = None
+    ) -> bytes:
+        logprobs = None if fragment is None else chat_logprobs(fragment.logprobs)
+        return sse.event(self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}))
+
+    def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
+        return {
+            "index": index,
+            "delta": {"content": text} if text else {},
+            "logprobs": chat_logprobs(fragment.logprobs) if fragment is not None else None,
+            "finish_reason": fragment.finish_reason if fragment is not None else None,
+        }
+
+
+async def word_completion(head: dict[str, Any], completion: Completion, make_parser: ParserFactory) -> bytes:
+    """The whole body of an answer that is not streamed."""
+    choices = [await _choice_body(choice, make_parser()) for choice in completion.choices]
+    return sse.encode({**head, "choices": choices, "usage": usage_body(completion.usage)})
+
+
+async def _choice_body(choice: Choice, parser: AnswerParser) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    if not parser.plain:
+        message |= _message_body(parser.read(choice.text))
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": await raw_chat_logprobs(choice.logprobs),
+        "finish_reason": _finish_reason(choice.finish_reason, parser),
+    }
+
+
+def _message_body(answer: Answer) -> dict[str, Any]:
+    body: dict[str, Any] = {"content": answer.content or None}
+    if answer.reasoning:
+        body["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        body["tool_calls"] = [_call_body(call) for call in answer.calls]
+    return body
+
+
+def _call_body(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _delta_body(delta: Delta) -> dict[str, Any]:
+    match delta:
+        case ContentDelta(text=text):
+            return {"content": text}
+        case ReasoningDelta(text=text):
+            return {"reasoning_content": text}
+    if delta.id is None:
+        return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.arguments}}]}
+    return {"tool_calls": [{"index": delta.index, **_call_body(Call(delta.id, delta.name or "", delta.arguments))}]}
+
+
+def _finish_reason(reason: FinishReason | None, parser: AnswerParser) -> str | None:
+    return "tool_calls" if reason == "stop" and parser.has_calls else reason

@@ -1,0 +1,1 @@
+"""Reading what a model answers: thoughts, calls of tools, content."""

@@ -1,0 +1,150 @@
+"""Calls of tools within the text that a model writes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from typing import Literal
+
+from aengine.text.answer.call_reader import CallReader
+from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
+from aengine.text.answer.marker_search import MarkerSearch
+from aengine.text.answer.syntax import CallSyntax
+
+
+class ToolCallParser:
+    """Turns text into content and calls of the tools `names`, without `parallel` into one call at most.
+
+    What looks like a call but is none by the time its arguments begin is content, to the last character; later
+    mistakes are handed on within the arguments, which have been told by then. Blanks around calls are dropped.
+    The result does not depend on how the text is cut, and time is linear in it.
+    """
+
+    __slots__ = (
+        "_after_call",
+        "_blanks",
+        "_edge",
+        "_marker",
+        "_names",
+        "_noise",
+        "_parallel",
+        "_reader",
+        "_search",
+        "_spoken",
+        "_state",
+        "_syntax",
+        "_tells",
+        "calls",
+    )
+
+    def __init__(self, syntax: CallSyntax, names: Collection[str], parallel: bool = True) -> None:
+        self._syntax = syntax
+        self._names = names
+        self._parallel = parallel
+        self.calls = 0
+        self._state: Literal["text", "call", "behind call"] = "text"
+        self._search = MarkerSearch(syntax.begin)
+        self._noise = " \t\r\n}" + syntax.separator  # what may stand behind a call: a brace too many is not spoken of
+        self._blanks: list[str] = []  # belong to no call and are not known to be content
+        self._spoken = False  # there has been content
+        self._after_call = False  # and none since the last call
+        self._reader = CallReader(names)
+        self._marker = ""  # in front of the call that is being read
+        self._tells = False  # that call
+        self._edge = ""  # the beginning of what ends or follows a call
+
+    def feed(self, text: str) -> list[Delta]:
+        """The pieces that are complete now that `text` has come."""
+        deltas: list[Delta] = []
+        while text:
+            if self._state == "text":
+                text = self._read_text(text, deltas)
+            elif self._state == "call":
+                text = self._read_call(text, deltas)
+            else:
+                text = self._read_behind(text)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What was held back, once no further text will come."""
+        deltas: list[Delta] = []
+        if self._state == "call" and not self._reader.begun:
+            self._speak(self._marker + "".join(self._reader.raw), deltas)
+        self._speak(self._edge + self._search.flush(), deltas)
+        if self._blanks and not self._after_call:
+            deltas.append(ContentDelta("".join(self._blanks)))
+        return deltas
+
+    def _read_text(self, text: str, deltas: list[Delta]) -> str:
+        if self._syntax.bare and not self._spoken and not self._search.held:
+            begun = text.lstrip()
+            self._blanks.append(text[: len(text) - len(begun)])
+            text = begun
+            if text.startswith("{"):
+                self._begin_call("")
+                return text
+        before, rest = self._search.feed(text)
+        self._speak(before, deltas)
+        if rest is None:
+            return ""
+        self._begin_call(self._syntax.begin)
+        return rest
+
+    def _begin_call(self, marker: str) -> None:
+        self._state = "call"
+        self._reader = CallReader(self._names)
+        self._marker = marker
+        self._tells = False
+
+    def _read_call(self, text: str, deltas: list[Delta]) -> str:
+        reader = self._reader
+        known = reader.begun
+        taken = reader.feed(text)
+        if reader.begun and not known:
+            self._blanks.clear()
+            self._after_call = True
+            self._tells = self._parallel or not self.calls
+            if self._tells:
+                deltas.append(CallDelta(self.calls, "", f"call_{secrets.token_hex(12)}", reader.name))
+                self.calls += 1
+        arguments = reader.take_arguments()
+        if arguments and self._tells:
+            deltas.append(CallDelta(self.calls - 1, arguments))
+        if reader.begun and (reader.done or reader.broken):
+            self._state = "behind call"
+        elif reader.broken:
+            self._state = "text"
+            self._speak(self._marker + "".join(reader.raw), deltas)
+        return text[taken:]
+
+    def _read_behind(self, text: str) -> str:
+        """Over the end marker, or, where calls have none, to the next call."""
+        end = self._syntax.end or "{"
+        text, self._edge = self._edge + text, ""
+        rest = text.lstrip(self._noise)
+        self._blanks.append(text[: len(text) - len(rest)])
+        if end.startswith(rest) and rest != end:
+            self._edge = rest
+            return ""
+        if not rest.startswith(end):
+            self._state = "text"
+            return rest
+        if not self._syntax.end:
+            self._begin_call("")
+            return rest
+        self._state = "text"
+        self._blanks.clear()
+        return rest[len(end) :]
+
+    def _speak(self, text: str, deltas: list[Delta]) -> None:
+        """Tell content, but blanks at its end only with what follows them."""
+        kept = text.rstrip()
+        if kept:
+            told = "".join(self._blanks) + kept
+            if self._after_call and not self._spoken:
+                told = told.lstrip()
+            deltas.append(ContentDelta(told))
+            self._blanks.clear()
+            self._spoken, self._after_call = True, False
+        if len(kept) < len(text):
+            self._blanks.append(text[len(kept) :])

@@ -1,0 +1,131 @@
+"""How a model's answers are written, and reading one: thought, content, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.deltas import Answer, ContentDelta, Delta, put_together
+from aengine.text.answer.syntax import SYNTAXES, CallFormat, CallSyntax, call_format_of
+from aengine.text.answer.thought import THOUGHT_BEGIN, THOUGHT_END, ThoughtParser
+
+_MARKERS = (
+    THOUGHT_BEGIN,
+    THOUGHT_END,
+    *(marker for syntax in SYNTAXES.values() for marker in (syntax.begin, syntax.end) if marker),
+)
+_READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is linear only in small pieces
+
+
+class AnswerFormat(msgspec.Struct, frozen=True):
+    """What a checkpoint's chat template and vocabulary tell about its answers."""
+
+    calls: CallFormat | None = None
+    thoughts: bool = False
+    markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
+    special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
+    thinks_if_asked: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
+
+    def shown_special_ids(self, thoughts: bool, calls: CallSyntax | None) -> tuple[int, ...]:
+        """The ids that must be written in the text for these to be found in it."""
+        looked_for = {THOUGHT_BEGIN, THOUGHT_END} if thoughts else set()
+        if calls is not None:
+            looked_for |= {calls.begin, calls.end}
+        return tuple(sorted(self.markers[marker] for marker in self.special_markers & looked_for))
+
+
+def answer_format_of(
+    templates: Iterable[str], token_ids: Mapping[str, int], special_ids: frozenset[int]
+) -> AnswerFormat:
+    """Find out from chat templates and from the vocabulary, as text to id."""
+    templates = list(templates)
+    markers = {marker: token_ids[marker] for marker in _MARKERS if marker in token_ids}
+    return AnswerFormat(
+        calls=call_format_of(templates),
+        thoughts=any(THOUGHT_END in template for template in templates)
+        or (THOUGHT_BEGIN in markers and THOUGHT_END in markers),
+        markers=markers,
+        special_markers=frozenset(marker for marker, token_id in markers.items() if token_id in special_ids),
+    )
+
+
+class ChatPrompt(NamedTuple):
+    """A chat as the model reads it."""
+
+    token_ids: list[int]
+    opens_thought: bool  # the answer begins within a thought
+
+
+class AnswerParser:
+    """Reads one answer as it comes. None for what is not to be looked for.
+
+    calls_begin: the marker without which, behind a thought, there are no calls in it: it has a form, and may quote one.
+    """
+
+    __slots__ = ("_calls", "_calls_begin", "_edge", "_thoughts")
+
+    def __init__(
+        self,
+        thoughts: ThoughtParser | None = None,
+        calls: ToolCallParser | None = None,
+        *,
+        calls_begin: str | None = None,
+    ) -> None:
+        self._thoughts = thoughts
+        self._calls = calls
+        self._calls_begin = calls_begin
+        self._edge = ""  # of the content, while it is not known whether it begins with that marker
+
+    @property
+    def plain(self) -> bool:
+        """Whether all further text is content, and nothing is held back."""
+        return self._calls is None and (self._thoughts is None or self._thoughts.over)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._calls is not None and self._calls.calls > 0
+
+    def feed(self, text: str) -> list[Delta]:
+        """The pieces that are complete now that `text` has come."""
+        deltas: list[Delta] = [ContentDelta(text)] if text else []
+        if self._thoughts is not None:
+            deltas = self._thoughts.feed(text)
+        return self._with_calls(deltas)
+
+    def finish(self) -> list[Delta]:
+        """What was held back, once no further text will come."""
+        deltas = self._with_calls([] if self._thoughts is None else self._thoughts.finish())
+        if self._edge:
+            deltas.append(ContentDelta(self._edge))
+        return deltas + ([] if self._calls is None else self._calls.finish())
+
+    def read(self, text: str) -> Answer:
+        """A whole answer at once."""
+        deltas: list[Delta] = []
+        for at in range(0, len(text), _READ_CHARACTERS):
+            deltas += self.feed(text[at : at + _READ_CHARACTERS])
+        return put_together(deltas + self.finish())
+
+    def _with_calls(self, deltas: list[Delta]) -> list[Delta]:
+        if self._calls is None:
+            return deltas
+        found: list[Delta] = []
+        for delta in deltas:
+            found += self._look_into(delta.text) if isinstance(delta, ContentDelta) else [delta]
+        return found
+
+    def _look_into(self, text: str) -> list[Delta]:
+        if self._calls_begin is not None:
+            text = self._edge + text
+            if self._calls_begin.startswith(text.lstrip()) and text.lstrip() != self._calls_begin:
+                self._edge = text
+                return []
+            self._edge = ""
+            if not text.lstrip().startswith(self._calls_begin):
+                self._calls = None
+            self._calls_begin = None
+        return [ContentDelta(text)] if self._calls is None else self._calls.feed(text)

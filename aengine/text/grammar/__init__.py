@@ -1,0 +1,1 @@
+"""Structured output: from what a request asks for to masks of allowed tokens."""

@@ -1,0 +1,281 @@
+"""Chat templates: messages to text, as transformers renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template, TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.utils import Namespace
+
+from aengine.errors import CheckpointError, InvalidRequestError
+from aengine.text.template.budget import Budget, LimitError
+from aengine.text.template.control_tokens import ControlTokens, Marker
+from aengine.text.template.sandbox import Sandbox
+
+RENDER_SECONDS = 5.0
+_LARGEST_TEXT = 4 * 2**20  # characters; and eight times the messages' own size on top
+_LARGEST_CHAT = 4 * 2**20  # as `Budget.measure` counts
+_MAX_TEMPLATE = 2**18
+_MAX_MESSAGE = 2000
+_MAX_DEPTH = 64
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+# What a request's `template_kwargs` may not be called: the renderer's own arguments, and those of the libraries'
+# functions of which this one is the counterpart, since whoever sets them expects an effect.
+RESERVED_NAMES = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "chat_template",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "sanitize_control_tokens",
+        "add_special_tokens",
+    }
+)
+
+
+class ChatTemplates:
+    """The chat templates of a checkpoint, compiled. `where` names the checkpoint in errors."""
+
+    def __init__(
+        self, where: str, sources: Mapping[str, str], variables: Mapping[str, str], control: ControlTokens
+    ) -> None:
+        self._where = where
+        self._variables = dict(variables)
+        self._control = control
+        self._sandbox = Sandbox()
+        self._sandbox.add_filter("tojson", self._to_json)
+        self._sandbox.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_Dict()
+        )
+        self._knows_developer = any("developer" in source for source in sources.values())
+        self._templates = {name: self._compile(name, source) for name, source in sources.items()}
+        self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
+
+    def __bool__(self) -> bool:
+        return bool(self._templates)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> tuple[str, bool]:
+        """The text of a chat, and whether special tokens in messages are written in it with stand-ins.
+
+        May take `RENDER_SECONDS`: call it in a thread. Raises `InvalidRequestError` where the messages do not
+        suit the template, and `CheckpointError` where the template does what it may not.
+        """
+        template = self._choose(tools)
+        kwargs = self._checked_kwargs(template_kwargs or {})
+        if not messages:
+            raise InvalidRequestError("messages must hold at least one message", "messages")
+        data = {
+            "messages": [_message(message, self._knows_developer) for message in messages],
+            "tools": None if tools is None else plain_data(tools, "tools"),
+            "add_generation_prompt": add_generation_prompt,
+            "documents": None,
+            **kwargs,
+        }
+        size = Budget(RENDER_SECONDS, 0).measure(data)
+        if size > _LARGEST_CHAT:
+            raise InvalidRequestError(
+                f"the chat is too large: {size} characters with its structure, at most {_LARGEST_CHAT} are rendered",
+                "messages",
+            )
+        marker = self._control.marker_for(data)
+        if marker is None:
+            return self._run(template, data, None), False
+        marked = {name: marker.mark_all(value) for name, value in data.items()}
+        text, quoted = marker.settle(self._run(template, marked, marker))
+        if quoted:
+            return text, True
+        # Marks lengthen texts, and a template may look at lengths. As long as it does not change what is control:
+        plain = self._run(template, data, None)
+        return (plain if self._control.found_in(plain) == self._control.found_in(text) else text), False
+
+    def _choose(self, tools: object) -> Template:
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
+        if template is None:
+            raise InvalidRequestError("the model has no chat template: send a prompt instead of messages", "messages")
+        return template
+
+    def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, object]:
+        reserved = sorted(name for name in kwargs if name in self._reserved)
+        if reserved:
+            raise InvalidRequestError(f"chat_template_kwargs may not set {', '.join(reserved)}", "chat_template_kwargs")
+        return {str(name): plain_data(value, "chat_template_kwargs") for name, value in kwargs.items()}
+
+    def _run(self, template: Template, data: dict[str, object], marker: Marker | None) -> str:
+        size = Budget(RENDER_SECONDS, 0).measure(data)
+        budget = Budget(RENDER_SECONDS, _LARGEST_TEXT + 8 * size)
+        try:
+            with self._sandbox.rendering(budget, marker):
+                return "".join(template.generate({**self._variables, **data}))
+        except SecurityError as error:
+            raise CheckpointError(
+                f"{self._where}: its chat template does what it may not: {error} Send a prompt instead of messages"
+            ) from error
+        except Exception as error:  # whatever an expression may raise: undefined fields, wrong types
+            message = _refusal(error) if marker is None else marker.unmark(_refusal(error))
+            raise InvalidRequestError(message[:_MAX_MESSAGE], "messages") from error
+
+    def _compile(self, name: str, source: str) -> Template:
+        if len(source) > _MAX_TEMPLATE:
+            raise CheckpointError(f"{self._where}: chat template {name!r} has more than {_MAX_TEMPLATE} characters")
+        try:
+            return self._sandbox.from_string(source)
+        except Exception as error:  # beside jinja2's own, what compiling nested expressions may raise
+            raise CheckpointError(
+                f"{self._where}: chat template {name!r} cannot be used: {type(error).__name__}: {error}"[:_MAX_MESSAGE]
+            ) from error
+
+    def _to_json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """JSON as it is, not escaped for HTML as jinja2's own filter does."""
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        if indent is None:
+            text = encoder.encode(value)
+        else:  # in pieces, because indentation can multiply the size
+            pieces = []
+            for piece in encoder.iterencode(value):
+                self._sandbox.budget.spend(len(piece))
+                pieces.append(piece)
+            text = "".join(pieces)
+        marker = self._sandbox.marker
+        if marker is not None and ensure_ascii:
+            text = text.replace(json.dumps(marker.mark)[1:-1], marker.mark)
+        return text
+
+
+class _RaisedByTemplate(TemplateError):
+    """The template's own `raise_exception`."""
+
+
+class _Namespace(Namespace):
+    """`namespace()`, closed to names that begin with an underscore, and written without its content."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args  # so that `namespace(self=...)` works
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"  # namespaces may hold each other, many times over
+
+
+class _Dict:
+    """`dict()`, without the class's attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _refusal(error: Exception) -> str:
+    """What a client is told about a rendering that failed."""
+    if isinstance(error, _RaisedByTemplate):
+        return str(error)
+    if isinstance(error, (LimitError, RecursionError, MemoryError)):
+        problem = {RecursionError: "it nests too deeply", MemoryError: "it needs too much memory"}.get(
+            type(error), error
+        )
+        return f"messages: the chat template cannot be rendered: {problem}"
+    return f"messages: the chat template cannot render them: {type(error).__name__}: {error}"
+
+
+def _raise_exception(message: object) -> None:
+    raise _RaisedByTemplate(str(message))
+
+
+def _strftime_now(format: str) -> str:  # noqa: A002  the name that templates may use
+    return datetime.now().strftime(format)
+
+
+def _message(message: Mapping[str, Any], knows_developer: bool) -> dict[str, object]:
+    """A message as templates expect it: no null fields, its reasoning under every name in use, arguments as objects.
+
+    A `developer` is the `system` to a template that does not know the role.
+    """
+    data = plain_data(message, "messages")
+    if not isinstance(data, dict):
+        raise InvalidRequestError("each message must be an object", "messages")
+    data = {name: value for name, value in data.items() if value is not None}
+    if data.get("role") == "developer" and not knows_developer:
+        data["role"] = "system"
+    calls = data.get("tool_calls")
+    if isinstance(calls, list):
+        data["tool_calls"] = [_call(call) for call in calls]
+    reasoning = next((data[name] for name in _REASONING if name in data), None)
+    return data if reasoning is None else {"thinking": reasoning, **data, "reasoning_content": reasoning}
+
+
+def _call(call: object) -> object:
+    """A call with its arguments as an object, even if the client sends them back in the form of JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = plain_data(json.loads(function["arguments"] or "{}"), "messages")
+    except (ValueError, RecursionError):  # the model's own mistake: it may see what it wrote
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+_EXACT: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int__, float: float.__float__}
+
+
+def plain_data(value: object, what: str, depth: int = 0) -> object:
+    """A copy of JSON-like data in plain types, since that is all a template may get hold of.
+
+    Raises `InvalidRequestError` about the field `what` for anything else.
+    """
+    if depth > _MAX_DEPTH:
+        raise InvalidRequestError(f"{what} is nested more than {_MAX_DEPTH} deep", what)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    for kind, exact in _EXACT.items():  # subclasses carry methods of their own
+        if isinstance(value, kind):
+            return exact(value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise InvalidRequestError(f"{what} holds an object with a key that is not a string", what)
+        return {str.__str__(key): plain_data(item, what, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item, what, depth + 1) for item in value]
+    raise InvalidRequestError(f"{what} holds a {type(value).__name__}, which is not JSON", what)

@@ -1,0 +1,1 @@
+"""Text to ids and ids to text: tokenizer, detokenizer, stop strings, bad words."""

@@ -1,0 +1,52 @@
+"""The text of one output: detokenized, and ended by its stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aengine.text.tokens.detokenizer import Detokenizer
+from aengine.text.tokens.stop import StopMatcher
+from aengine.text.tokens.tokenizer import Tokenizer
+from aengine.types import SamplingParams
+
+
+class OutputText:
+    """Takes the ids of one output and gives the text to show.
+
+    Stop strings are looked for only in the text that follows the first `min_tokens` tokens.
+    """
+
+    __slots__ = ("_detokenizer", "_matcher", "_unchecked")
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, prompt_ids, params.shown_special_ids)
+        self._matcher = StopMatcher(params.stop, params.include_stop) if params.stop else None
+        self._unchecked = params.min_tokens
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text; everything fed after that adds nothing."""
+        return self._matcher is not None and self._matcher.matched is not None
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return None if self._matcher is None else self._matcher.matched
+
+    def feed(self, token_id: int) -> str:
+        """The text that may be shown now that this id has come, possibly empty."""
+        text = self._detokenizer.feed(token_id)
+        matcher = self._matcher
+        if matcher is None:
+            return text
+        if self._unchecked > 0:
+            self._unchecked -= 1
+            return text
+        return matcher.feed(text)
+
+    def finish(self) -> str:
+        """What was held back, once no further id will come."""
+        text = self._detokenizer.flush()
+        if self._matcher is None or self._unchecked > 0:
+            return text
+        return self._matcher.feed(text) + self._matcher.flush()

@@ -1,0 +1,299 @@
+"""A checkpoint's tokenizer: text to ids, ids to text, chats to ids."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from anyio import to_thread
+from tokenizers import AddedToken, normalizers, processors
+from tokenizers import Tokenizer as Backend
+
+from aengine.errors import AengineError, CheckpointError, InvalidRequestError
+from aengine.text.answer.parser import ChatPrompt, answer_format_of
+from aengine.text.answer.thought import THOUGHT_BEGIN
+from aengine.text.template.control_tokens import ControlTokens
+from aengine.text.template.rendering import ChatTemplates
+from aengine.text.tokens.pieces import PieceTable, rules_of
+from aengine.text.tokens.settings import TokenizerSettings, read_settings, read_text
+
+INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
+MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
+MAX_TOKEN_ID = 2**24 - 1
+_MAX_FILE_BYTES = 64 * 2**20  # twice the largest in use
+_MARKER_TOKENS = 16  # a marker and blanks behind it have no more
+_THREADS = 4  # at once; a slow rendering may hold one for seconds
+
+
+class Tokenizer:
+    """Never changes after `load`, so that any thread may use it at any time."""
+
+    def __init__(self, backend: Backend, settings: TokenizerSettings, where: str) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        added = backend.get_added_tokens_decoder()
+        tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
+        tokens.update({token_id: token.content for token_id, token in added.items()})
+        self._tokens = tokens
+        self.vocab_size = max(tokens, default=-1) + 1  # ids are below it; there may be gaps
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        rules = rules_of(_decoder_of(backend))
+        self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
+        special = [tokens[token_id] for token_id in self.special_ids]
+        control = ControlTokens(special, foreign="".join(settings.templates.values()))
+        token_ids = {token: token_id for token_id, token in tokens.items()}
+        self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
+        self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
+        if self._thinks_if_asked(settings.templates.values()):
+            self.answer_format = msgspec.structs.replace(self.answer_format, thinks_if_asked=True)
+        self._quoting_backend = _quoting(backend, control) if self._templates else backend
+
+    @classmethod
+    def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
+        """Read tokenizer.json and what lies beside it.
+
+        Raises `CheckpointError`, naming the file, unless it can be used. With `vocab_size` (the model's),
+        ids that the model has no embedding for are refused as well.
+        """
+        folder = Path(folder)
+        settings = read_settings(folder)
+        path = folder / "tokenizer.json"
+        backend = _read_backend(path)
+        limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
+        with _library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}")):
+            _apply(backend, settings)
+            # Before they are made use of: a hundred thousand of them take seconds.
+            _check_ids(path, max(backend.get_added_tokens_decoder(), default=0), limit)
+            tokenizer = cls(backend, settings, str(folder))
+            tokenizer.decode(tokenizer.encode_now("a b"))
+        _check_ids(path, tokenizer.vocab_size - 1, limit)
+        return tokenizer
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end-of-sequence token that tokenizer_config.json names."""
+        return self._named_id("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The beginning-of-sequence token that tokenizer_config.json names."""
+        return self._named_id("bos_token")
+
+    def is_token(self, token_id: int) -> bool:
+        """Whether the id stands for a token; ids below `vocab_size` may not."""
+        return token_id in self._tokens
+
+    def token(self, token_id: int) -> str | None:
+        """The token as the vocabulary writes it, None for an id that is none."""
+        return self._tokens.get(token_id)
+
+    def encode_now(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a raw prompt: special tokens written in it are control; BOS and EOS as the checkpoint has it.
+
+        Without `add_special_tokens` neither BOS nor EOS is put around it. Holds the loop for about 0.25 ms per 1,000
+        characters. Raises `InvalidRequestError` for lone surrogates.
+        """
+        return self._encode(self._backend, text, add_special_tokens=add_special_tokens)
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """`encode_now`, in a thread where the text is long."""
+        if len(text) <= INLINE_CHARACTERS:
+            return self.encode_now(text, add_special_tokens)
+        return await self._in_thread(lambda: self.encode_now(text, add_special_tokens))
+
+    def _thinks_if_asked(self, templates: Iterable[str]) -> bool:
+        """Whether `enable_thinking` makes a difference to a chat, and leaving it away is to say false."""
+        if not any("enable_thinking" in template for template in templates):
+            return False
+        hello = [{"role": "user", "content": "hello"}]
+        with suppress(AengineError):  # a template that refuses this chat, or any
+            unasked, kept, asked = (
+                self._templates.render(hello, None, kwargs)
+                for kwargs in (None, {"enable_thinking": False}, {"enable_thinking": True})
+            )
+            return unasked == kept != asked
+        return False
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint can turn messages into a prompt."""
+        return bool(self._templates)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a chat, rendered by the checkpoint's template; nothing is added around it.
+
+        The template's own special tokens are control; special tokens written in messages, tools and arguments
+        are text. Raises `InvalidRequestError` or `CheckpointError` as `ChatTemplates.render` does.
+        """
+
+        def work() -> list[int]:
+            text, quoted = self._templates.render(messages, tools, template_kwargs, add_generation_prompt)
+            backend = self._quoting_backend if quoted else self._backend
+            return self._encode(backend, text, add_special_tokens=False)
+
+        return await self._in_thread(work)
+
+    async def encode_chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """`encode_chat`, and whether the template has opened the thought that the answer goes on with."""
+        token_ids = await self.encode_chat(messages, tools, template_kwargs)
+        end = self.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
+        return ChatPrompt(token_ids, end.rstrip().endswith(THOUGHT_BEGIN))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary add nothing."""
+        if self.pieces is not None:
+            return self.pieces.decode(token_ids, skip_special_tokens)
+        known = [token_id for token_id in token_ids if token_id in self._tokens]
+        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the id adds to a text that has begun, special tokens written out; none outside the vocabulary."""
+        if self.pieces is not None:
+            return self.pieces.bytes_of(token_id)
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD for bytes that are not UTF-8 by themselves."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _named_id(self, name: str) -> int | None:
+        token = self._settings.named_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    async def _in_thread(self, work: Callable[[], list[int]]) -> list[int]:
+        # Whoever gives up need not wait for the thread; it keeps its place in the limiter until it is done.
+        return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+
+    def _encode(self, backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) > MAX_CHARACTERS:
+            raise InvalidRequestError(f"the text has {len(text)} characters, at most {MAX_CHARACTERS} are tokenized")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from error
+        with _library_errors(lambda error: InvalidRequestError(f"the tokenizer cannot read this text: {error}")):
+            # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        if len(text) > INLINE_CHARACTERS:
+            time.sleep(0)  # making the list and freeing the encoding hold the GIL: let the loop run in between
+        return ids
+
+
+def _check_ids(path: Path, highest: int, limit: int) -> None:
+    if not 0 <= highest < limit:
+        raise CheckpointError(f"{path} has token ids up to {highest}, but they must be from 0 to {limit - 1}")
+
+
+@contextmanager
+def _library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
+    """Turn what the tokenizers library raises, plain Exception or a panic of its Rust code, into an error of ours."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except BaseException as error:
+        # A panic's class is not an Exception, and cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ours(error) from error
+        raise
+
+
+def _decoder_of(backend: Backend) -> object:
+    """The decoder as tokenizer.json writes it."""
+    return json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+
+
+def _read_backend(path: Path) -> Backend:
+    text = read_text(path, _MAX_FILE_BYTES)
+    with _library_errors(lambda error: CheckpointError(f"{path} is not a tokenizer: {error!s:.300}")):
+        backend = Backend.from_str(text)
+    # Saved by training scripts, and wrong for serving: prompts are neither cut nor filled up.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _apply(backend: Backend, settings: TokenizerSettings) -> None:
+    """What tokenizer_config.json changes in tokenizer.json, as transformers applies it."""
+    for entry in settings.added_tokens:
+        # New tokens only where they take the id that is stated; else the entry is about another vocabulary.
+        known = backend.token_to_id(entry.content)
+        if known == entry.token_id or (known is None and backend.get_vocab_size() == entry.token_id):
+            backend.add_tokens([AddedToken(entry.content, **_with_defaults(entry.flags))])
+    decoder = backend.get_added_tokens_decoder()
+    special = {token.content for token in decoder.values() if token.special}
+    named = [*settings.named_tokens.values(), *settings.extra_special]
+    for content in named:
+        if content not in special and backend.token_to_id(content) is not None:
+            backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
+    if settings.add_bos or settings.add_eos:
+        _add_boundaries(backend, settings)
+
+
+def _add_boundaries(backend: Backend, settings: TokenizerSettings) -> None:
+    """tokenizer.json decides about BOS and EOS, but an explicit wish that it does not fulfil is honoured."""
+    plain, around = backend.encode("a", add_special_tokens=False).tokens, backend.encode("a").tokens
+    start = next((at for at in range(len(around)) if around[at : at + len(plain)] == plain), 0)
+    before, after = around[:start], around[start + len(plain) :]
+    bos, eos = settings.named_tokens.get("bos_token", ""), settings.named_tokens.get("eos_token", "")
+    if settings.add_bos and bos not in before and backend.token_to_id(bos) is not None:
+        before = [bos, *before]
+    if settings.add_eos and eos not in after and backend.token_to_id(eos) is not None:
+        after = [*after, eos]
+    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
+    single = [*(f"{token}:0" for token in before), "$A:0", *(f"{token}:0" for token in after)]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, "$B:1"], special_tokens=[(t, i) for t, i in ids.items() if i is not None]
+    )
+
+
+def _with_defaults(flags: Mapping[str, bool]) -> dict[str, bool]:
+    special = flags.get("special", False)
+    return {"special": special, "normalized": not special, **flags}
+
+
+def _quoting(backend: Backend, control: ControlTokens) -> Backend:
+    """The same tokenizer, which reads `control`'s stand-ins as the characters they stand for.
+
+    The stand-ins are replaced after special tokens have been recognised, so what they begin stays text. The
+    model, with its vocabulary, is shared.
+    """
+    quoting = Backend(backend.model)
+    steps = [normalizers.Replace(stand_in, first) for first, stand_in in control.stand_ins.items()]
+    quoting.normalizer = normalizers.Sequence([*steps, *([backend.normalizer] if backend.normalizer else [])])
+    if backend.pre_tokenizer is not None:
+        quoting.pre_tokenizer = backend.pre_tokenizer
+    added = sorted(backend.get_added_tokens_decoder().items())
+    # Special tokens are recognised before normalization here, whatever their flag, for the reason above.
+    quoting.add_tokens([_unnormalized(token) if token.special else token for _, token in added])
+    return quoting
+
+
+def _unnormalized(token: AddedToken) -> AddedToken:
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=False,
+        special=True,
+    )

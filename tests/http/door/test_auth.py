@@ -1,0 +1,167 @@
+"""API keys: what is open, what is not, and the ways around that are none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from aengine.http.door.auth import ApiKeyMiddleware
+from tests.http.serving import Server, read_until, serving
+
+pytestmark = pytest.mark.anyio
+
+KEYS = ("first-key", "clé", "third")
+KEY = {"Authorization": "Bearer first-key"}
+
+
+async def raw_status(server: Server, head: str) -> str:
+    """The status of a request whose first lines are sent as they are."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode("latin-1"))
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+    return answer.split(b" ", 2)[1].decode()
+
+
+async def test_everything_is_open_without_keys() -> None:
+    async with serving() as server:
+        assert (await server.client.get("/v1/models")).status_code == 200
+        assert (await server.client.get("/v1/models", headers={"Authorization": "Bearer x"})).status_code == 200
+
+
+async def test_with_keys_only_the_open_paths_answer_strangers() -> None:
+    async with serving(api_keys=KEYS) as server:
+        for path in ("/health", "/ready"):
+            assert (await server.client.get(path)).status_code == 200
+        assert (await server.client.get("/")).status_code != 401
+        for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/nowhere"):
+            assert (await server.client.get(path)).status_code == 401, path
+        for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/tokenize", "/abort", "/flush_cache"):
+            refusal = await server.post(path, prompt="a")
+            assert refusal.status_code == 401, path
+            assert server.engine.submitted == []
+    assert refusal.headers["www-authenticate"] == "Bearer"
+    assert refusal.headers["x-request-id"]
+    assert refusal.json()["error"] | {"message": ""} == {
+        "message": "",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_api_key",
+    }
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
+async def test_any_of_the_keys_opens(key: str, scheme: str) -> None:
+    async with serving(api_keys=KEYS) as server:
+        header = [(b"Authorization", f"{scheme} {key}".encode())]
+        assert (await server.client.get("/v1/models", headers=header)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "Bearer", "first-key", "Basic first-key", "Bearer first-ke", "Bearer first-key2"),
+        *("Bearer first-key,third", "Bearer first-key third", "Bearer:first-key", "first-key Bearer"),
+    ],
+)
+async def test_nothing_else_does(given: str) -> None:
+    async with serving(api_keys=KEYS) as server:
+        assert (await server.client.get("/v1/models", headers={"Authorization": given})).status_code == 401
+
+
+async def test_two_headers_are_none() -> None:
+    async with serving(api_keys=KEYS) as server:
+        headers = [("Authorization", "Bearer wrong"), ("Authorization", "Bearer first-key")]
+        assert (await server.client.get("/v1/models", headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "//health/../v1/models",
+        "/health/../v1/models",
+        "/health%2f..%2fv1%2fmodels",
+        "/health/..%2fv1/models",
+        "/health/",
+        "/health.",
+        "/health/.",
+        "/health;/v1/models",
+        "/health%00",
+        "/health%2f",
+        "/HEALTH",
+        "/./v1/models",
+        "//",
+        "/v1/models?path=/health",
+        "/v1/models?/health",
+        "/v1/models#/health",
+        "http://127.0.0.1/v1/models",
+        "http://health/v1/models",
+        "*",
+    ],
+)
+async def test_no_spelling_of_a_path_leads_around(target: str) -> None:
+    async with serving(api_keys=KEYS) as server:
+        status = await raw_status(server, f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1")
+    assert status in ("401", "400")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "Host: health",
+        "Host: /health",
+        "Host: 127.0.0.1\r\nX-Forwarded-Prefix: /health",
+        "Host: x\r\nX-Original-URL: /health",
+    ],
+)
+async def test_no_header_leads_around(headers: str) -> None:
+    async with serving(api_keys=KEYS) as server:
+        assert await raw_status(server, f"GET /v1/models HTTP/1.1\r\n{headers}") == "401"
+
+
+async def test_a_preflight_needs_no_key_and_a_refusal_can_be_read() -> None:
+    page = {"Origin": "https://page.example"}
+    async with serving(api_keys=KEYS, allowed_origins=("https://page.example",)) as server:
+        preflight = await server.client.options(
+            "/v1/models",
+            headers=page | {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "authorization"},
+        )
+        refused = await server.client.get("/v1/models", headers=page)
+        allowed = await server.client.get("/v1/models", headers=page | KEY)
+        bare = await server.client.options("/v1/models")
+        foreign = await server.client.options("/v1/models", headers={"Origin": "https://evil.example"})
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-headers"] == "authorization"
+    assert (refused.status_code, allowed.status_code) == (401, 200)
+    assert refused.headers["access-control-allow-origin"] == "https://page.example"
+    assert (bare.status_code, foreign.status_code) == (401, 403)
+
+
+async def test_a_websocket_is_turned_away() -> None:
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("let in")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await ApiKeyMiddleware(app, KEYS)({"type": "websocket", "path": "/health", "headers": []}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+async def test_a_stream_with_a_key() -> None:
+    async with serving(api_keys=KEYS) as server:
+        raw = await server.connect("/generate", prompt="a")
+        assert b" 401 " in await read_until(raw, b"\r\n")
+        raw.close()
+        response = await server.client.post("/generate", json={"prompt": "a"}, headers=KEY)
+        assert response.text.endswith("data: [DONE]\n\n")

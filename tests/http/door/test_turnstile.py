@@ -1,0 +1,60 @@
+"""A burst goes through in order, a few in each pass of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aengine.http.door.turnstile import Turnstile
+
+pytestmark = pytest.mark.anyio
+
+
+async def burst(turnstile: Turnstile, count: int) -> tuple[list[int], list[int]]:
+    """Who went through, in order, and how many in each pass of the loop."""
+    order: list[int] = []
+    passes: list[int] = []
+
+    async def enter(number: int) -> None:
+        await turnstile.enter()
+        order.append(number)
+
+    tasks = [asyncio.create_task(enter(number)) for number in range(count)]
+    while len(order) < count:
+        before = len(order)
+        await asyncio.sleep(0)
+        passes.append(len(order) - before)
+    await asyncio.gather(*tasks)
+    return order, passes
+
+
+async def test_a_burst_goes_through_in_order_a_few_at_a_time() -> None:
+    order, passes = await burst(Turnstile(4), 19)
+    assert order == list(range(19))
+    assert max(passes) == 4
+    assert len(passes) < 12  # nobody waits longer than it takes
+
+
+async def test_one_by_one_nobody_waits() -> None:
+    turnstile = Turnstile(1)
+    for _ in range(5):
+        await turnstile.enter()
+        await asyncio.sleep(0)
+
+
+async def test_who_leaves_the_queue_takes_nobody_elses_turn() -> None:
+    turnstile = Turnstile(1)
+    entered: list[int] = []
+
+    async def enter(number: int) -> None:
+        await turnstile.enter()
+        entered.append(number)
+
+    tasks = [asyncio.create_task(enter(number)) for number in range(4)]
+    await asyncio.sleep(0)  # the first is through, the others wait
+    tasks[1].cancel()
+    tasks[3].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert entered == [0, 2]
+    await burst(turnstile, 3)

@@ -1,0 +1,468 @@
+"""Tools on `/v1/chat/completions`: what goes to the model, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from aengine.config import ServerConfig
+from aengine.http.bodies.requests import ChatRequest
+from aengine.http.openai.reading import AnswerReading
+from aengine.http.openai.tools import tool_use
+from aengine.structured import Structured
+from aengine.text.answer.deltas import CallDelta, put_together
+from aengine.text.answer.parser import AnswerFormat
+from aengine.types import SamplingParams
+from tests.http.fake_engine import FakeEngine
+from tests.http.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello there"}]
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+QWEN = AnswerFormat(calls="hermes", thoughts=True)
+CALL = ["<tool_call>", '\n{"name": "f", ', '"arguments": {"a', '": 1}', "}\n</tool", "_call>"]
+ALL = ["<think>", "\nI call.", "\n</think>", "\n\nI ", "look.\n", *CALL, "\n", *CALL]
+
+
+def named(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+STRICT = [named("f"), named("g", strict=True)]
+
+
+def saying(*words: str, form: AnswerFormat = QWEN, opens_thought: bool = False) -> FakeEngine:
+    engine = FakeEngine()
+    engine.words, engine.answer_format, engine.opens_thought = words, form, opens_thought
+    return engine
+
+
+async def message(engine: FakeEngine, **asked: Any) -> tuple[dict[str, Any], str]:
+    """The message without the ids of its calls, and the finish reason."""
+    async with serving(engine) as server:
+        response = await server.post(PATH, **{"messages": HELLO, "tools": TOOLS, **asked})
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    for call in choice["message"].get("tool_calls", ()):
+        assert call.pop("id").startswith("call_")
+    return choice["message"], choice["finish_reason"]
+
+
+F_CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+async def test_a_thought_content_and_calls_in_one_answer() -> None:
+    assert await message(saying(*ALL)) == (
+        {"role": "assistant", "content": "I look.", "reasoning_content": "I call.", "tool_calls": [F_CALL, F_CALL]},
+        "tool_calls",
+    )
+
+
+async def test_without_content_it_is_null() -> None:
+    assert await message(saying(*CALL)) == (
+        {"role": "assistant", "content": None, "tool_calls": [F_CALL]},
+        "tool_calls",
+    )
+
+
+async def test_an_answer_that_calls_nothing() -> None:
+    assert await message(saying("a ", "<b>")) == ({"role": "assistant", "content": "a <b>"}, "stop")
+    broken = ["<tool_call>", "\noops\n", "</tool_call>"]
+    assert await message(saying(*broken)) == ({"role": "assistant", "content": "".join(broken)}, "stop")
+
+
+async def test_a_call_that_was_cut_short() -> None:
+    assert await message(saying(*CALL), max_tokens=3) == (
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"a'}}],
+        },
+        "length",
+    )
+
+
+async def test_calls_in_llamas_way() -> None:
+    words = ['{"name": "f", ', '"parameters": {"a": 1}}']
+    expected = {"role": "assistant", "content": None, "tool_calls": [F_CALL]}
+    assert await message(saying(*words, form=AnswerFormat(calls="llama3"))) == (expected, "tool_calls")
+
+
+async def test_continuous_usage_grows_with_the_tokens_that_were_read() -> None:
+    engine = saying(*ALL)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with serving(engine) as server:
+        events = await server.events(PATH, messages=HELLO, tools=TOOLS, stream=True, stream_options=options)
+    *chunks, last, done = events
+    assert done == "[DONE]"
+    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert told == sorted(told)
+    assert told[0] == 0
+    assert told[-1] == last["usage"]["completion_tokens"] == len(ALL)
+    assert len(set(told)) > 5
+    assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I call."
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert all(deltas[:-1])  # nothing is sent for a token that says nothing yet
+
+
+async def test_a_thought_that_the_prompt_opens() -> None:
+    words = ["I ", "call.\n", "</think>", "\n\n", *CALL]
+    expected = {"role": "assistant", "content": None, "reasoning_content": "I call.", "tool_calls": [F_CALL]}
+    assert await message(saying(*words, opens_thought=True)) == (expected, "tool_calls")
+
+
+async def test_an_empty_thought_is_none() -> None:
+    assert await message(saying("<think>", "\n\n</think>\n\n", "Yes.")) == (
+        {"role": "assistant", "content": "Yes."},
+        "stop",
+    )
+
+
+async def test_without_tools_calls_are_text() -> None:
+    text = {"role": "assistant", "content": "".join(CALL)}
+    for asked in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
+        engine = saying(*CALL)
+        assert await message(engine, **asked) == (text, "stop")
+        assert engine.chats[0].tools is None
+    assert await message(saying(*CALL, form=AnswerFormat())) == (text, "stop")
+
+
+async def test_only_offered_tools_are_called() -> None:
+    other = [{"type": "function", "function": {"name": "other"}}]
+    assert (await message(saying(*CALL), tools=other))[0]["content"] == "".join(CALL)
+
+
+async def test_one_call_where_several_are_not_wanted() -> None:
+    said, reason = await message(saying(*ALL), parallel_tool_calls=False)
+    assert said["tool_calls"] == [F_CALL]
+    assert reason == "tool_calls"
+
+
+async def test_the_format_is_a_knob() -> None:
+    async with serving(saying(*ALL), tool_format="off", reasoning="off") as server:
+        off = (await server.post(PATH, messages=HELLO, tools=TOOLS)).json()["choices"][0]
+    async with serving(saying(*ALL, form=AnswerFormat()), tool_format="hermes", reasoning="think") as server:
+        on = (await server.post(PATH, messages=HELLO, tools=TOOLS)).json()["choices"][0]
+    assert off["message"] == {"role": "assistant", "content": "".join(ALL)}
+    assert on["message"]["reasoning_content"] == "I call."
+    assert len(on["message"]["tool_calls"]) == 2
+
+
+async def test_markers_that_are_special_tokens_are_asked_for() -> None:
+    markers = {"<think>": 7, "<tool_call>": 8, "</tool_call>": 9, "</think>": 10}
+    form = AnswerFormat(
+        calls="hermes", thoughts=True, markers=markers, special_markers=frozenset(markers) - {"</think>"}
+    )
+    engine = saying(*ALL, form=form)
+    async with serving(engine) as server:
+        await server.post(PATH, messages=HELLO, tools=TOOLS)
+        await server.post(PATH, messages=HELLO, shown_special_ids=[3])
+        await server.post("/v1/completions", prompt="a")
+    assert [request.params.shown_special_ids for request in engine.submitted] == [(7, 8, 9), (3, 7), ()]
+
+
+async def test_streamed_deltas() -> None:
+    async with serving(saying(*ALL)) as server:
+        role, *chunks, done = await server.events(PATH, messages=HELLO, tools=TOOLS, stream=True)
+    assert done == "[DONE]"
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    ids = [call.pop("id") for delta in deltas for call in delta.get("tool_calls", ()) if "id" in call]
+    assert len(set(ids)) == 2
+
+    def begun(index: int) -> dict[str, Any]:
+        call = {"index": index, "type": "function", "function": {"name": "f", "arguments": ""}}
+        return {"tool_calls": [call]}
+
+    def piece(index: int, text: str) -> dict[str, Any]:
+        return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+    assert deltas == [
+        {"reasoning_content": "I call."},
+        {"content": "I"},
+        {"content": " look."},
+        begun(0),
+        piece(0, '{"a'),
+        piece(0, '": 1}'),
+        begun(1),
+        piece(1, '{"a'),
+        piece(1, '": 1}'),
+        {},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 9 + ["tool_calls"]
+
+
+async def test_choices_are_read_apart() -> None:
+    async with serving(saying(*ALL)) as server:
+        events = await server.events(PATH, messages=HELLO, tools=TOOLS, stream=True, n=2)
+        whole = (await server.post(PATH, messages=HELLO, tools=TOOLS, n=2)).json()["choices"]
+    for index in (0, 1):
+        deltas = [e["choices"][0]["delta"] for e in events[:-1] if e["choices"][0]["index"] == index]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
+        assert sum("id" in call for delta in deltas for call in delta.get("tool_calls", ())) == 2
+    ids = {call["id"] for choice in whole for call in choice["message"]["tool_calls"]}
+    assert len(ids) == 4
+
+
+async def test_every_token_keeps_its_logprob() -> None:
+    async with serving(saying(*ALL)) as server:
+        *events, _ = await server.events(PATH, messages=HELLO, tools=TOOLS, stream=True, logprobs=True)
+        whole = (await server.post(PATH, messages=HELLO, tools=TOOLS, logprobs=True)).json()["choices"][0]
+    told = [
+        token["token"] for event in events for token in (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert told == [token["token"] for token in whole["logprobs"]["content"]] == ALL
+
+
+async def test_after_the_thought_events_are_as_cheap_as_ever() -> None:
+    async with serving(saying("<think>", "a</think>", "b", "c", "d")) as server:
+        *events, _ = await server.events(PATH, messages=HELLO, stream=True)
+    assert [event["choices"][0]["delta"] for event in events[1:]] == [
+        {"reasoning_content": "a"},
+        {"content": "b"},
+        {"content": "c"},
+        {"content": "d"},
+    ]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("form", "knobs", "may_think", "opens_thought", "thought"),
+    [
+        (QWEN, {}, True, False, "possible"),
+        (QWEN, {}, False, False, "never"),
+        (QWEN, {}, True, True, "open"),
+        (QWEN, {}, False, True, "open"),
+        (QWEN, {"reasoning": "off"}, True, False, "never"),
+        (QWEN, {"reasoning": "off"}, True, True, "never"),
+        (AnswerFormat(), {}, True, False, "never"),
+        (AnswerFormat(), {"reasoning": "think"}, True, False, "possible"),
+    ],
+)
+def test_a_thought_may_come_before_an_answer_of_a_given_form(
+    form: AnswerFormat, knobs: dict[str, Any], may_think: bool, opens_thought: bool, thought: str
+) -> None:
+    body = msgspec.convert({"messages": HELLO}, ChatRequest)
+    formed = Structured(regex="a+")
+    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body), may_think=may_think, formed=formed)
+    asked = reading.asked(SamplingParams(structured=formed), opens_thought)
+    assert asked.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
+    assert reading.parser(opens_thought).plain == (thought == "never")
+
+
+FORM = Structured(json_object=True)
+
+
+def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": STRICT, "parallel_tool_calls": False}, ChatRequest)
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
+    calls = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured.calls  # type: ignore[union-attr]
+    assert (calls or "").startswith("calls: call\n")
+    assert isinstance(reading.parser(opens_thought=False).feed("".join(CALL))[0], CallDelta)
+    body.tool_choice = "none"
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
+    asked = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured
+    assert asked == Structured(json_object=True, thought="possible")
+    body.tool_choice = "required"
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
+    asked = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured
+    assert asked is not None
+    assert asked.origin == "tools"
+
+
+@pytest.mark.parametrize(
+    ("calls", "form"),
+    [
+        ("llama3", FORM),
+        ("hermes", Structured(regex="(.|\n)+")),
+        ("hermes", Structured(choice=("a",))),
+        ("hermes", Structured()),
+    ],
+)
+def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": STRICT}, ChatRequest)
+    reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body), formed=form)
+    asked = reading.asked(SamplingParams(structured=form), opens_thought=False).structured
+    assert asked == form
+    assert reading.parser(opens_thought=False).plain
+
+
+def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
+    """One that is not would join what stands on both its sides to another marker, or to the beginning of a call."""
+    markers = {"<think>": 7, "</think>": 8, "<tool_call>": 9, "</tool_call>": 10, "<|python_tag|>": 11}
+    form = AnswerFormat(calls="hermes", markers=markers, special_markers=frozenset(markers))
+    for asked, shown in (({}, (9, 10)), ({"tools": STRICT}, (7, 8, 9, 10, 11))):
+        body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **asked}, ChatRequest)
+        params = AnswerReading(ServerConfig(reasoning="off"), form, tool_use(body)).asked(SamplingParams(), False)
+        assert tuple(sorted(params.shown_special_ids)) == shown
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+@pytest.mark.parametrize("start", ["a ", "{", "<tool", " \n<", "<think>no</think>\n\na"])
+def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
+    parser = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM).parser(opens_thought=False)
+    text = start + "".join(CALL) + " "
+    deltas = [delta for at in range(0, len(text), cut) for delta in parser.feed(text[at : at + cut])]
+    answer = put_together(deltas + parser.finish())
+    assert (answer.content, answer.calls) == (text.removeprefix("<think>no</think>\n\n"), ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "may_think", "opens_thought", "beginning"),
+    [
+        ({"tool_choice": "required"}, True, False, "start: thought? calls\ncalls: call ("),
+        ({"tool_choice": "required"}, False, False, "start: calls\ncalls: call ("),
+        ({"tool_choice": "required"}, False, True, "start: thought calls\ncalls: call ("),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            True,
+            False,
+            "start: thought? calls\n",
+        ),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, False, False, "start: calls\ncalls: call\n"),
+        ({"tool_choice": "auto"}, True, False, None),
+        (
+            {"tool_choice": "auto", "tools": STRICT},
+            True,
+            False,
+            "start: thought answer | unthinking\n",
+        ),
+        ({"tools": STRICT, "parallel_tool_calls": False}, False, False, "start: thought answer | unthinking\n"),
+        ({"tool_choice": "none", "tools": STRICT}, True, False, None),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}},
+            True,
+            False,
+            "start: thought answer | unthinking\n",
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named("g")]}}},
+            False,
+            False,
+            "start: calls\ncalls: call (",
+        ),
+        ({"tool_choice": "none"}, True, False, None),
+    ],
+)
+def test_the_grammar_of_forced_calls(
+    asked: dict[str, Any], may_think: bool, opens_thought: bool, beginning: str | None
+) -> None:
+    body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **asked}, ChatRequest)
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body), may_think=may_think).calls_grammar(opens_thought)
+    assert (grammar is None) == (beginning is None)
+    assert grammar is None or grammar.startswith(beginning or "")
+
+
+def test_only_strict_tools_are_held_to_their_schemas_where_they_need_not_be_called() -> None:
+    loose = {"type": "object", "properties": {"loose": {"type": "string"}}}
+    tight = {"type": "object", "properties": {"tight": {"type": "string"}}}
+    tools = [named("f", parameters=loose), named("g", parameters=tight, strict=True)]
+    body = msgspec.convert({"messages": HELLO, "tools": tools}, ChatRequest)
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body)).calls_grammar(opens_thought=False) or ""
+    assert "loose" not in grammar
+    assert "tight" in grammar
+    body.tool_choice = "required"
+    grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body)).calls_grammar(opens_thought=False) or ""
+    assert "loose" in grammar
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_allowed_tools_are_called_in_parallel_or_not(parallel: bool | None) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}
+    asked = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
+    use = tool_use(msgspec.convert(asked, ChatRequest))
+    assert (use.names, use.forced, use.parallel) == ({"f"}, False, parallel is not False)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [named("f"), named("g"), {"type": "function"}]}, "tools[2].function"),
+    ({"tools": [named("f"), {"type": "function", "function": {}}]}, "tools[1].function.name"),
+    ({"tools": [named("f"), named("g"), named("a b")]}, "tools[2].function.name"),
+    ({"tools": [named("f\n")]}, "tools[0].function.name"),
+    ({"tools": [named("")]}, "tools[0].function.name"),
+    ({"tools": [named("x" * 65)]}, "tools[0].function.name"),
+    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+        "tools[0].function.parameters.type",
+    ),
+    ({"tools": [named(f"f{index}") for index in range(129)]}, "tools"),
+    ({"tools": {}}, "tools"),
+    ({"tools": [named("f"), named("g"), named("f", strict=True)]}, "tools[2].function.name"),
+    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": named("h")}, "tool_choice.function.name"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        "tool_choice.allowed_tools.tools",
+    ),
+    (
+        {
+            "tools": TOOLS,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [named("f"), named("h")]},
+            },
+        },
+        "tool_choice.allowed_tools.tools[1].function.name",
+    ),
+    (
+        {
+            "tools": TOOLS,
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": [named("f")]}},
+        },
+        "tool_choice.allowed_tools.mode",
+    ),
+    ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice.type"),
+    ({"tools": [named("f", strict="yes")]}, "tools[0].function.strict"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [], "tool_choice": named("f")}, "tool_choice"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+        "messages[0].tool_calls[0].function.name",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a|>"}}]}]},
+        "messages[0].tool_calls[0].function.name",
+    ),
+]
+
+
+async def test_bad_tools_are_refused_by_name() -> None:
+    async with serving(saying(*CALL)) as server:
+        for asked, param in REFUSED:
+            response = await server.post(PATH, **{"messages": HELLO, **asked})
+            assert response.status_code == 400, (asked, response.text)
+            error = response.json()["error"]
+            assert error["param"] == param, (asked, error)
+            assert param.split(".")[0] in error["message"], error
+        assert (await server.post(PATH, messages=HELLO, tools=[named("x" * 64)])).status_code == 200
+
+
+async def test_parts_that_are_no_text_are_refused() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    content = [{"type": "text", "text": "see"}, image]
+    async with serving() as server:
+        refused = await server.post(PATH, messages=[*HELLO, {"role": "user", "content": content}])
+        empty = await server.post(PATH, messages=[{"role": "user", "content": [{"type": "text"}]}])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "messages[1].content[1].type"
+    assert "this model reads text only, not 'image_url'" in refused.json()["error"]["message"]
+    assert empty.json()["error"]["param"] == "messages[0].content[0].text"
+
+
+async def test_a_call_cannot_be_forced_where_the_format_is_not_known() -> None:
+    async with serving(saying(*CALL, form=AnswerFormat())) as server:
+        refused = await server.post(PATH, messages=HELLO, tools=TOOLS, tool_choice="required")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tool_choice"
+    assert "tool_format" in refused.json()["error"]["message"]

@@ -1,0 +1,239 @@
+"""How a stream is paced: what waits is said together, silence is filled with comments, shutdown is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from aengine.errors import EngineFailedError
+from aengine.http.endpoints.generate import GenerateDialect
+from aengine.http.streams.replies import StreamingReply, WholeReply
+from aengine.types import Completion, Fragment, Usage
+from tests.http.fake_engine import FakeEngine, FakeStream
+from tests.http.serving import parse_events, read_until, serving
+
+pytestmark = pytest.mark.anyio
+
+SCOPE = {"type": "http"}
+LAST = Fragment("!", (9,), None, "stop", Usage(1, 3, 0))
+
+
+class Wire:
+    """The two ends of an ASGI connection. `gate` holds `send` back, as a full socket does."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.blocked = asyncio.Event()  # a send waits at the gate
+        self.spoken = asyncio.Event()  # a part of the body was sent
+        self.left = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+        if message["type"] == "http.response.body":
+            self.spoken.set()
+        if not self.gate.is_set():
+            self.blocked.set()
+            await self.gate.wait()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
+
+
+def start(
+    stream: FakeStream, wire: Wire, *, n: int = 1, heartbeat: float = 10, max_backlog: int = 100
+) -> asyncio.Task[None]:
+    reply = StreamingReply(stream, GenerateDialect(n), heartbeat=heartbeat, max_backlog=max_backlog)
+    return asyncio.ensure_future(reply(SCOPE, wire.receive, wire.send))
+
+
+def start_whole(stream: FakeStream, wire: Wire) -> asyncio.Task[None]:
+    async def word(completion: Completion) -> bytes:
+        return b"{}"
+
+    reply = WholeReply(stream, word)
+    return asyncio.ensure_future(reply(SCOPE, wire.receive, wire.send))
+
+
+def words(*texts: str, index: int = 0) -> list[Fragment]:
+    return [Fragment(text, (position,), index=index) for position, text in enumerate(texts)]
+
+
+async def test_a_stream_on_time_sends_each_fragment_at_once() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=True), Wire()
+    stream.put(*words("a", "b"), LAST)
+    await start(stream, wire)
+    assert len(wire.bodies) == 3
+    assert wire.sent[-1]["more_body"] is False
+
+
+async def test_a_stream_that_is_behind_says_in_one_event_what_waits() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    wire.gate.clear()
+    task = start(stream, wire)
+    await wire.blocked.wait()  # in the response's start
+    stream.put(*words("a", "b", "c"))
+    wire.gate.set()
+    await wire.spoken.wait()
+    stream.put(LAST)
+    await task
+    assert wire.bodies[0] == b'data: {"text":"abc","token_ids":[0,1,2],"finish_reason":null}\n\n'
+    assert len(wire.bodies) == 2
+
+
+async def test_several_choices_behind_are_one_event_each_and_one_send() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    stream.put(*words("a", "b", index=1), *words("c", "d", index=0), LAST)
+    await start(stream, wire, n=2)
+    assert len(wire.bodies) == 1
+    first, second, done = parse_events(wire.bodies[0].decode())
+    assert (first["index"], first["text"]) == (1, "ab")
+    assert (second["index"], second["text"], second["finish_reason"]) == (0, "cd!", "stop")
+    assert done == "[DONE]"
+
+
+async def test_silence_is_filled_with_comments() -> None:
+    async with serving(FakeEngine(held=True), heartbeat=0.05) as server:
+        raw = await server.connect("/generate", prompt="a")
+        stream = await server.engine.next_stream()
+        await read_until(raw, b": ping\n\n")
+        await read_until(raw, b": ping\n\n")
+        stream.put(LAST)
+        assert b"[DONE]" in await read_until(raw, b"[DONE]\n\n")
+        raw.close()
+
+
+async def test_a_stream_that_speaks_gets_no_comments() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    task = start(stream, wire, heartbeat=0.2)
+    for _ in range(20):
+        stream.put(*words("a"))
+        await asyncio.sleep(0.02)
+    stream.put(LAST)
+    await task
+    assert b": ping\n\n" not in wire.bodies
+
+
+async def test_a_reader_too_far_behind_is_given_up() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    wire.gate.clear()
+    task = start(stream, wire, heartbeat=0.05, max_backlog=10)
+    await wire.blocked.wait()
+    stream.put(*words(*"abcdefghij"))
+    with pytest.raises(TimeoutError):  # ten behind is allowed
+        await asyncio.wait_for(stream.aborted.wait(), 0.2)
+    stream.put(*words("k"))
+    await asyncio.wait_for(stream.aborted.wait(), 1)
+    await task
+    assert not any(message.get("more_body") is False for message in wire.sent)  # the response ends unfinished
+
+
+async def test_a_comment_that_cannot_be_sent_does_not_stop_the_watch() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    task = start(stream, wire, heartbeat=0.05, max_backlog=10)
+    stream.put(*words("a"))
+    await wire.spoken.wait()
+    wire.gate.clear()
+    await wire.blocked.wait()
+    assert wire.bodies[-1] == b": ping\n\n"
+    wire.blocked.clear()
+    stream.put(*words("b"))
+    await wire.blocked.wait()  # taken, and stuck beside the comment
+    stream.put(*words(*"abcdefghijk"))
+    await asyncio.wait_for(stream.aborted.wait(), 1)
+    await task
+
+
+async def test_nothing_more_is_said_to_a_client_that_left() -> None:
+    for reply_in in (start, start_whole):
+        stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+        task = reply_in(stream, wire)
+        await asyncio.sleep(0.01)
+        said = len(wire.sent)
+        wire.left.set()
+        await task
+        assert stream.aborted.is_set()
+        assert len(wire.sent) == said
+
+
+async def test_a_cancelled_reply_aborts_its_request() -> None:
+    """Nobody left: the server takes the task away."""
+    for reply_in in (start, start_whole):
+        stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+        task = reply_in(stream, wire)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert stream.aborted.is_set()
+
+
+async def test_a_cancelled_reply_does_not_wait_for_a_reader_to_hear_of_it() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    wire.gate.clear()
+    task = start(stream, wire)
+    await wire.blocked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 3)
+    assert stream.aborted.is_set()
+
+
+async def test_a_failure_that_was_told_is_not_raised_as_well() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    stream.fail(EngineFailedError("lost"))
+    await start(stream, wire)
+    assert b"lost" in wire.bodies[-1]
+
+
+async def test_a_bug_is_told_by_its_kind_and_raised_for_the_log() -> None:
+    stream, wire = FakeStream("id", 1, one_by_one=False), Wire()
+    stream.fail(KeyError("secret"))
+    with pytest.raises(ExceptionGroup, match="unhandled"):
+        await start(stream, wire)
+    assert b"KeyError" in wire.bodies[-1]
+    assert b"secret" not in wire.bodies[-1]
+
+
+async def test_a_stream_cut_by_the_shutdown_ends_with_an_error_event() -> None:
+    async with serving(FakeEngine(held=True)) as server:
+        raw = await server.connect("/generate", prompt="a")
+        stream = await server.engine.next_stream()
+        stream.put(*words("a"))
+        await read_until(raw, b'"text":"a"')
+        server.stop.set()
+        rest = await read_until(raw, b"never")
+        raw.close()
+        await asyncio.wait_for(stream.aborted.wait(), 1)
+    assert b'data: {"error":{"message":"the server is shutting down"' in rest
+    assert rest.endswith(b"0\r\n\r\n")
+
+
+async def test_a_request_cut_by_the_shutdown_is_answered() -> None:
+    async with serving(FakeEngine(held=True)) as server:
+        raw = await server.connect("/generate", prompt="a", stream=False)
+        stream = await server.engine.next_stream()
+        server.stop.set()
+        answer = await read_until(raw, b"never")
+        raw.close()
+        await asyncio.wait_for(stream.aborted.wait(), 1)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b'"code":"shutting_down"' in answer
+
+
+async def test_a_shutdown_waits_for_streams_that_end_in_time() -> None:
+    async with serving(FakeEngine(held=True), graceful_timeout=5) as server:
+        raw = await server.connect("/generate", prompt="a")
+        stream = await server.engine.next_stream()
+        server.stop.set()
+        stream.put(LAST)
+        assert b"[DONE]" in await read_until(raw, b"never")
+        raw.close()

@@ -1,0 +1,123 @@
+"""An answer's thought, content and calls, and what a checkpoint tells about how its model writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.parser import AnswerFormat, AnswerParser
+from aengine.text.answer.syntax import SYNTAXES
+from aengine.text.answer.thought import ThoughtParser
+from aengine.text.tokens.output import OutputText
+from aengine.text.tokens.tokenizer import Tokenizer
+from aengine.types import SamplingParams
+from tests.text.cutting import answer, cuts, relaxed, shape
+from tests.text.text_families import SPECIAL, byte_level_backend, write_tokenizer
+
+HERMES = SYNTAXES["hermes"]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+THOUGHT = "<think>\nI call f: <tool_call>.\n</think>\n\n"
+
+
+def parser(opened: bool = False) -> AnswerParser:
+    return AnswerParser(ThoughtParser(opened), ToolCallParser(HERMES, frozenset({"f"})))
+
+
+def test_a_thought_then_a_call_then_content() -> None:
+    found = answer(parser(), f"{THOUGHT}{CALL}\nDone.")
+    assert shape(found) == ("I call f: <tool_call>.", "Done.", [("f", '{"a": 1}')])
+
+
+def test_a_thought_then_content_then_a_call() -> None:
+    reading = parser()
+    found = reading.read(f"{THOUGHT}I look.\n{CALL}")
+    assert shape(found) == ("I call f: <tool_call>.", "I look.", [("f", '{"a": 1}')])
+    assert reading.has_calls
+
+
+@relaxed
+@given(data=st.data(), opened=st.booleans())
+def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool) -> None:
+    words = st.sampled_from([THOUGHT, CALL, "<think>", "</think>", "<tool_call>", "\n", " ", "a", "{"])
+    text = "".join(data.draw(st.lists(words, max_size=8)))
+    assert shape(answer(parser(opened), *data.draw(cuts(text)))) == shape(parser(opened).read(text))
+
+
+def test_nothing_is_held_back_where_nothing_is_looked_for() -> None:
+    reading = AnswerParser(ThoughtParser())
+    assert not reading.plain
+    reading.feed("4")
+    assert reading.plain
+    assert AnswerParser().plain
+    assert not parser().plain
+
+
+@pytest.mark.anyio
+async def test_the_demo_model(demo: Tokenizer) -> None:
+    assert demo.answer_format.calls == "hermes"
+    assert demo.answer_format.thoughts
+    assert demo.answer_format.special_markers == frozenset()
+    assert demo.answer_format.thinks_if_asked
+    assert demo.answer_format.shown_special_ids(True, HERMES) == ()
+    chat = await demo.encode_chat_prompt([{"role": "user", "content": "hi <think>"}])
+    assert not chat.opens_thought
+    assert chat.token_ids == await demo.encode_chat([{"role": "user", "content": "hi <think>"}])
+
+
+def checkpoint(folder: Path, template: str, *, special: bool = False, markers: tuple[str, ...] = ()) -> Tokenizer:
+    """A tokenizer with a chat template, in which the markers are tokens."""
+    backend = byte_level_backend()
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in markers if special])
+    config = {"eos_token": SPECIAL[2], "chat_template": template}
+    return Tokenizer.load(write_tokenizer(folder, backend, config))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("template", "opens"),
+    [("a<think>\n", True), ("a<think>", True), ("a<think>\n\n</think>\n\n", False), ("<think>a", False)],
+)
+@pytest.mark.parametrize("special", [False, True])
+async def test_a_template_that_opens_the_thought(tmp_path: Path, template: str, opens: bool, special: bool) -> None:
+    tokenizer = checkpoint(tmp_path, template, special=special, markers=("<think>", "</think>"))
+    assert (await tokenizer.encode_chat_prompt([{"role": "user", "content": "hi"}])).opens_thought == opens
+
+
+def test_markers_that_are_special_tokens_are_seen(tmp_path: Path) -> None:
+    tokenizer = checkpoint(tmp_path, "<tool_call>", special=True, markers=(HERMES.begin, HERMES.end, "<think>"))
+    answer_format = tokenizer.answer_format
+    assert answer_format.special_markers == {HERMES.begin, HERMES.end, "<think>"}
+    shown = answer_format.shown_special_ids(False, HERMES)
+    assert {tokenizer.token_text(token_id) for token_id in shown} == {HERMES.begin, HERMES.end}
+    ids = tokenizer.encode_now(f"<think>é<|im_start|>{CALL}<|im_end|>")
+    assert HERMES.begin not in tokenizer.decode(ids)
+    for ids_shown, expected in ((shown, f"é{CALL}"), ((), f"é\n{CALL.split(chr(10))[1]}\n")):
+        output = OutputText(tokenizer, SamplingParams(shown_special_ids=ids_shown))
+        assert "".join([*map(output.feed, ids), output.finish()]) == expected
+
+
+def test_a_checkpoint_that_knows_neither(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": "{{ messages }}"}))
+    assert tokenizer.answer_format.calls is None
+    assert AnswerFormat().shown_special_ids(True, HERMES) == ()
+
+
+@pytest.mark.parametrize(
+    ("template", "asked"),
+    [
+        ("{% if enable_thinking is defined and enable_thinking %}think{% endif %}", True),
+        ("{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}", False),
+        ("<think>", False),
+        ("{{ raise_exception('enable_thinking') }}", False),
+        ("{# enable_thinking #}a", False),
+        ("{% if enable_thinking_budget %}a{% endif %}", False),
+    ],
+)
+def test_whether_it_thinks_if_nobody_asks(tmp_path: Path, template: str, asked: bool) -> None:
+    write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": template})
+    assert Tokenizer.load(tmp_path).answer_format.thinks_if_asked == asked
