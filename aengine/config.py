@@ -102,6 +102,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="browser origins that may call the API; * for any")
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names that a request's Host may have beside localhost and IP addresses; * for any; default: "
+            "over loopback none, over other addresses any"
+        ),
+    ] = ()
     api_keys: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(description="keys of which a request must name one (Authorization: Bearer ...); default: no key is asked"),
@@ -153,7 +160,7 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: Annotated[int, Meta(description="only 1: the engine is this process")] = 1
 
 
-_LISTS = {"allowed_origins", "api_keys"}  # as text: separated by commas
+_LISTS = {"allowed_hosts", "allowed_origins", "api_keys"}  # as text: separated by commas
 _SECRETS = {"api_keys"}
 
 T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)

@@ -40,7 +40,7 @@ async def stream(host: str, port: int, body: bytes, client: Client) -> None:
     reader, writer = await asyncio.open_connection(host, port)
     client.sent = time.perf_counter()
     writer.write(
-        b"POST /generate HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
         % (len(body), body)
     )
     status = await reader.readline()

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from aengine.http.bodies import answers, requests
 from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.errors import HANDLERS
+from aengine.http.door.host import HostMiddleware
 from aengine.http.door.origin import OriginMiddleware
 from aengine.http.door.request_id import RequestIdMiddleware
 from aengine.http.endpoints.admin import Admin
@@ -76,6 +77,7 @@ def http_app(state: ServerState) -> Starlette:
         ],
         middleware=[
             Middleware(RequestIdMiddleware),
+            Middleware(HostMiddleware, allowed=state.config.allowed_hosts),
             Middleware(OriginMiddleware, allowed=state.config.allowed_origins),
             Middleware(ApiKeyMiddleware, keys=state.config.api_keys),
         ],

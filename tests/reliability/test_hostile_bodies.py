@@ -26,7 +26,7 @@ def server() -> Iterator[RawServer]:
 
 
 def head(path: str, *lines: str, key: bool = True) -> bytes:
-    text = "\r\n".join((f"POST {path} HTTP/1.1", "Host: a", *lines))
+    text = "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", *lines))
     return text.encode() + b"\r\n" + (AUTHORIZED if key else b"") + b"\r\n"
 
 

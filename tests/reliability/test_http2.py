@@ -57,7 +57,7 @@ class Client:
 
     def ask(self, method: str, path: str, *more: tuple[str, str], key: bool = True, end: bool = True) -> int:
         stream = self.h2.get_next_available_stream_id()
-        headers = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "a"), *more]
+        headers = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "localhost"), *more]
         self.h2.send_headers(stream, headers + [("authorization", f"Bearer {KEY}")] * key, end_stream=end)
         self.flush()
         return stream
@@ -277,7 +277,7 @@ def test_frames_that_are_none_end_their_own_connection(server: RawServer, frames
 def test_an_upgrade_from_http_1_asks_for_the_key(server: RawServer) -> None:
     upgrade = b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
     with server.connect() as raw:
-        raw.sendall(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n" + upgrade + b"\r\n")
+        raw.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n")
         heard = b""
         while b"\r\n\r\n" not in heard:
             heard += raw.recv(1 << 16)

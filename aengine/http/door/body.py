@@ -1,4 +1,8 @@
-"""A request's body: bounded in size, JSON by content type, decoded into a struct."""
+"""A request's body: bounded in size, JSON by content type, decoded into a struct.
+
+The bound is by hand: Starlette's (from 1.6 on) answers in plain text, without saying how much would do, and in place
+of refusals that come before the body, such as 401.
+"""
 
 from __future__ import annotations
 

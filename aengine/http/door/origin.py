@@ -1,7 +1,8 @@
 """Which web pages may call: none but this server's own, unless the operator names their origins.
 
 A page elsewhere could otherwise use a server on the reader's own machine: the browser sends its requests, even
-though it hides the answers. Programs that are no browsers send no `Origin` and are not concerned.
+though it hides the answers. Programs that are no browsers send no `Origin` and are not concerned. Starlette's
+CORSMiddleware writes the headers for pages that may; it would let all others through, only without the headers.
 """
 
 from __future__ import annotations
@@ -10,37 +11,44 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.http.door.errors import HTTPError, error_response
 
-_PREFLIGHT_SECONDS = "600"  # a browser may remember the answer that long
+_PREFLIGHT_SECONDS = 600  # a browser may remember the answer that long
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class OriginMiddleware:
-    """Refuses a foreign `Origin` with 403; answers preflights of, and adds CORS headers for, the allowed ones."""
+    """Refuses a foreign `Origin` with 403; preflights and CORS headers are for the allowed ones.
+
+    The server's own is the one that `Host` names, which has been judged before.
+    """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         self._app = app
         self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=self._allowed,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            allow_private_network=True,  # a page on the internet, a server at home
+            expose_headers=("x-request-id", "retry-after"),
+            max_age=_PREFLIGHT_SECONDS,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
+        headers = Headers(scope=scope) if scope["type"] == "http" else {}
         origin = headers.get("origin")
         if origin is None or _same_host(origin, headers.get("host", "")):
             await self._app(scope, receive, send)
-        elif "*" not in self._allowed and origin.lower() not in self._allowed:
+        elif self._allowed & {"*", origin.lower()}:
+            await self._cors(scope, receive, send)
+        else:
             refusal = HTTPError(403, "origin_not_allowed", "requests from this web page's origin are not allowed")
             await error_response(refusal)(scope, receive, send)
-        elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await _preflight(origin, headers)(scope, receive, send)
-        else:
-            await self._app(scope, receive, _with_cors(send, origin))
 
 
 def _same_host(origin: str, host: str) -> bool:
@@ -55,31 +63,3 @@ def _same_host(origin: str, host: str) -> bool:
         )
     except ValueError:  # not a host, or not a port
         return False
-
-
-def _preflight(origin: str, headers: Headers) -> Response:
-    return Response(
-        status_code=204,
-        headers={
-            "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Methods": "GET, POST",
-            "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "content-type"),
-            "Access-Control-Max-Age": _PREFLIGHT_SECONDS,
-            "Vary": "Origin, Access-Control-Request-Headers",
-        },
-    )
-
-
-def _with_cors(send: Send, origin: str) -> Send:
-    cors = [
-        (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", b"x-request-id, retry-after"),
-        (b"vary", b"Origin"),
-    ]
-
-    async def send_with_cors(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], *cors]
-        await send(message)
-
-    return send_with_cors

@@ -132,7 +132,7 @@ async def test_a_body_that_stays_away_is_not_waited_for_once_it_is_too_long() ->
     async with serving(max_body_bytes=10) as server:
         raw = await server.connect(GENERATE)
         await read_until(raw, b"}}")
-        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n"
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n"
         await asyncio.get_running_loop().sock_sendall(raw, head)
         answer = await read_until(raw, b"}}")
         assert answer.startswith(b"HTTP/1.1 413")
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error() -> N
     async with serving() as server:
         raw = await server.connect(GENERATE)
         await read_until(raw, b"}}")
-        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
         await asyncio.get_running_loop().sock_sendall(raw, head)
         raw.close()
         assert (await server.client.get("/health")).status_code == 200

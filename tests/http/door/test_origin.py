@@ -11,6 +11,7 @@ pytestmark = pytest.mark.anyio
 PREFLIGHT = {
     "Access-Control-Request-Method": "POST",
     "Access-Control-Request-Headers": "content-type,x-mine",
+    "Access-Control-Request-Private-Network": "true",  # a page on the internet, a server at home
 }
 
 
@@ -34,11 +35,26 @@ async def test_the_servers_own_page_and_programs_are_not() -> None:
     async with serving() as server:
         own = await server.client.get("/health", headers={"Origin": server.url})
         none = await server.client.get("/health")
-        default_port = await server.client.get(
-            "/health", headers={"Origin": "https://me.example", "Host": "me.example:443"}
-        )
-    assert own.status_code == none.status_code == default_port.status_code == 200
+        by_name = await server.client.get("/health", headers={"Origin": "http://localhost:80", "Host": "localhost"})
+    assert own.status_code == none.status_code == by_name.status_code == 200
     assert "access-control-allow-origin" not in own.headers
+
+
+async def test_a_page_whose_name_was_made_to_lead_here_is_not_the_servers_own() -> None:
+    """DNS rebinding: `Origin` and `Host` agree, on a name that nobody has given this server."""
+    async with serving() as server:
+        headers = {"Origin": f"http://evil.example:{server.port}", "Host": f"evil.example:{server.port}"}
+        rebound = await server.client.post("/generate", json={"prompt": "a"}, headers=headers)
+        assert server.engine.submitted == []
+    assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+async def test_a_page_behind_a_proxy_that_the_operator_has_named() -> None:
+    proxied = {"Origin": "https://me.example", "Host": "me.example:443"}
+    async with serving(allowed_hosts=("me.example",)) as server:
+        own = await server.client.get("/health", headers=proxied)
+        foreign = await server.client.get("/health", headers=proxied | {"Origin": "https://evil.example"})
+    assert (own.status_code, foreign.status_code) == (200, 403)
 
 
 @pytest.mark.parametrize("allowed", ["https://page.example", "*"])
@@ -49,11 +65,12 @@ async def test_an_allowed_page_may_call_and_read(allowed: str) -> None:
         streamed = await server.client.post("/generate", json={"prompt": "a"}, headers=page)
         refused = await server.client.post("/generate", json={}, headers=page)
         other = await server.client.get("/health", headers={"Origin": "https://other.example"})
-    assert preflight.status_code == 204
+    assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-headers"] == "content-type,x-mine"
     assert "POST" in preflight.headers["access-control-allow-methods"]
     assert (streamed.status_code, refused.status_code) == (200, 400)
     for response in (preflight, streamed, refused):
-        assert response.headers["access-control-allow-origin"] == "https://page.example"
+        assert response.headers["access-control-allow-origin"] in (allowed, "https://page.example")
         assert "Origin" in response.headers["vary"]
+    assert "retry-after" in streamed.headers["access-control-expose-headers"]
     assert other.status_code == (200 if allowed == "*" else 403)
