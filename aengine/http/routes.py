@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from aengine.http.bodies import answers, requests
 from aengine.http.door.auth import ApiKeyMiddleware
+from aengine.http.door.departure import DepartureMiddleware
 from aengine.http.door.errors import HANDLERS
 from aengine.http.door.host import HostMiddleware
 from aengine.http.door.origin import OriginMiddleware
@@ -80,6 +81,7 @@ def http_app(state: ServerState) -> Starlette:
             Middleware(HostMiddleware, allowed=state.config.allowed_hosts),
             Middleware(OriginMiddleware, allowed=state.config.allowed_origins),
             Middleware(ApiKeyMiddleware, keys=state.config.api_keys),
+            Middleware(DepartureMiddleware),
         ],
         exception_handlers=HANDLERS,
     )

@@ -15,7 +15,6 @@ from aengine.http.door.body import LARGE, decode, read_body
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.state import ServerState
 from aengine.http.streams.replies import Dialect, StreamingReply, WholeReply
-from aengine.http.streams.running import ListedReply
 from aengine.types import Completion, SamplingParams
 
 T = TypeVar("T")
@@ -38,11 +37,12 @@ class Endpoint:
 
     def _stream(self, stream: StreamLike, dialect: Dialect) -> Response:
         config = self._state.config
-        reply = StreamingReply(stream, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog)
-        return ListedReply(reply, stream, self._state.replies)
+        return StreamingReply(
+            stream, self._state.replies, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog
+        )
 
     def _whole(self, stream: StreamLike, word: Callable[[Completion], Awaitable[bytes]]) -> Response:
-        return ListedReply(WholeReply(stream, word), stream, self._state.replies)
+        return WholeReply(stream, self._state.replies, word)
 
 
 async def submit_within_context(

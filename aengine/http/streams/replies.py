@@ -1,28 +1,32 @@
-"""The two ways of answering: event by event, or at once. Both end the request in the engine when the client leaves.
+"""The two ways of answering: event by event, or at once. However a reply ends, its request ends in the engine.
 
-An ASGI server tells of a disconnect only through `receive()`: `send()` to a client that left just succeeds, and a
-handler is not cancelled. So each reply keeps a task on `receive()`, and its `finally` aborts however it ends.
+A client that leaves cancels it (door/departure.py). A generator's own `finally` would not do: where the cancellation
+meets a `send` that is blocked, it runs when the generator is collected.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import anyio
 import anyio.lowlevel
-from anyio import CancelScope, create_task_group, get_cancelled_exc_class
+from anyio import create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
-from aengine.http.door.errors import HTTPError, error_body, error_response
+from aengine.http.door.departure import has_left
+from aengine.http.door.errors import HTTPError, error_body
+from aengine.http.door.request_id import request_id_of
 from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.in_flight import ANSWERING, Answering, why_cut
 from aengine.http.streams import sse
 from aengine.http.streams.fragments import collect, merge
+from aengine.http.streams.running import RunningReplies
 from aengine.http.streams.slices import SLICE
 from aengine.types import Completion, Fragment, Usage
 
@@ -47,21 +51,23 @@ class Dialect(Protocol):
         ...
 
 
-class _Reply(Response):
+class _Reply(Response, ABC):
     """What both replies share. `Response` is the base only because Starlette's handlers return one."""
 
-    def __init__(self, stream: StreamLike) -> None:
+    def __init__(self, stream: StreamLike, running: RunningReplies) -> None:
         self.background = None
         self._stream = stream
-        self._left = False  # the client
-        self._ending = False  # the last message is on its way: a disconnect has nothing left to cancel
+        self._running = running
 
-    async def _watch_client(self, receive: Receive, scope: CancelScope) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._left = True
-        if not self._ending:
-            scope.cancel()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._running.listed(self._stream, request_id_of(scope)):
+            try:
+                await self._answer(scope, receive, send)
+            finally:
+                self._stream.abort()
+
+    @abstractmethod
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class StreamingReply(_Reply):
@@ -71,24 +77,23 @@ class StreamingReply(_Reply):
     behind is given up: its request is aborted and its response ends unfinished.
     """
 
-    def __init__(self, stream: StreamLike, dialect: Dialect, *, heartbeat: float, max_backlog: int) -> None:
-        super().__init__(stream)
+    def __init__(
+        self, stream: StreamLike, running: RunningReplies, dialect: Dialect, *, heartbeat: float, max_backlog: int
+    ) -> None:
+        super().__init__(stream, running)
         self._dialect = dialect
         self._heartbeat = heartbeat
         self._max_backlog = max_backlog
         self._sent = 0  # messages
         self._sending = False
         self._pinging = False
+        self._given_up = False  # its reader
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with create_task_group() as tasks:
-                tasks.start_soon(self._watch_client, receive, tasks.cancel_scope)
-                tasks.start_soon(self._watch_progress, scope, send, tasks)
-                await self._pump(scope, send)
-                tasks.cancel_scope.cancel()
-        finally:
-            self._stream.abort()
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with create_task_group() as tasks:
+            tasks.start_soon(self._watch_progress, scope, send, tasks)
+            await self._pump(scope, send)
+            tasks.cancel_scope.cancel()
 
     async def _pump(self, scope: Scope, send: Send) -> None:
         try:
@@ -99,7 +104,7 @@ class StreamingReply(_Reply):
         except AengineError as error:
             last = sse.event(error_body(error))
         except get_cancelled_exc_class():
-            if not self._left:  # the server shuts down, or nothing is read
+            if not self._given_up and not has_left(scope):  # the server shuts down, or nothing is read
                 with anyio.move_on_after(_LAST_WORDS, shield=True):
                     await self._finish(send, sse.event(error_body(why_cut(scope))))
             raise
@@ -134,7 +139,7 @@ class StreamingReply(_Reply):
         self._sent += 1
 
     async def _finish(self, send: Send, chunk: bytes) -> None:
-        self._ending = self._sending = True
+        self._sending = True
         await send(_body(chunk, more=False))
 
     async def _watch_progress(self, scope: Scope, send: Send, tasks: TaskGroup) -> None:
@@ -145,7 +150,7 @@ class StreamingReply(_Reply):
             await anyio.sleep(tick)
             if self._stream.backlog > self._max_backlog:
                 _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
-                self._left = True
+                self._given_up = True
                 one: Answering | None = scope.get(ANSWERING)
                 if one is not None:
                     why = HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read")
@@ -171,29 +176,12 @@ def _body(chunk: bytes, *, more: bool = True) -> Message:
 class WholeReply(_Reply):
     """One JSON document, when the last token is there."""
 
-    def __init__(self, stream: StreamLike, word: Callable[[Completion], Awaitable[bytes]]) -> None:
-        super().__init__(stream)
+    def __init__(
+        self, stream: StreamLike, running: RunningReplies, word: Callable[[Completion], Awaitable[bytes]]
+    ) -> None:
+        super().__init__(stream, running)
         self._word = word
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response: Response | None = None
-        failure: AengineError | None = None
-        try:
-            async with create_task_group() as tasks:
-                tasks.start_soon(self._watch_client, receive, tasks.cancel_scope)
-                try:
-                    response = Response(await self._word(await collect(self._stream)), media_type="application/json")
-                except AengineError as error:
-                    failure = error
-                except get_cancelled_exc_class():
-                    if not self._left:  # the server shuts down
-                        with anyio.move_on_after(_LAST_WORDS, shield=True):
-                            await error_response(why_cut(scope))(scope, receive, send)
-                    raise
-                tasks.cancel_scope.cancel()
-        finally:
-            self._stream.abort()
-        if failure is not None:
-            raise failure  # for the exception handlers, outside of the task group
-        if response is not None:
-            await response(scope, receive, send)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._word(await collect(self._stream))
+        await Response(body, media_type="application/json")(scope, receive, send)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
-from aengine.http.door.request_id import request_id_of
 from aengine.http.engine_like import StreamLike
 
 
@@ -24,31 +22,16 @@ class RunningReplies:
             stream.abort()
         return len(streams)
 
-    def add(self, request_id: str, stream: StreamLike) -> None:
-        self._streams[request_id].append(stream)
-
-    def remove(self, request_id: str, stream: StreamLike) -> None:
-        streams = self._streams[request_id]
-        streams.remove(stream)
-        if not streams:
-            del self._streams[request_id]
-
-
-class ListedReply(Response):
-    """A reply that can be aborted by its ids for as long as it lasts."""
-
-    def __init__(self, reply: Response, stream: StreamLike, running: RunningReplies) -> None:
-        self.background = None
-        self._reply = reply
-        self._stream = stream
-        self._running = running
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ids = {self._stream.id, request_id_of(scope)}
+    @contextmanager
+    def listed(self, stream: StreamLike, request_id: str) -> Iterator[None]:
+        """The stream can be aborted under its own id and this one meanwhile."""
+        ids = {stream.id, request_id}
         for one in ids:
-            self._running.add(one, self._stream)
+            self._streams[one].append(stream)
         try:
-            await self._reply(scope, receive, send)
+            yield
         finally:
             for one in ids:
-                self._running.remove(one, self._stream)
+                self._streams[one].remove(stream)
+                if not self._streams[one]:
+                    del self._streams[one]

@@ -6,10 +6,12 @@ import asyncio
 import json
 import socket
 import struct
+from typing import Any
 
 import anyio
 import pytest
 
+from aengine.text.answer.parser import ChatPrompt
 from aengine.types import Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import raw_request, read_until, serving, streaming_command
@@ -67,6 +69,72 @@ async def test_at_every_endpoint(path: str, body: dict[str, object]) -> None:
         held = await server.engine.next_stream()
         raw.close()
         await aborted_within_a_second(held)
+
+
+class Halt:
+    """A place where a request waits for ever, and which it leaves only when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def wait(self) -> None:
+        self.reached.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.left.set()
+
+
+class HaltingEngine(FakeEngine):
+    """Halts in one of its methods, in `submit` after the first prompt."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(held=True)
+        self.where = where
+        self.halt = Halt()
+        if where == "encode":
+            self.tokenizer.encode = self.wait  # type: ignore[method-assign]
+
+    async def wait(self, *_: object, **__: object) -> Any:
+        await self.halt.wait()
+
+    async def submit(self, *prompt: Any, **options: Any) -> FakeStream:
+        if self.where == "submit" and self.submitted:
+            await self.wait()
+        return await super().submit(*prompt, **options)
+
+    async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> ChatPrompt:
+        if self.where == "encode_chat":
+            await self.wait()
+        return await super().encode_chat(messages, **options)
+
+
+@pytest.mark.parametrize("leave", [close, reset, half_close])
+@pytest.mark.parametrize(
+    ("where", "path", "body"),
+    [
+        ("submit", "/v1/completions", {"prompt": ["a", "b", "c"]}),
+        ("encode", "/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1}),
+        ("encode", "/tokenize", {"prompt": "a"}),
+        ("encode_chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
+    ],
+)
+async def test_before_the_reply_begins(leave: object, where: str, path: str, body: dict[str, Any]) -> None:
+    """While prompts are tokenized, rendered and submitted; what has been submitted is aborted."""
+    assert callable(leave)
+    async with serving(HaltingEngine(where)) as server:
+        assert isinstance(server.engine, HaltingEngine)
+        raw = await server.connect(path, **body)
+        async with asyncio.timeout(5):
+            await server.engine.halt.reached.wait()
+        leave(raw)
+        async with asyncio.timeout(1):
+            await server.engine.halt.left.wait()
+        if where == "submit":
+            await aborted_within_a_second(await server.engine.next_stream())
+        assert server.engine.failure is None
+        raw.close()
 
 
 async def test_a_killed_client() -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from starlette.types import Message
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import EngineFailedError
+from aengine.http.door.departure import DepartureMiddleware
+from aengine.http.door.request_id import RequestIdMiddleware
 from aengine.http.endpoints.generate import GenerateDialect
 from aengine.http.streams.replies import StreamingReply, WholeReply
+from aengine.http.streams.running import RunningReplies
 from aengine.types import Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import parse_events, read_until, serving
 
 pytestmark = pytest.mark.anyio
 
-SCOPE = {"type": "http"}
 LAST = Fragment("!", (9,), None, "stop", Usage(1, 3, 0))
 
 
@@ -30,8 +33,12 @@ class Wire:
         self.blocked = asyncio.Event()  # a send waits at the gate
         self.spoken = asyncio.Event()  # a part of the body was sent
         self.left = asyncio.Event()
+        self._body_read = False
 
     async def receive(self) -> Message:
+        if not self._body_read:
+            self._body_read = True
+            return {"type": "http.request"}
         await self.left.wait()
         return {"type": "http.disconnect"}
 
@@ -48,19 +55,30 @@ class Wire:
         return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
 
 
+def answer(reply: Response, wire: Wire) -> asyncio.Task[None]:
+    """As a server has it answer, once the body has been read."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await reply(scope, receive, send)
+
+    watched = RequestIdMiddleware(DepartureMiddleware(app))
+    return asyncio.ensure_future(watched({"type": "http", "headers": []}, wire.receive, wire.send))
+
+
 def start(
     stream: FakeStream, wire: Wire, *, n: int = 1, heartbeat: float = 10, max_backlog: int = 100
 ) -> asyncio.Task[None]:
-    reply = StreamingReply(stream, GenerateDialect(n), heartbeat=heartbeat, max_backlog=max_backlog)
-    return asyncio.ensure_future(reply(SCOPE, wire.receive, wire.send))
+    dialect = GenerateDialect(n)
+    reply = StreamingReply(stream, RunningReplies(), dialect, heartbeat=heartbeat, max_backlog=max_backlog)
+    return answer(reply, wire)
 
 
 def start_whole(stream: FakeStream, wire: Wire) -> asyncio.Task[None]:
     async def word(completion: Completion) -> bytes:
         return b"{}"
 
-    reply = WholeReply(stream, word)
-    return asyncio.ensure_future(reply(SCOPE, wire.receive, wire.send))
+    return answer(WholeReply(stream, RunningReplies(), word), wire)
 
 
 def words(*texts: str, index: int = 0) -> list[Fragment]:
