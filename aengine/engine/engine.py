@@ -203,7 +203,10 @@ class Engine:
         params = asked_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt)
         banned = await banned_sequences(params.bad_words, ready.tokenizer)
-        token_ids = await ready.tokenizer.encode(prompt) if isinstance(prompt, str) else asked_ids(prompt)
+        if isinstance(prompt, str):
+            token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
+        else:
+            token_ids = asked_ids(prompt)
         grammar = await ready.grammar(params)
         return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt)
 
@@ -220,7 +223,9 @@ class Engine:
         **sampling: Any,
     ) -> Stream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
-        prompt = await self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
+        prompt = await self.encode_chat(
+            messages, tools=tools, template_kwargs=template_kwargs, context=self.max_model_len
+        )
         with renamed({"prompt": "messages"}):
             return await self.submit(
                 prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
@@ -232,16 +237,20 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        context: int | None = None,
     ) -> ChatPrompt:
         """A chat as the model reads it, rendered with the checkpoint's chat template.
 
-        Raises `InvalidRequestError` where the messages do not suit the template.
+        Raises `InvalidRequestError` where the messages do not suit the template, and `ContextLengthError` for
+        `context` tokens or more.
         """
-        return await self._serving().tokenizer.encode_chat_prompt(
-            asked_dicts(messages, "messages"),
-            tools=None if tools is None else asked_dicts(tools, "tools"),
-            template_kwargs=None if template_kwargs is None else dict(template_kwargs),
-        )
+        with renamed({"prompt": "messages"}):
+            return await self._serving().tokenizer.encode_chat_prompt(
+                asked_dicts(messages, "messages"),
+                tools=None if tools is None else asked_dicts(tools, "tools"),
+                template_kwargs=None if template_kwargs is None else dict(template_kwargs),
+                context=context,
+            )
 
     def _enqueue(
         self,

@@ -38,7 +38,9 @@ class StreamLike(Protocol):
 class TokenizerLike(Protocol):
     """From text to ids and back."""
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    async def encode(self, text: str, add_special_tokens: bool = True, context: int | None = None) -> list[int]:
+        """Raises `ContextLengthError` for `context` tokens or more, as far as possible without tokenizing them."""
+        ...
 
     async def encode_chat(
         self,
@@ -127,8 +129,12 @@ class EngineLike(Protocol):
         *,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        context: int | None = None,
     ) -> ChatPrompt:
-        """The chat as the model reads it. Raises `InvalidRequestError` where it does not suit the chat template."""
+        """The chat as the model reads it. Raises `InvalidRequestError` where it does not suit the chat template.
+
+        `ContextLengthError` for `context` tokens or more.
+        """
         ...
 
     def stats(self) -> Stats: ...

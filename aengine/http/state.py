@@ -6,6 +6,7 @@ from typing import Literal
 
 from aengine.config import ServerConfig
 from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFoundError
+from aengine.http.door.body import BodyReader
 from aengine.http.door.public import public_message
 from aengine.http.door.turnstile import Turnstile
 from aengine.http.engine_like import EngineLike
@@ -26,6 +27,7 @@ class ServerState:
         self.reason = "the model is still loading"
         self.replies = RunningReplies()
         self.loop_delay = LoopDelay()
+        self.bodies = BodyReader(config)
         self.turnstile = Turnstile()
         self.in_flight: InFlight | None = None  # what is being answered, once the server has been started
 

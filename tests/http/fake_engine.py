@@ -100,7 +100,7 @@ class FakeStream:
 class FakeTokenizer:
     """One id per word: how long it is."""
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def encode(self, text: str, add_special_tokens: bool = True, context: int | None = None) -> list[int]:
         return [len(word) for word in text.split()]
 
     async def encode_chat(self, messages: Any, *options: Any) -> list[int]:
@@ -161,7 +161,9 @@ class FakeEngine:
     ) -> FakeStream:
         return self._admit(prompt, len(prompt.split() if isinstance(prompt, str) else prompt), params, options)
 
-    async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> ChatPrompt:
+    async def encode_chat(
+        self, messages: list[dict[str, Any]], context: int | None = None, **options: Any
+    ) -> ChatPrompt:
         self.chats.append(Chat(messages, **options))
         length = sum(len(str(message["content"]).split()) for message in messages)
         return ChatPrompt([1] * length, self.opens_thought)

@@ -6,7 +6,6 @@ of refusals that come before the body, such as 401.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.door.errors import HTTPError
 from aengine.http.door.malformed import find_unsayable
+from aengine.http.door.turnstile import Turnstile
 
 # `curl -d` declares a form; nobody means one here.
 _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
@@ -27,37 +27,55 @@ _JSON_TYPES = {"", "application/json", "application/x-www-form-urlencoded"}
 _WEIGHTS = {b",": 1, b'"': 1, b"{": 8, b"[": 8}
 _MAX_WEIGHT = 2**19 + 2**16  # half a million token ids, about 15 ms
 LARGE = 2**18  # bytes; below, nobody notices
-_SLICE = 2**20  # bytes weighed between two turns of the loop
+_SLICE = 2**20  # bytes weighed in one turn of the loop
 
 T = TypeVar("T")
 
 
-async def read_body(request: Request, config: ServerConfig) -> bytes:
-    """The whole body. Raises `HTTPError` 415, 413 or 408, `ClientDisconnect` when the client left.
+class BodyReader:
+    """Reads bodies within the server's bounds. Large ones are looked through and parsed one after the other."""
 
-    None of them waits for the rest of the body.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in _JSON_TYPES:
-        raise HTTPError(415, "unsupported_media_type", "the body must be JSON, with Content-Type: application/json")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise HTTPError(415, "unsupported_media_type", "the body must not be compressed")
-    limit, seconds = config.max_body_bytes, config.body_timeout
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit:
-        raise _too_large(limit)
-    try:
-        with anyio.fail_after(seconds):
-            body = await _receive_all(request.receive, limit)
-    except TimeoutError:
-        raise HTTPError(408, "body_timeout", f"the body did not arrive within {seconds:g} seconds") from None
-    if len(body) > LARGE and await _weight(body) > _MAX_WEIGHT:
-        raise HTTPError(
-            413,
-            "body_too_large",
-            f"the body holds too many values: at most {_MAX_WEIGHT}, where a text counts as 2, a list or object as 8",
-        )
-    return body
+    def __init__(self, config: ServerConfig) -> None:
+        self._limit = config.max_body_bytes
+        self._seconds = config.body_timeout
+        self._large = Turnstile(1)
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body. Raises `HTTPError` 415, 413 or 408, `ClientDisconnect` when the client left.
+
+        None of them waits for the rest of the body. A large one is returned when it is its turn to be parsed.
+        """
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type not in _JSON_TYPES:
+            raise HTTPError(415, "unsupported_media_type", "the body must be JSON, with Content-Type: application/json")
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise HTTPError(415, "unsupported_media_type", "the body must not be compressed")
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._limit:
+            raise _too_large(self._limit)
+        try:
+            with anyio.fail_after(self._seconds):
+                body = await _receive_all(request.receive, self._limit)
+        except TimeoutError:
+            raise HTTPError(408, "body_timeout", f"the body did not arrive within {self._seconds:g} seconds") from None
+        if len(body) > LARGE:
+            if await self._weight(body) > _MAX_WEIGHT:
+                raise HTTPError(
+                    413,
+                    "body_too_large",
+                    f"the body holds too many values: at most {_MAX_WEIGHT}, "
+                    "where a text counts as 2, a list or object as 8",
+                )
+            await self._large.enter()
+        return body
+
+    async def _weight(self, body: bytes) -> int:
+        """How much there is to parse. Punctuation within texts counts too: one that has a million is none to answer."""
+        weight = 0
+        for start in range(0, len(body), _SLICE):
+            await self._large.enter()
+            weight += sum(body.count(mark, start, start + _SLICE) * each for mark, each in _WEIGHTS.items())
+        return weight
 
 
 async def _receive_all(receive: Receive, limit: int) -> bytes:
@@ -72,15 +90,6 @@ async def _receive_all(receive: Receive, limit: int) -> bytes:
         if len(body) > limit:
             raise _too_large(limit)
     return bytes(body)
-
-
-async def _weight(body: bytes) -> int:
-    """How much there is to parse. Punctuation within texts counts too: a text that has a million is none to answer."""
-    weight = 0
-    for start in range(0, len(body), _SLICE):
-        weight += sum(body.count(mark, start, start + _SLICE) * each for mark, each in _WEIGHTS.items())
-        await asyncio.sleep(0)
-    return weight
 
 
 def _too_large(limit: int) -> HTTPError:

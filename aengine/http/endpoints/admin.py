@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from aengine.http.bodies.answers import Aborted, Flushed
 from aengine.http.bodies.requests import AbortRequest
-from aengine.http.door.body import decode, read_body
+from aengine.http.door.body import decode
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
 
@@ -21,7 +21,7 @@ class Admin:
 
     async def abort(self, request: Request) -> Response:
         """End requests by their `X-Request-Id` or by the `id` in their answer; what is over already is none."""
-        body = decode(await read_body(request, self._state.config), _decoder)
+        body = decode(await self._state.bodies.read(request), _decoder)
         return _json(Aborted(self._state.replies.abort(body.request_id)))
 
     async def flush_cache(self, request: Request) -> Response:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import ContextLengthError
-from aengine.http.door.body import LARGE, decode, read_body
+from aengine.http.door.body import LARGE, decode
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.state import ServerState
 from aengine.http.streams.replies import Dialect, StreamingReply, WholeReply
@@ -28,7 +28,7 @@ class Endpoint:
 
     async def _accept(self, request: Request, decoder: msgspec.json.Decoder[T]) -> tuple[EngineLike, T]:
         """The engine and the body, refused in this order: unreadable, no engine, invalid."""
-        body = await read_body(request, self._state.config)
+        body = await self._state.bodies.read(request)
         await self._state.turnstile.enter()
         engine, read = self._state.require_engine(), decode(body, decoder)
         if len(body) > LARGE:
@@ -51,7 +51,7 @@ async def submit_within_context(
     """Submit; where only the endpoint's own default of max_tokens is too long, until the context is full."""
     try:
         return await submit(params)
-    except ContextLengthError:
-        if asked_for is not None or params.max_tokens is None:
+    except ContextLengthError as error:
+        if asked_for is not None or params.max_tokens is None or error.param != "max_tokens":
             raise
         return await submit(msgspec.structs.replace(params, max_tokens=None))

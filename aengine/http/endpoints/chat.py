@@ -51,6 +51,7 @@ class Chat(Endpoint):
             messages_for_template(body.messages),
             tools=tools_for_template(tools.offered),
             template_kwargs=body.chat_template_kwargs,
+            context=engine.max_model_len,
         )
         with renamed(names):
             stream = await engine.submit(

@@ -86,7 +86,7 @@ async def _submit(
 ) -> StreamLike:
     text = prompt
     if body.echo and body.logprobs is not None and isinstance(prompt, str):
-        prompt = await engine.tokenizer.encode(prompt)
+        prompt = await engine.tokenizer.encode(prompt, context=engine.max_model_len)
 
     async def submit(params: SamplingParams) -> StreamLike:
         return await engine.submit(

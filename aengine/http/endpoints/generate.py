@@ -60,6 +60,7 @@ async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
         messages_for_template(body.messages),
         tools=tools_for_template(body.tools),
         template_kwargs=body.chat_template_kwargs,
+        context=engine.max_model_len if body.truncate_prompt_tokens is None else None,
     )
     return chat.token_ids
 

@@ -13,7 +13,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http.bodies.answers import Detokenized, Tokenized
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
 from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest
-from aengine.http.door.body import decode, read_body
+from aengine.http.door.body import decode
 from aengine.http.engine_like import EngineLike
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
@@ -31,7 +31,7 @@ class Tokens:
 
     async def tokenize(self, request: Request) -> Response:
         """The ids of a prompt, or of a chat as the chat template renders it."""
-        data = await read_body(request, self._state.config)
+        data = await self._state.bodies.read(request)
         engine = self._state.require_engine()
         body = decode(data, _tokenize_decoder)
         self._state.check_model(body.model)
@@ -45,7 +45,7 @@ class Tokens:
 
     async def detokenize(self, request: Request) -> Response:
         """The text of ids, special tokens written out."""
-        data = await read_body(request, self._state.config)
+        data = await self._state.bodies.read(request)
         engine = self._state.require_engine()
         body = decode(data, _detokenize_decoder)
         self._state.check_model(body.model)

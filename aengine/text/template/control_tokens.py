@@ -47,6 +47,12 @@ class ControlTokens:
         self._wholes = re.compile("|".join(map(re.escape, sorted(self.texts, key=len, reverse=True))) or "(?!)")
         self.beginnings = functools.lru_cache(maxsize=4)(self._beginnings)
 
+    def plain(self, text: str) -> str:
+        """A settled text with the characters that its stand-ins stand for."""
+        for first, stand_in in self.stand_ins.items():
+            text = text.replace(stand_in, first)
+        return text
+
     def marker_for(self, *values: object) -> Marker | None:
         """A marker whose mark occurs in none of the JSON-like values; None where there is nothing to mark."""
         used = set(self._foreign)

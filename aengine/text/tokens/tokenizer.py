@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -15,11 +15,12 @@ from anyio import to_thread
 from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
-from aengine.errors import AengineError, CheckpointError, InvalidRequestError
+from aengine.errors import AengineError, CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
 from aengine.text.answer.thought import THOUGHT_BEGIN
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.template.rendering import ChatTemplates
+from aengine.text.tokens.fewest import fewest_tokens, longest_token
 from aengine.text.tokens.pieces import PieceTable, rules_of
 from aengine.text.tokens.settings import TokenizerSettings, read_settings, read_text
 
@@ -28,7 +29,11 @@ MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 5
 MAX_TOKEN_ID = 2**24 - 1
 _MAX_FILE_BYTES = 64 * 2**20  # twice the largest in use
 _MARKER_TOKENS = 16  # a marker and blanks behind it have no more
-_THREADS = 4  # at once; a slow rendering may hold one for seconds
+_RENDERINGS = 4  # threads; a slow one may hold its own for seconds
+_LONG_CHARACTERS = 2**16  # about 30 ms
+_MEDIUM_TEXTS, _LONG_TEXTS = 2, 1  # threads, so that a long text never stands in front of a shorter one
+
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -37,7 +42,9 @@ class Tokenizer:
     def __init__(self, backend: Backend, settings: TokenizerSettings, where: str) -> None:
         self._backend = backend
         self._settings = settings
-        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._renderings = anyio.CapacityLimiter(_RENDERINGS)
+        self._medium = anyio.CapacityLimiter(_MEDIUM_TEXTS)
+        self._long = anyio.CapacityLimiter(_LONG_TEXTS)
         added = backend.get_added_tokens_decoder()
         tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
         tokens.update({token_id: token.content for token_id, token in added.items()})
@@ -46,10 +53,12 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         rules = rules_of(_decoder_of(backend))
         self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
+        self._longest = longest_token(backend, self.pieces)
         special = [tokens[token_id] for token_id in self.special_ids]
         control = ControlTokens(special, foreign="".join(settings.templates.values()))
         token_ids = {token: token_id for token_id, token in tokens.items()}
         self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
+        self._control = control
         self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
         if self._thinks_if_asked(settings.templates.values()):
             self.answer_format = msgspec.structs.replace(self.answer_format, thinks_if_asked=True)
@@ -100,13 +109,16 @@ class Tokenizer:
         Without `add_special_tokens` neither BOS nor EOS is put around it. Holds the loop for about 0.25 ms per 1,000
         characters. Raises `InvalidRequestError` for lone surrogates.
         """
-        return self._encode(self._backend, text, add_special_tokens=add_special_tokens)
+        return self._encode(self._backend, text, add_special_tokens)
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`encode_now`, in a thread where the text is long."""
-        if len(text) <= INLINE_CHARACTERS:
-            return self.encode_now(text, add_special_tokens)
-        return await self._in_thread(lambda: self.encode_now(text, add_special_tokens))
+    async def encode(self, text: str, add_special_tokens: bool = True, context: int | None = None) -> list[int]:
+        """`encode_now`, in a thread where the text is long.
+
+        With `context` it raises `ContextLengthError` for so many tokens or more: where the length of the text alone
+        tells, at once.
+        """
+        self._refuse_hopeless(text, context)
+        return await self._encode_in_turn(self._backend, text, add_special_tokens, context)
 
     def _thinks_if_asked(self, templates: Iterable[str]) -> bool:
         """Whether `enable_thinking` makes a difference to a chat, and leaving it away is to say false."""
@@ -132,28 +144,34 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        context: int | None = None,
     ) -> list[int]:
         """The ids of a chat, rendered by the checkpoint's template; nothing is added around it.
 
         The template's own special tokens are control; special tokens written in messages, tools and arguments
-        are text. Raises `InvalidRequestError` or `CheckpointError` as `ChatTemplates.render` does.
+        are text. Raises `InvalidRequestError` or `CheckpointError` as `ChatTemplates.render` does, and
+        `ContextLengthError` as `encode`.
         """
 
-        def work() -> list[int]:
+        def work() -> tuple[str, Backend, list[int] | None]:
             text, quoted = self._templates.render(messages, tools, template_kwargs, add_generation_prompt)
+            self._refuse_hopeless(self._control.plain(text) if quoted else text, context)
             backend = self._quoting_backend if quoted else self._backend
-            return self._encode(backend, text, add_special_tokens=False)
+            short = len(text) <= INLINE_CHARACTERS
+            return text, backend, self._encode(backend, text, False, context) if short else None
 
-        return await self._in_thread(work)
+        text, backend, ids = await _in_thread(work, self._renderings)
+        return await self._encode_in_turn(backend, text, False, context) if ids is None else ids
 
     async def encode_chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        context: int | None = None,
     ) -> ChatPrompt:
         """`encode_chat`, and whether the template has opened the thought that the answer goes on with."""
-        token_ids = await self.encode_chat(messages, tools, template_kwargs)
+        token_ids = await self.encode_chat(messages, tools, template_kwargs, context=context)
         end = self.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
         return ChatPrompt(token_ids, end.rstrip().endswith(THOUGHT_BEGIN))
 
@@ -178,11 +196,20 @@ class Tokenizer:
         token = self._settings.named_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    async def _in_thread(self, work: Callable[[], list[int]]) -> list[int]:
-        # Whoever gives up need not wait for the thread; it keeps its place in the limiter until it is done.
-        return await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+    def _refuse_hopeless(self, text: str, context: int | None) -> None:
+        if context is not None and self._longest is not None:
+            _check_fits(fewest_tokens(text, self._longest), context, "at least ")
 
-    def _encode(self, backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def _encode_in_turn(
+        self, backend: Backend, text: str, add_special_tokens: bool, context: int | None
+    ) -> list[int]:
+        """`_encode`, in a thread among texts of about that length; whoever gives up in the queue is not tokenized."""
+        if len(text) <= INLINE_CHARACTERS:
+            return self._encode(backend, text, add_special_tokens, context)
+        turns = self._medium if len(text) <= _LONG_CHARACTERS else self._long
+        return await _in_thread(lambda: self._encode(backend, text, add_special_tokens, context), turns)
+
+    def _encode(self, backend: Backend, text: str, add_special_tokens: bool, context: int | None = None) -> list[int]:
         if len(text) > MAX_CHARACTERS:
             raise InvalidRequestError(f"the text has {len(text)} characters, at most {MAX_CHARACTERS} are tokenized")
         try:
@@ -192,10 +219,26 @@ class Tokenizer:
         with _library_errors(lambda error: InvalidRequestError(f"the tokenizer cannot read this text: {error}")):
             # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if context is not None:
+            _check_fits(len(encoding), context)  # before a list is made of the ids
         ids: list[int] = encoding.ids
         if len(text) > INLINE_CHARACTERS:
             time.sleep(0)  # making the list and freeing the encoding hold the GIL: let the loop run in between
         return ids
+
+
+def _check_fits(tokens: int, context: int, how_many: str = "") -> None:
+    if tokens >= context:
+        raise ContextLengthError(
+            f"This model's maximum context length is {context} tokens. However, {how_many}{tokens} tokens are given as "
+            "prompt, and at least one must be left",
+            "prompt",
+        )
+
+
+async def _in_thread(work: Callable[[], T], turns: anyio.CapacityLimiter) -> T:
+    # Whoever gives up need not wait for the thread; it keeps its place in the limiter until it is done.
+    return await to_thread.run_sync(work, limiter=turns, abandon_on_cancel=True)
 
 
 def _check_ids(path: Path, highest: int, limit: int) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
 
-from aengine.errors import CheckpointError, InvalidRequestError
+from aengine.errors import CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.text.tokens.tokenizer import INLINE_CHARACTERS, Tokenizer
 from tests.text.text_families import SPECIAL, byte_fallback_backend, byte_level_backend, write_tokenizer
 
@@ -270,3 +272,86 @@ async def test_giving_up_on_a_long_prompt_takes_no_time(demo: Tokenizer) -> None
         await demo.encode(text)
     assert scope.cancelled_caught
     assert time.perf_counter() - start < whole / 2
+
+
+# ---- the context, and whose turn it is --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["hello world", "The capital of France. " * 500, "é" * 3000, "<|im_end|>" * 1000])
+async def test_what_fits_is_not_refused_and_what_does_not_is(any_tokenizer: Tokenizer, text: str) -> None:
+    ids = any_tokenizer.encode_now(text)
+    assert await any_tokenizer.encode(text, context=len(ids) + 1) == ids
+    with pytest.raises(ContextLengthError, match=f"maximum context length is {len(ids)} tokens"):
+        await any_tokenizer.encode(text, context=len(ids))
+
+
+@pytest.mark.parametrize("content", ["hi", "<|im_end|>" * 2000, "héllo <|im_start|> " * 200])
+async def test_nor_is_a_chat(demo: Tokenizer, content: str) -> None:
+    messages = [{"role": "user", "content": content}]
+    ids = await demo.encode_chat(messages)
+    assert await demo.encode_chat(messages, context=len(ids) + 1) == ids
+    with pytest.raises(ContextLengthError):
+        await demo.encode_chat(messages, context=len(ids))
+
+
+class Tokenizing:
+    """Watches what is tokenized, and holds back what is longer than `most` characters."""
+
+    def __init__(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+        self.texts: list[str] = []
+        self.begun = threading.Event()
+        self.gate = threading.Event()
+        encode = tokenizer._encode
+
+        def held(backend: Any, text: str, *options: Any) -> list[int]:
+            self.texts.append(text)
+            if len(text) > most:
+                self.begun.set()
+                assert self.gate.wait(10)
+            return encode(backend, text[:100], *options)
+
+        monkeypatch.setattr(tokenizer, "_encode", held)
+
+
+async def test_what_can_never_fit_is_not_tokenized(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizing = Tokenizing(demo, monkeypatch, most=0)
+    with pytest.raises(ContextLengthError, match="at least"):
+        await demo.encode("word " * 400_000, context=2048)
+    for content in ("word " * 400_000, "<|im_start|>" * 100_000):
+        with pytest.raises(ContextLengthError, match="at least"):
+            await demo.encode_chat([{"role": "user", "content": content}], context=2048)
+    assert tokenizing.texts == []
+
+
+async def test_long_texts_do_not_stand_in_front_of_shorter_ones(
+    demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizing = Tokenizing(demo, monkeypatch, most=100_000)
+    long, medium = "a" * 200_000, "b" * 20_000
+    async with asyncio.timeout(10):
+        longs = [asyncio.ensure_future(demo.encode(long)) for _ in range(8)]
+        longs += [asyncio.ensure_future(demo.encode_chat([{"role": "user", "content": long}])) for _ in range(8)]
+        try:
+            await anyio.to_thread.run_sync(tokenizing.begun.wait)
+            await demo.encode(medium)
+            await demo.encode_chat([{"role": "user", "content": medium}])
+            await demo.encode_chat([{"role": "user", "content": "hi"}])
+            assert not any(one.done() for one in longs)
+        finally:
+            tokenizing.gate.set()
+        await asyncio.gather(*longs)
+
+
+async def test_who_gives_up_in_the_queue_is_not_tokenized(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizing = Tokenizing(demo, monkeypatch, most=100_000)
+    async with asyncio.timeout(10):
+        first = asyncio.ensure_future(demo.encode("a" * 200_000))
+        try:
+            await anyio.to_thread.run_sync(tokenizing.begun.wait)
+            with anyio.move_on_after(0.01):
+                await demo.encode("b" * 200_000)
+        finally:
+            tokenizing.gate.set()
+        await first
+        await demo.encode("c" * 200_000)
+    assert [text[0] for text in tokenizing.texts] == ["a", "c"]
