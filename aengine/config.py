@@ -128,6 +128,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_stream_backlog: Annotated[
         int, Meta(ge=1, description="fragments a reader may be behind before its request is aborted")
     ] = 65536
+    max_answer_candidates: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="logprobs that one answer may hold: tokens of prompts and outputs, with their candidates, over "
+            "all choices (about 200 bytes of memory each)",
+        ),
+    ] = 2**20
     stalled_reader_timeout: Annotated[
         float,
         Meta(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from aengine.errors import ContextLengthError
 from aengine.http.door.body import LARGE, decode
+from aengine.http.endpoints.candidates import CandidateBudget
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.state import ServerState
 from aengine.http.streams.replies import Dialect, StreamingReply, WholeReply
@@ -35,13 +36,16 @@ class Endpoint:
             await asyncio.sleep(0)  # that took a while, and so will the rest
         return engine, read
 
+    def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget:
+        return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)
+
     def _stream(self, stream: StreamLike, dialect: Dialect) -> Response:
         config = self._state.config
         return StreamingReply(
             stream, self._state.replies, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog
         )
 
-    def _whole(self, stream: StreamLike, word: Callable[[Completion], Awaitable[bytes]]) -> Response:
+    def _whole(self, stream: StreamLike, word: Callable[[Completion], Awaitable[object]]) -> Response:
         return WholeReply(stream, self._state.replies, word)
 
 

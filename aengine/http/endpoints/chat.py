@@ -54,8 +54,10 @@ class Chat(Endpoint):
             context=engine.max_model_len,
         )
         with renamed(names):
+            budget = self._candidates(engine, params, copies=1, streamed=bool(body.stream))
+            token_ids, params = await budget.add(prompt.token_ids)
             stream = await engine.submit(
-                prompt.token_ids,
+                token_ids,
                 reading.asked(params, prompt.opens_thought),
                 request_id=request_id,
                 priority=body.priority,

@@ -19,7 +19,6 @@ from aengine.http.endpoints.prompts import Prompt, cut, split_prompts, text_of
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.chunks import OpenAIDialect
 from aengine.http.openai.logprobs import CompletionLogprobs, usage_body
-from aengine.http.streams import sse
 from aengine.http.streams.echo import EchoingStream
 from aengine.http.streams.gathered import GatheredStream
 from aengine.http.streams.prompt_logprobs import ToldPrompt, told_prompts
@@ -44,6 +43,15 @@ class Completions(Endpoint):
         usage_told = body.usage_told()
         _refuse_what_is_not_done(body)
         prompts = split_prompts(body.prompt)
+        echoed = body.echo and body.logprobs is not None
+        budget = self._candidates(
+            engine,
+            params,
+            copies=params.n * (bool(echoed) + (body.prompt_logprobs is not None)),
+            streamed=bool(body.stream),
+            prompts=len(prompts),
+            field="logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
+        )
         streams: list[StreamLike] = []
         try:
             for position, prompt in enumerate(prompts):
@@ -51,7 +59,10 @@ class Completions(Endpoint):
                     await asyncio.sleep(0)  # a short prompt is tokenized at once, and there may be a thousand
                 own_id = request_id if len(prompts) == 1 else f"{request_id}-{position}"
                 prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
-                streams.append(await _submit(engine, prompt, params, body, own_id))
+                text = text_of(prompt, engine.tokenizer) if body.echo else ""
+                prompt, params = await budget.add(prompt)
+                stream = await _submit(engine, prompt, params, body, own_id)
+                streams.append(_echoing(stream, engine, text, prompt, body) if body.echo else stream)
         except BaseException:
             for stream in streams:
                 stream.abort()
@@ -84,21 +95,19 @@ def _refuse_what_is_not_done(body: CompletionRequest) -> None:
 async def _submit(
     engine: EngineLike, prompt: Prompt, params: SamplingParams, body: CompletionRequest, request_id: str
 ) -> StreamLike:
-    text = prompt
-    if body.echo and body.logprobs is not None and isinstance(prompt, str):
-        prompt = await engine.tokenizer.encode(prompt, context=engine.max_model_len)
-
     async def submit(params: SamplingParams) -> StreamLike:
         return await engine.submit(
             prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
         )
 
-    stream = await submit_within_context(submit, params, body.max_tokens)
-    if not body.echo:
-        return stream
+    return await submit_within_context(submit, params, body.max_tokens)
+
+
+def _echoing(
+    stream: StreamLike, engine: EngineLike, text: str, prompt: Prompt, body: CompletionRequest
+) -> EchoingStream:
     ids = prompt if isinstance(prompt, list) else []
-    echoed = text_of(text, engine.tokenizer)
-    return EchoingStream(stream, engine.tokenizer, echoed, ids, body.logprobs, mute=body.max_tokens == 0)
+    return EchoingStream(stream, engine.tokenizer, text, ids, body.logprobs, mute=body.max_tokens == 0)
 
 
 class CompletionDialect(OpenAIDialect):
@@ -115,7 +124,7 @@ class CompletionDialect(OpenAIDialect):
         }
 
 
-async def word_completion(head: dict[str, Any], completion: Completion, prompt_of: ToldPrompt) -> bytes:
+async def word_completion(head: dict[str, Any], completion: Completion, prompt_of: ToldPrompt) -> object:
     choices = [
         {
             "index": choice.index,
@@ -126,4 +135,4 @@ async def word_completion(head: dict[str, Any], completion: Completion, prompt_o
         }
         for choice in completion.choices
     ]
-    return sse.encode({**head, "choices": choices, "usage": usage_body(completion.usage)})
+    return {**head, "choices": choices, "usage": usage_body(completion.usage)}

@@ -19,7 +19,7 @@ from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.logprobs import usage_body
 from aengine.http.streams import sse
 from aengine.http.streams.prompt_logprobs import ToldPrompt, told_nothing, told_prompts
-from aengine.http.streams.slices import raw_list
+from aengine.http.streams.slices import document, raw_list
 from aengine.types import Choice, Completion, FinishReason, Fragment, SamplingParams, Usage
 
 DEFAULT_MAX_TOKENS = 128
@@ -33,6 +33,9 @@ class Generate(Endpoint):
         self._state.check_model(body.model)
         max_tokens = None if body.fill_context else DEFAULT_MAX_TOKENS
         params = body.params(engine.default_params, max_tokens=max_tokens, logprobs=body.logprobs)
+        streamed = body.stream is None or body.stream
+        copies = params.n if streamed else 1
+        budget = self._candidates(engine, params, copies=copies, streamed=streamed)
         prompt = await cut(await _prompt(engine, body), body.truncate_prompt_tokens, engine.tokenizer)
         request_id = f"gen-{uuid.uuid4().hex}"
 
@@ -43,9 +46,10 @@ class Generate(Endpoint):
 
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
         with renamed({"prompt": name}):
+            prompt, params = await budget.add(prompt)
             admitted = await submit_within_context(submit, params, body.max_tokens)
         stream, prompt_of = told_prompts(admitted, engine.tokenizer, body.prompt_logprobs)
-        if body.stream is None or body.stream:
+        if streamed:
             return self._stream(stream, GenerateDialect(params.n, prompt_of))
         return self._whole(stream, lambda completion: word_completion(completion, prompt_of))
 
@@ -86,7 +90,7 @@ class GenerateDialect:
             payload |= self._prompt_of(fragment.index)
         if fragment.usage is not None:
             payload["usage"] = usage_body(fragment.usage)
-        return sse.event(payload)
+        return b"data: %b\n\n" % b"".join(document(payload))
 
     def _template(self, index: int) -> bytes:
         if (template := self._plain.get(index)) is None:
@@ -104,7 +108,7 @@ class GenerateDialect:
         return sse.DONE
 
 
-async def word_completion(completion: Completion, prompt_of: ToldPrompt) -> bytes:
+async def word_completion(completion: Completion, prompt_of: ToldPrompt) -> object:
     """The first choice at the top level, and all of them under `choices` where n > 1."""
     first, *others = completion.choices
     payload: dict[str, Any] = {"id": completion.id, **await _choice_body(first)}
@@ -112,7 +116,7 @@ async def word_completion(completion: Completion, prompt_of: ToldPrompt) -> byte
         payload["choices"] = [{"index": one.index, **await _choice_body(one)} for one in completion.choices]
     payload |= prompt_of(0)
     payload["usage"] = usage_body(completion.usage)
-    return sse.encode(payload)
+    return payload
 
 
 async def _choice_body(choice: Choice) -> dict[str, Any]:

@@ -78,10 +78,10 @@ class ChatDialect(OpenAIDialect):
         }
 
 
-async def word_completion(head: dict[str, Any], completion: Completion, make_parser: ParserFactory) -> bytes:
+async def word_completion(head: dict[str, Any], completion: Completion, make_parser: ParserFactory) -> object:
     """The whole body of an answer that is not streamed."""
     choices = [await _choice_body(choice, make_parser()) for choice in completion.choices]
-    return sse.encode({**head, "choices": choices, "usage": usage_body(completion.usage)})
+    return {**head, "choices": choices, "usage": usage_body(completion.usage)}
 
 
 async def _choice_body(choice: Choice, parser: AnswerParser) -> dict[str, Any]:

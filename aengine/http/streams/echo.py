@@ -38,29 +38,37 @@ class EchoingStream:
         self._logprobs = logprobs
         self._mute = mute
         self._begun: set[int] = set()  # choices
+        self._words: Sequence[TokenLogprob] | None = None  # of the prompt; all choices share them
 
     @property
     def backlog(self) -> int:
         return self._stream.backlog
 
     async def take(self) -> list[Fragment]:
-        return [await self._echoing(fragment) for fragment in await self._stream.take()]
+        taken: list[Fragment] = []
+        for fragment in await self._stream.take():
+            if self._mute:
+                fragment = _muted(fragment)
+            if fragment.index not in self._begun:
+                self._begun.add(fragment.index)
+                taken += await self._echo(fragment)
+            taken.append(fragment)
+        return taken
 
     def abort(self) -> None:
         self._stream.abort()
 
-    async def _echoing(self, fragment: Fragment) -> Fragment:
-        if self._mute:
-            fragment = _muted(fragment)
-        if fragment.index in self._begun:
-            return fragment
-        self._begun.add(fragment.index)
-        logprobs = fragment.logprobs
-        if self._logprobs is not None and fragment.prompt_logprobs is not None:
-            logprobs = (*await self._words(fragment.prompt_logprobs, self._logprobs), *(logprobs or ()))
-        return msgspec.structs.replace(fragment, text=self._text + fragment.text, logprobs=logprobs)
+    async def _echo(self, fragment: Fragment) -> list[Fragment]:
+        """The prompt as fragments in front of a choice's first; its text is in the first of them."""
+        if self._logprobs is None or fragment.prompt_logprobs is None:
+            return [Fragment(self._text, index=fragment.index, prompt_logprobs=fragment.prompt_logprobs)]
+        if self._words is None:
+            self._words = await self._worded(fragment.prompt_logprobs, self._logprobs)
+        pieces = [tuple(self._words[start : start + SLICE]) for start in range(0, len(self._words), SLICE)]
+        begin = Fragment(self._text, (), pieces[0], index=fragment.index, prompt_logprobs=fragment.prompt_logprobs)
+        return [begin, *(Fragment("", (), piece, index=fragment.index) for piece in pieces[1:])]
 
-    async def _words(self, scores: Sequence[PromptLogprob], count: int) -> list[TokenLogprob]:
+    async def _worded(self, scores: Sequence[PromptLogprob], count: int) -> list[TokenLogprob]:
         text, first = self._tokenizer.token_text, self._ids[0]
         words = [TokenLogprob(first, text(first), math.nan)]  # it follows nothing
         for place, score in enumerate(scores):

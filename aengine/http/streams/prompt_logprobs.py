@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from aengine.http.engine_like import StreamLike, TokenizerLike
-from aengine.http.streams.slices import raw_list
+from aengine.http.streams.slices import EncodedList, raw_list
 from aengine.types import Fragment, PromptLogprob
 
 ToldPrompt = Callable[[int], dict[str, Any]]  # by choice: what its prompt adds to an answer
@@ -27,7 +25,7 @@ class WordedPrompts:
         self.prompt_tokens = stream.prompt_tokens
         self._stream = stream
         self._tokenizer = tokenizer
-        self._worded: dict[int, tuple[Sequence[PromptLogprob], msgspec.Raw]] = {}  # by choice
+        self._worded: dict[int, tuple[Sequence[PromptLogprob], EncodedList]] = {}  # by choice
 
     @property
     def backlog(self) -> int:
@@ -53,7 +51,7 @@ class WordedPrompts:
         worded = self._worded.get(index)
         return {} if worded is None else {"prompt_logprobs": worded[1]}
 
-    async def _word(self, scores: Sequence[PromptLogprob]) -> msgspec.Raw:
+    async def _word(self, scores: Sequence[PromptLogprob]) -> EncodedList:
         return await raw_list([None, *scores], self._candidates)
 
     def _candidates(self, score: PromptLogprob | None) -> dict[str, Any] | None:

@@ -27,11 +27,12 @@ from aengine.http.hypercorn.in_flight import ANSWERING, Answering, why_cut
 from aengine.http.streams import sse
 from aengine.http.streams.fragments import collect, merge
 from aengine.http.streams.running import RunningReplies
-from aengine.http.streams.slices import SLICE
+from aengine.http.streams.slices import document, sliced
 from aengine.types import Completion, Fragment, Usage
 
 _log = logging.getLogger(__name__)
 
+_CHUNK = 2**16  # bytes; what waits is sent in more than one message beyond that
 _LAST_WORDS = 1.0  # seconds that a stream which the server cancels may take to say so
 
 
@@ -120,12 +121,14 @@ class StreamingReply(_Reply):
             if len(fragments) == 1:
                 chunk = event(fragments[0])
             else:
-                parts: list[bytes] = []
-                for start in range(0, len(fragments), SLICE):
-                    if start:
+                chunk = b""
+                for place, some in enumerate(sliced(fragments)):
+                    if place:
                         await anyio.lowlevel.checkpoint()  # far behind, or many choices: the loop turns in between
-                    parts += [event(fragment) for fragment in merge(fragments[start : start + SLICE])]
-                chunk = b"".join(parts)
+                    if len(chunk) > _CHUNK:
+                        await self._send(send, _body(chunk))
+                        chunk = b""
+                    chunk += b"".join(map(event, merge(some)))
             if (usage := fragments[-1].usage) is not None:
                 return chunk + self._dialect.closing(usage)
             if chunk:
@@ -177,11 +180,17 @@ class WholeReply(_Reply):
     """One JSON document, when the last token is there."""
 
     def __init__(
-        self, stream: StreamLike, running: RunningReplies, word: Callable[[Completion], Awaitable[bytes]]
+        self, stream: StreamLike, running: RunningReplies, word: Callable[[Completion], Awaitable[object]]
     ) -> None:
         super().__init__(stream, running)
         self._word = word
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._word(await collect(self._stream))
-        await Response(body, media_type="application/json")(scope, receive, send)
+        pieces = document(await self._word(await collect(self._stream)))
+        length = str(sum(map(len, pieces))).encode()
+        headers = [(b"content-length", length), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        *others, last = pieces
+        for piece in others:
+            await send(_body(piece))
+        await send(_body(last, more=False))

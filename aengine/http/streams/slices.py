@@ -1,24 +1,66 @@
-"""Long lists as JSON, a slice at a time, so that the loop turns in between."""
+"""Long answers a slice at a time: the loop turns in between, and nothing of them is in memory twice."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from aengine.http.streams import sse
+from aengine.types import Fragment
 
 SLICE = 64  # items between two turns of the loop; 2 ms where each is a token with 20 candidates
 
 T = TypeVar("T")
 
 
-async def raw_list(items: Sequence[T], word: Callable[[T], object]) -> msgspec.Raw:
+class EncodedList:
+    """A list as JSON, in pieces that follow one another; a document may hold it several times."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+
+async def raw_list(items: Sequence[T], word: Callable[[T], object]) -> EncodedList:
     """The list of what `word` makes of each item, encoded."""
-    parts: list[bytes] = []
+    pieces = [b"["]
     for start in range(0, len(items), SLICE):
-        parts += [sse.encode(word(item)) for item in items[start : start + SLICE]]
+        encoded = msgspec.json.encode([word(item) for item in items[start : start + SLICE]])
+        pieces.append(encoded[1:-1] if not start else b"," + encoded[1:-1])
         await asyncio.sleep(0)
-    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+    pieces.append(b"]")
+    return EncodedList(pieces)
+
+
+def document(payload: object) -> list[bytes]:
+    """The payload as JSON, in pieces: encoded lists in it are not copied."""
+    hole = secrets.token_hex(16)  # nobody can have written it into a text
+    lists: list[EncodedList] = []
+
+    def leave_out(value: object) -> str:
+        if not isinstance(value, EncodedList):
+            raise NotImplementedError(f"{type(value).__name__} in a document")
+        lists.append(value)
+        return hole
+
+    head, *rest = msgspec.json.encode(payload, enc_hook=leave_out).split(b'"%b"' % hole.encode())
+    pieces = [head]
+    for one, after in zip(lists, rest, strict=True):
+        pieces += [*one.pieces, after]
+    return pieces
+
+
+def sliced(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
+    """The fragments in runs of at most `SLICE`, and of as many tokens with logprobs unless one alone has more."""
+    start = size = 0
+    for place, fragment in enumerate(fragments):
+        own = 1 + len(fragment.logprobs or ()) + len(fragment.prompt_logprobs or ())
+        if place > start and (place - start == SLICE or size + own > 2 * SLICE):
+            yield fragments[start:place]
+            start, size = place, 0
+        size += own
+    yield fragments[start:]

@@ -190,6 +190,8 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text, with U+FFFD for bytes that are not UTF-8 by themselves."""
+        if self.pieces is not None and (text := self.pieces.shown.get(token_id)) is not None:
+            return text  # the same object each time: an answer may hold a million of them
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _named_id(self, name: str) -> int | None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from aengine.http.streams.prompt_logprobs import WordedPrompts
-from aengine.http.streams.slices import SLICE
+from aengine.http.streams.slices import SLICE, document
 from aengine.types import Fragment, PromptLogprob
 from tests.http.fake_engine import FakeStream, FakeTokenizer
 
@@ -33,7 +33,7 @@ async def test_the_loop_turns_in_between() -> None:
     turning.cancel()
     assert 10 <= turns < 20  # once for both choices
     for index in range(2):
-        told = msgspec.json.decode(msgspec.json.encode(worded.of(index)))["prompt_logprobs"]
+        told = msgspec.json.decode(b"".join(document(worded.of(index))))["prompt_logprobs"]
         assert len(told) == len(scores) + 1
         assert told[:2] == [
             None,
