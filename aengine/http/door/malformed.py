@@ -23,7 +23,7 @@ class _Constant(NamedTuple):
     name: str
 
 
-def find_unsayable(body: bytes) -> Unsayable | None:
+def find_unsayable(body: bytes | bytearray) -> Unsayable | None:
     """The first such value that is found, in a body that a parser has refused; None where it is something else."""
     if len(body) > _LONGEST:
         return None
