@@ -99,8 +99,8 @@ async def test_it_can_be_switched_off() -> None:
 
 
 def test_the_readme_shows_it() -> None:
-    root = Path(__file__).parents[3]
-    (name,) = re.findall(r"!\[The page.*?\]\((.*?)\)", (root / "README.md").read_text())
-    picture = (root / name).read_bytes()
+    readme = Path(__file__).parents[3] / "aengine" / "http" / "README.md"
+    (name,) = re.findall(r"!\[The page.*?\]\((.*?)\)", readme.read_text())
+    picture = (readme.parent / name).read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 200_000
