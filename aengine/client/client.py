@@ -11,9 +11,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import anyio
-import httpx
+import httpx2
 
-from aengine.client.events import EventReader
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import DONE, read_chunk, read_event, refusal, request_body
 from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
@@ -33,6 +32,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 _CONNECT_SECONDS = 10.0
 _ERROR_BYTES = 2**20  # of a refusal's body that are read
+MAX_EVENT_BYTES = 64 * 2**20
 _ANY_VOCABULARY = 2**62  # the server knows the real bound
 _HEADER_TEXT = re.compile(r"[!-~]{1,128}")  # visible ASCII
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -50,11 +50,11 @@ class Client:
         self.base_url = _checked_url(base_url)
         if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
             raise ConfigError("api_key must be visible ASCII, without spaces")
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             base_url=self.base_url,
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            timeout=httpx2.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
             trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,  # a proxy would look for its own localhost
         )
         self._running: dict[str, RemoteStream] = {}
@@ -96,7 +96,7 @@ class Client:
             if response.status_code != 200:
                 raise refusal(response.status_code, response.content, response.headers)
             body = response.json()
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise self._lost(error) from error
         except ValueError:
             body = None
@@ -153,7 +153,7 @@ class Client:
             async with self._answer("/v1/chat/completions", body, {}) as response:
                 async for data in _events(response):
                     yield read_chunk(data)
-        except (httpx.HTTPError, httpx.StreamError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise self._lost(error) from error
 
     async def submit(
@@ -239,7 +239,7 @@ class Client:
                 stream.fail(ServerError("the connection ended before the answer did"))  # unless the answer has ended
         except AengineError as error:
             stream.fail(error)
-        except (httpx.HTTPError, httpx.StreamError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
             stream.fail(self._lost(error))
         except Exception as error:  # noqa: BLE001 - the consumer would wait for ever
             stream.fail(ServerError(f"the answer could not be read: {type(error).__name__}: {error}"))
@@ -254,7 +254,7 @@ class Client:
                 await stream.put(read_event(data))
 
     @asynccontextmanager
-    async def _answer(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+    async def _answer(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
         """An answer that is a stream of events. Raises what the server says instead."""
         headers = {"Content-Type": "application/json", **headers}
         async with self._http.stream("POST", path, content=body, headers=headers) as response:
@@ -264,12 +264,14 @@ class Client:
                 raise ServerError(f"{self.base_url} does not answer as an aengine server does", 200)
             yield response
 
-    def _lost(self, error: httpx.HTTPError | httpx.StreamError) -> ServerError:
+    def _lost(self, error: httpx2.HTTPError | httpx2.StreamError) -> ServerError:
         match error:
-            case httpx.ConnectError() | httpx.ConnectTimeout():
+            case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 happened = "cannot be reached"
-            case httpx.ReadTimeout():
+            case httpx2.ReadTimeout():
                 happened = "has fallen silent"
+            case httpx2.SSEError():
+                happened = "sent an event that cannot be read"
             case _:
                 happened = "broke the connection off"
         return ServerError(f"the server at {self.base_url} {happened} ({str(error) or type(error).__name__})")
@@ -290,15 +292,13 @@ def _chat_fields(messages: object, tools: object, template_kwargs: Mapping[str, 
     return fields
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    reader = EventReader()
-    async for chunk in response.aiter_bytes():
-        for data in reader.feed(chunk):
-            if data != DONE:
-                yield data
+async def _events(response: httpx2.Response) -> AsyncIterator[str]:
+    async for event in httpx2.EventSource(response, MAX_EVENT_BYTES):
+        if event.data != DONE:
+            yield event.data
 
 
-async def _start_of(response: httpx.Response) -> bytes:
+async def _start_of(response: httpx2.Response) -> bytes:
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk

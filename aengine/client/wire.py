@@ -22,7 +22,7 @@ from aengine.errors import (
 from aengine.structured import Structured
 from aengine.types import FinishReason, Fragment, SamplingParams, TokenLogprob, Usage
 
-DONE = b"[DONE]"
+DONE = "[DONE]"
 
 
 class CachedTokens(msgspec.Struct):
@@ -65,11 +65,11 @@ _event_decoder = msgspec.json.Decoder(WireEvent)
 _error_decoder = msgspec.json.Decoder(ErrorDocument)
 
 
-def read_event(data: bytes) -> Fragment:
+def read_event(data: str) -> Fragment:
     """A fragment. Raises the error that the event tells of, `ServerError` for what is not an event of ours."""
     try:
         event = _event_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ServerError(f"the server sent an event that cannot be read: {error}") from None
     if event.error is not None:
         raise told_error(event.error, None, None)
@@ -83,11 +83,11 @@ def read_event(data: bytes) -> Fragment:
     )
 
 
-def read_chunk(data: bytes) -> dict[str, Any]:
+def read_chunk(data: str) -> dict[str, Any]:
     """A chunk of OpenAI's. Raises the error that it tells of, `ServerError` for what is no chunk."""
     try:
         chunk = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ServerError(f"the server sent an event that cannot be read: {error}") from None
     if isinstance(chunk, dict) and "error" in chunk:
         raise told_error(msgspec.convert(chunk, ErrorDocument).error, None, None)

@@ -39,7 +39,7 @@ def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("args", [["--help"], *([command, "--help"] for command in COMMANDS)])
 def test_help_loads_nothing_heavy(args: list[str]) -> None:
     loaded = loaded_by(f"from aengine.cli import main; main({args!r})")
-    assert loaded.isdisjoint({*HEAVY, "hypercorn", "starlette", "httpx"})
+    assert loaded.isdisjoint({*HEAVY, "hypercorn", "starlette", "httpx2"})
 
 
 @pytest.mark.parametrize("args", [[], ["sing"], ["serve", "--no-such-flag"]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -60,7 +60,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     }
 
 
-def test_requests_of_the_demo_model_are_timed(demo: httpx.Client) -> None:
+def test_requests_of_the_demo_model_are_timed(demo: httpx2.Client) -> None:
     before = samples(demo.get("/metrics").text)
     whole = {"prompt": "One two three", "max_tokens": 5, "ignore_eos": True, "n": 2}
     demo.post("/v1/completions", json=whole)
