@@ -150,9 +150,9 @@ class Client:
         body = request_body(fields, asked, [name for name in names if name != "logprobs"], {})
         self._group()
         try:
-            async with self._answer("/v1/chat/completions", body, {}) as response:
+            async with self._answer("/v1/chat/completions", body, asked, {}) as response:
                 async for data in _events(response):
-                    yield read_chunk(data)
+                    yield read_chunk(data, asked)
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise self._lost(error) from error
 
@@ -205,7 +205,7 @@ class Client:
         check_routing(priority, cache_salt)
         body = request_body(fields, asked, names, {"priority": priority, "cache_salt": cache_salt})
         stream = self._new_stream(request_id)
-        tasks.start_soon(self._read, stream, body)
+        tasks.start_soon(self._read, stream, body, asked)
         try:
             await stream.admitted()
         except BaseException:
@@ -222,7 +222,7 @@ class Client:
 
     def _new_stream(self, request_id: str | None) -> RemoteStream:
         request_id = request_id or secrets.token_hex(12)
-        if not _HEADER_TEXT.fullmatch(request_id):
+        if not isinstance(request_id, str) or not _HEADER_TEXT.fullmatch(request_id):
             raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
@@ -231,11 +231,11 @@ class Client:
 
     # ---- the task of one request --------------------------------------------------------------------------
 
-    async def _read(self, stream: RemoteStream, body: bytes) -> None:
+    async def _read(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
         """Whatever happens here is handed to the consumer; nothing escapes into the task group."""
         try:
             with stream.connection:
-                await self._converse(stream, body)
+                await self._converse(stream, body, params)
                 stream.fail(ServerError("the connection ended before the answer did"))  # unless the answer has ended
         except AengineError as error:
             stream.fail(error)
@@ -247,19 +247,21 @@ class Client:
             del self._running[stream.id]
             stream.fail(EngineClosedError("the request was cancelled"))
 
-    async def _converse(self, stream: RemoteStream, body: bytes) -> None:
-        async with self._answer("/generate", body, {"X-Request-Id": stream.id}) as response:
+    async def _converse(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
+        async with self._answer("/generate", body, params, {"X-Request-Id": stream.id}) as response:
             stream.answered.set()
             async for data in _events(response):
-                await stream.put(read_event(data))
+                await stream.put(read_event(data, params))
 
     @asynccontextmanager
-    async def _answer(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
+    async def _answer(
+        self, path: str, body: bytes, params: SamplingParams, headers: Mapping[str, str]
+    ) -> AsyncIterator[httpx2.Response]:
         """An answer that is a stream of events. Raises what the server says instead."""
         headers = {"Content-Type": "application/json", **headers}
         async with self._http.stream("POST", path, content=body, headers=headers) as response:
             if response.status_code != 200:
-                raise refusal(response.status_code, await _start_of(response), response.headers)
+                raise refusal(response.status_code, await _start_of(response), response.headers, params)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise ServerError(f"{self.base_url} does not answer as an aengine server does", 200)
             yield response
