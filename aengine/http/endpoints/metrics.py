@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -55,6 +58,8 @@ class Metrics:
 
     async def show(self, request: Request) -> Response:
         encode, content_type = choose_encoder(",".join(request.headers.getlist("accept")))
+        if content_type.startswith("application/openmetrics-text"):
+            encode = partial(openmetrics.generate_latest, escaping=ALLOWUTF8)  # its default makes vllm: a vllm_
         return Response(encode(self._registry), headers={"Content-Type": content_type})
 
 

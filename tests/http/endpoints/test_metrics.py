@@ -134,6 +134,9 @@ async def test_openmetrics_where_it_is_asked_for() -> None:
     families = {family.name: family for family in openmetrics.text_string_to_metric_families(response.text)}
     assert families["aengine_http_responses"].samples[0].name == "aengine_http_responses_total"
     assert families["vllm:time_to_first_token_seconds"].type == "histogram"
+    names = {one.name for family in families.values() for one in family.samples}
+    assert "vllm:num_requests_running" in names
+    assert names == {name for name, _ in samples(plain.text)}
     assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "# EOF" not in plain.text
 
