@@ -118,6 +118,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "think", "off"],
         Meta(description="give <think> blocks as reasoning_content; auto: where the model knows them"),
     ] = "auto"
+    vllm_metrics: Annotated[
+        bool, Meta(description="/metrics under vLLM's names as well, for routers and autoscalers that read those")
+    ] = False
     max_stream_backlog: Annotated[
         int, Meta(ge=1, description="fragments a reader may be behind before its request is aborted")
     ] = 65536

@@ -11,6 +11,7 @@ from typing import TextIO
 import aengine
 from aengine.cli import chat_command, generate_command, serve_command
 from aengine.cli.failure import CommandError, UsageError
+from aengine.cli.suggestion import unknown_words
 from aengine.errors import AengineError
 
 _DESCRIPTION = "An LLM inference engine in one process: serve a model, talk to it, or run prompts through it."
@@ -40,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            raise UsageError(unknown_words(args.parser, unknown))
         return int(args.run(args))
     except SystemExit as left:  # argparse's own way to end
         return left.code if isinstance(left.code, int) else 1
@@ -66,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (serve_command, chat_command, generate_command):
         command.add(commands)
+    for sub_parser in commands.choices.values():
+        sub_parser.set_defaults(parser=sub_parser)
     return parser
 
 

@@ -49,8 +49,8 @@ def asked_dicts(value: object, name: str) -> list[dict[str, Any]]:
 
 def check_routing(priority: object, cache_salt: object) -> None:
     """Raise `InvalidRequestError` for what the queue cannot order or the prefix cache cannot look up."""
-    if not isinstance(priority, (int, float)) or not -(2**63) <= priority <= 2**63:  # so neither is NaN
-        raise InvalidRequestError(f"priority must be a number within 64 bits, got {priority!r}", "priority")
+    if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
+        raise InvalidRequestError(f"priority must be an integer within 64 bits, got {priority!r}", "priority")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise InvalidRequestError(f"cache_salt must be text, got {type(cache_salt).__name__}", "cache_salt")
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import trustme
 
@@ -93,7 +93,7 @@ def test_it_speaks_https(certificates: Path, files: list[str], http2: bool) -> N
     trust = ssl.create_default_context(cafile=str(certificates / "authority.pem"))
     with served(*flags) as server:
         assert server.url.startswith("https://127.0.0.1:")
-        with httpx.Client(base_url=server.url, verify=trust, http2=http2, timeout=30, trust_env=False) as client:
+        with httpx2.Client(base_url=server.url, verify=trust, http2=http2, timeout=30, trust_env=False) as client:
             answer = client.post("/generate", json={"prompt": "The capital of France is", "temperature": 0})
             assert answer.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
             assert parse_events(answer.text)[0]["text"].startswith(" Paris")

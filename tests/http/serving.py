@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 from starlette.types import ASGIApp
@@ -24,7 +24,7 @@ from tests.http.fake_engine import FakeEngine
 class Server:
     """A running server: its engine, an HTTP client for it, and where it listens."""
 
-    def __init__(self, engine: FakeEngine, client: httpx.AsyncClient, port: int, stop: asyncio.Event) -> None:
+    def __init__(self, engine: FakeEngine, client: httpx2.AsyncClient, port: int, stop: asyncio.Event) -> None:
         self.engine = engine
         self.client = client
         self.port = port
@@ -34,7 +34,7 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def post(self, path: str, **body: Any) -> httpx.Response:
+    async def post(self, path: str, **body: Any) -> httpx2.Response:
         return await self.client.post(path, json=body)
 
     async def events(self, path: str, **body: Any) -> list[Any]:
@@ -111,7 +111,7 @@ async def serving(
     async with hosting(app, graceful_timeout) as (port, stop):
         async with asyncio.timeout(5):
             await engine.entered.wait()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as client:
             yield Server(engine, client, port, stop)
 
 

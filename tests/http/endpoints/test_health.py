@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 from starlette.requests import Request
@@ -119,7 +119,7 @@ async def test_the_failure_of_the_engine_shows() -> None:
 async def test_a_failed_engine_is_told_to_whoever_comes_also_while_the_server_leaves() -> None:
     engine = FakeEngine()
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
-    async with hosting(app) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    async with hosting(app) as (port, _), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         await app.settled.wait()
         engine.failure = DeviceLostError("the device is lost")
         engine.failed.set()
