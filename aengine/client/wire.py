@@ -111,7 +111,7 @@ def told_error(told: WireError, status: int | None, retry_after: str | None) -> 
     if param is not None and param.startswith("structured_outputs"):  # called `structured` on this side
         message, param = (text.replace("structured_outputs", "structured") for text in (message, param))
     elif param == "input_ids":  # on this side a prompt like any other
-        message, param = message.removeprefix("input_ids: ").replace("input_ids ", "prompt "), "prompt"
+        message, param = message.removeprefix("input_ids: ").replace("input_ids", "prompt"), "prompt"
     match told.code:
         case "context_length_exceeded":
             return ContextLengthError(message, param)
