@@ -64,6 +64,7 @@ async def all_parameters_at_once(model: Model) -> Any:
         stop=("zzz",),
         stop_token_ids=(999,),
         skip_special_tokens=False,
+        allowed_token_ids=tuple(range(100, 1500)),
     )
     return await model.complete(FRANCE, params)
 

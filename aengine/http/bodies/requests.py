@@ -58,6 +58,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     stop: StopString | Annotated[list[StopString], _range(maxItems=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
     bad_words: Annotated[list[BadWord], _range(maxItems=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], _range(minItems=1)] | None = None
     include_stop: bool | None = None
     include_stop_str_in_output: bool | None = None  # another name of include_stop
     prompt_logprobs: Logprobs | None = None
