@@ -10,6 +10,7 @@ from aengine.http.bodies import answers, requests
 from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.errors import HANDLERS
 from aengine.http.door.origin import OriginMiddleware
+from aengine.http.door.paths import PathMiddleware, ServedPaths
 from aengine.http.door.request_id import RequestIdMiddleware
 from aengine.http.endpoints.admin import Admin
 from aengine.http.endpoints.chat import Chat
@@ -68,18 +69,17 @@ def http_app(state: ServerState) -> Starlette:
     described = operations(state)
     document = OpenApi(described, secured=bool(state.config.api_keys))
     routes = [Route(one.path, one.handler, methods=[one.method]) for one in described]
+    more = [("/openapi.json", document.show), *([("/", Page().show)] if state.config.page else [])]
+    paths = ServedPaths([*((one.method, one.path) for one in described), *(("GET", path) for path, _ in more)])
     app = Starlette(
-        routes=[
-            *routes,
-            Route("/openapi.json", document.show),
-            *([Route("/", Page().show)] if state.config.page else []),
-        ],
+        routes=[*routes, *(Route(path, show) for path, show in more)],
         middleware=[
             Middleware(RequestIdMiddleware),
             Middleware(OriginMiddleware, allowed=state.config.allowed_origins),
             Middleware(ApiKeyMiddleware, keys=state.config.api_keys),
+            Middleware(PathMiddleware, paths=paths),  # behind the keys: they know no path but as it was sent
         ],
-        exception_handlers=HANDLERS,
+        exception_handlers={**HANDLERS, 404: paths.no_such_path, 405: paths.no_such_method},
     )
     app.router.redirect_slashes = False  # the redirect would be built from the client's Host header
     return app
