@@ -46,6 +46,7 @@ class TokenizerLike(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
@@ -127,6 +128,8 @@ class EngineLike(Protocol):
         *,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> ChatPrompt:
         """The chat as the model reads it. Raises `InvalidRequestError` where it does not suit the chat template."""
         ...

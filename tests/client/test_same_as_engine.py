@@ -88,6 +88,13 @@ async def a_chat_with_tools(model: Model) -> Any:
     return done
 
 
+async def a_chat_that_goes_on(model: Model) -> Any:
+    begun = [*QUESTION, {"role": "assistant", "content": "17 + 25 ="}]
+    done = await model.chat(begun, temperature=0, continue_final_message=True)
+    assert done.text.startswith(" 42")
+    return done
+
+
 async def structured(model: Model) -> Any:
     form = Structured(regex="(yes|no)")
     assert (await model.complete("Is Paris in France?", structured=form)).text in ("yes", "no")
@@ -117,6 +124,7 @@ WORK = (
     a_chat,
     a_chat_with_thoughts,
     a_chat_with_tools,
+    a_chat_that_goes_on,
     structured,
     a_submitted_stream,
 )

@@ -52,6 +52,8 @@ class Chat(msgspec.Struct):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class FakeStream:
@@ -103,7 +105,7 @@ class FakeTokenizer:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [len(word) for word in text.split()]
 
-    async def encode_chat(self, messages: Any, *options: Any) -> list[int]:
+    async def encode_chat(self, messages: Any, *options: Any, **more: Any) -> list[int]:
         return [len(messages)]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

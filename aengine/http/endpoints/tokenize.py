@@ -12,7 +12,7 @@ from starlette.responses import Response
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.answers import Detokenized, Tokenized
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
-from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest
+from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest, template_options
 from aengine.http.door.body import decode, read_body
 from aengine.http.engine_like import EngineLike
 from aengine.http.state import ServerState
@@ -66,10 +66,7 @@ async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
     if body.add_special_tokens:
         raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
     return await engine.tokenizer.encode_chat(
-        messages_for_template(body.messages),
-        tools_for_template(body.tools),
-        body.chat_template_kwargs,
-        body.add_generation_prompt is not False,
+        messages_for_template(body.messages), tools_for_template(body.tools), **template_options(body)
     )
 
 

@@ -129,7 +129,7 @@ def test_it_is_taken(demo: httpx.Client, path: str, name: str) -> None:
 
 @every_path
 def test_null_is_not_given(demo: httpx.Client, path: str) -> None:
-    nulls = dict.fromkeys(name for name in TAKEN if name not in ("priority", "max_tokens", "temperature"))
+    nulls = dict.fromkeys(name for name in TAKEN if name not in ("max_tokens", "temperature"))
     assert text(demo, path, **nulls) == text(demo, path)
 
 
