@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from aengine.latency import Latencies
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
+from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
 from aengine.types import Fragment, SamplingParams, Stats
 
@@ -49,10 +50,19 @@ class TokenizerLike(Protocol):
         continue_final_message: bool = False,
     ) -> list[int]: ...
 
+    @property
+    def info(self) -> TokenizerInfo:
+        """What the checkpoint's files say of it."""
+        ...
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token adds to a text, which need not be whole characters."""
         ...
 
     def token_text(self, token_id: int) -> str:

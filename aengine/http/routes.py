@@ -23,6 +23,7 @@ from aengine.http.endpoints.openapi import OpenApi, Operation
 from aengine.http.endpoints.page import Page
 from aengine.http.endpoints.tokenize import Tokens
 from aengine.http.state import ServerState
+from aengine.text.tokens.info import TokenizerInfo
 
 READS = (400, 408, 413, 415)  # refusals of what reads a body,
 SERVES = (503,)  # of what needs the engine,
@@ -40,6 +41,7 @@ def operations(state: ServerState) -> list[Operation]:
     chatted = (answers.ChatBody, requests.ChatRequest, True, all_three)
     tokenized = (answers.Tokenized, requests.TokenizeRequest, False, all_three)
     detokenized = (answers.Detokenized, requests.DetokenizeRequest, False, all_three)
+    settings = (TokenizerInfo, None, False, (*NAMES, *SERVES))
     aborted = (answers.Aborted, requests.AbortRequest, False, READS)
     flushed = (answers.Flushed, None, False, SERVES)
     listed = (answers.ModelList, None, False, SERVES)
@@ -53,6 +55,7 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("POST", "/v1/chat/completions", chat.create, "The assistant's next message.", *chatted),
         Operation("POST", "/tokenize", tokens.tokenize, "The token ids of a prompt or a chat.", *tokenized),
         Operation("POST", "/detokenize", tokens.detokenize, "The text of token ids.", *detokenized),
+        Operation("GET", "/tokenizer_info", tokens.info, "The tokenizer's settings.", *settings),
         Operation("POST", "/abort", admin.abort, "End a request by its id.", *aborted),
         Operation("POST", "/flush_cache", admin.flush_cache, "Forget cached prefixes.", *flushed),
         Operation("GET", "/v1/models", models.list, "What is served.", *listed),

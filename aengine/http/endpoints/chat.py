@@ -15,10 +15,10 @@ from aengine.http.bodies.requests import ChatRequest, template_options
 from aengine.http.endpoints.base import Endpoint
 from aengine.http.endpoints.prompts import cut
 from aengine.http.openai.chat import ChatDialect, word_completion
+from aengine.http.openai.logprobs import ChatLogprobs
 from aengine.http.openai.reading import AnswerReading
 from aengine.http.openai.tools import tool_use
 from aengine.http.streams.prompt_logprobs import told_prompts
-from aengine.text.answer.parser import AnswerParser
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -62,13 +62,15 @@ class Chat(Endpoint):
                 cache_salt=body.cache_salt,
             )
 
-        def make_parser() -> AnswerParser:
-            return reading.parser(prompt.opens_thought)
-
-        if not body.stream:
-            stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
-            return self._whole(stream, lambda completion: word_completion(head | prompt_of(0), completion, make_parser))
-        return self._stream(stream, ChatDialect(head, stream, usage_told, params.n, make_parser))
+        bytes_of = engine.tokenizer.token_bytes
+        readers = [reading.reader(prompt.opens_thought, bytes_of) for _ in range(params.n)]
+        logprobs = ChatLogprobs(bytes_of)
+        if body.stream:
+            return self._stream(stream, ChatDialect(head, stream, usage_told, readers, logprobs))
+        stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
+        return self._whole(
+            stream, lambda completion: word_completion(head | prompt_of(0), completion, readers, logprobs)
+        )
 
 
 def _logprobs(body: ChatRequest) -> int | None:

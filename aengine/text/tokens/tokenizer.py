@@ -20,8 +20,9 @@ from aengine.text.answer.parser import ChatPrompt, answer_format_of
 from aengine.text.answer.thought import THOUGHT_BEGIN, THOUGHT_END
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.template.rendering import ChatTemplates
+from aengine.text.tokens.info import AddedTokenInfo, TokenizerInfo
 from aengine.text.tokens.pieces import PieceTable, rules_of
-from aengine.text.tokens.settings import TokenizerSettings, read_settings, read_text
+from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings, read_text
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
@@ -85,6 +86,27 @@ class Tokenizer:
     def bos_token_id(self) -> int | None:
         """The beginning-of-sequence token that tokenizer_config.json names."""
         return self._named_id("bos_token")
+
+    @property
+    def info(self) -> TokenizerInfo:
+        """What the checkpoint's files say of it."""
+        settings = self._settings
+        templates = settings.templates
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        return TokenizerInfo(
+            tokenizer_class=settings.tokenizer_class,
+            additional_special_tokens=settings.extra_special,
+            added_tokens_decoder={
+                str(token_id): AddedTokenInfo(
+                    token.content, token.special, token.normalized, token.lstrip, token.rstrip, token.single_word
+                )
+                for token_id, token in added
+            },
+            add_bos_token=settings.add_bos,
+            add_eos_token=settings.add_eos,
+            chat_template=templates["default"] if templates.keys() == {"default"} else templates or None,
+            **{name: settings.named_tokens.get(name) for name in NAMED_TOKENS},
+        )
 
     def is_token(self, token_id: int) -> bool:
         """Whether the id stands for a token; ids below `vocab_size` may not."""
