@@ -39,18 +39,18 @@ class AllowedTokens:
         self._bits: Tensor | None = None
 
     def set_rows(self, entries: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Replace the masks of these rows: (row, ids). Siblings that share their list share the work."""
+        """Replace the masks of these rows: (row, ids). Siblings that share their list share one upload."""
         listed = list(entries)
         if not listed:
             return
         if self._bits is None:
             self._bits = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-        packed: dict[int, NDArray[np.int32]] = {}  # by the list's identity
-        for _, ids in listed:
-            if id(ids) not in packed:
-                packed[id(ids)] = self._pack(ids)
-        rows = upload(np.array([row for row, _ in listed], dtype=np.int64), self._device)
-        self._bits.index_copy_(0, rows, upload(np.stack([packed[id(ids)] for _, ids in listed]), self._device))
+        lists = {id(ids): ids for _, ids in listed}
+        places = {key: place for place, key in enumerate(lists)}
+        masks = upload(np.stack([self._pack(ids) for ids in lists.values()]), self._device)
+        index = [[row for row, _ in listed], [places[id(ids)] for _, ids in listed]]
+        rows, which = upload(np.array(index, dtype=np.int64), self._device)
+        self._bits.index_copy_(0, rows, masks.index_select(0, which))
 
     def pick(self, rows: Tensor) -> Tensor:
         """The masks of rows [n] int64 that have one, [n, words] int32."""

@@ -263,7 +263,7 @@ def test_wrong_doors_and_keys(hostile: Hostile) -> None:
         ("PUT", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/v1/nothing", 404),
-        ("POST", "/v1/chat/completions/", 404),
+        ("POST", "/v1/chat/completions/more", 404),
         ("GET", "/../../etc/passwd", 404),
         ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404),
         ("GET", "/v1/models/..%2f..%2fetc%2fpasswd", 404),
