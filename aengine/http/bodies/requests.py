@@ -1,4 +1,4 @@
-"""Request bodies. Unknown fields are ignored and `null` means "not given".
+"""Request bodies. `null` means "not given"; what is done about unknown fields stands in `unsupported`.
 
 The ranges of sampling parameters are the engine's to check (`SamplingParams.validate`); here they are only told.
 """
