@@ -156,6 +156,8 @@ def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported 
     if name == "add_special_tokens":
         usual = struct is not ChatRequest
         return Unsupported("prompts get the tokenizer's special tokens, chats those of their template", (usual,))
+    if name == "fill_context" and struct is ChatRequest:
+        return Unsupported("send max_tokens", (True, False))  # chats do so without being asked
     if name == "max_completion_tokens":
         return Unsupported("it is called max_tokens here")
     if name in _ELSEWHERE:

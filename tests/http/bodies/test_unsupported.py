@@ -60,6 +60,7 @@ def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCapt
         (COMPLETIONS, {"messages": [{}]}, "/v1/completions has no such field"),
         (CHAT, {"echo": True}, "/v1/chat/completions has no such field"),
         (CHAT, {"suffix": "x"}, "/v1/chat/completions has no such field"),
+        (COMPLETIONS, {"fill_context": True}, "/v1/completions has no such field"),
         (GENERATE, {"best_of": 3}, "/generate has no such field"),
         (CHAT, {"add_special_tokens": True}, "their template"),
         (COMPLETIONS, {"add_special_tokens": False}, "the tokenizer's"),
@@ -75,6 +76,7 @@ def test_fields_of_the_other_endpoints_are_refused(path: str, fields: dict[str, 
     [
         (CHAT, {"echo": False, "suffix": "", "add_special_tokens": False, "prompt": None}),
         (COMPLETIONS, {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "add_special_tokens": True}),
+        (CHAT, {"fill_context": True}),
         (GENERATE, {"stream_options": {"include_usage": True}}),
     ],
 )
