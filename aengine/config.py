@@ -107,6 +107,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="keys of which a request must name one (Authorization: Bearer ...); default: no key is asked"),
     ] = ()
     page: Annotated[bool, Meta(description="serve the chat page at /")] = True
+    tokenizer_info: Annotated[
+        bool, Meta(description="give the tokenizer's settings, its chat template among them, at /tokenizer_info")
+    ] = False
     heartbeat: Annotated[
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0
