@@ -1,4 +1,4 @@
-"""The connection under a response, through hypercorn's own objects: ASGI has no word for what is needed here."""
+"""The connection under a response, reached through hypercorn's own objects, because ASGI does not name it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def connection_of(send: Send) -> H11Protocol | H2Protocol | None:
     stream = getattr(send, "__self__", None)
     protocol = getattr(stream.send, "__self__", None) if isinstance(stream, HTTPStream) else None
     return protocol if isinstance(protocol, H11Protocol | H2Protocol) else None
+
+
+def is_over(send: Send) -> bool:
+    """Whether the client has left, or reset the request's stream, already."""
+    stream = getattr(send, "__self__", None)
+    return isinstance(stream, HTTPStream) and stream.closed
 
 
 async def room_to_send(send: Send) -> None:
