@@ -6,6 +6,7 @@ loads the model, a progress bar, the task that obeys signals.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -62,4 +63,4 @@ def _lasting(stream: TextIO | LastingStream | None) -> LastingStream:
     if isinstance(stream, LastingStream):
         return stream
     # None: closed before the process began (`2>&-`).
-    return LastingStream(open(os.devnull, "w") if stream is None else stream)
+    return LastingStream(io.StringIO() if stream is None else stream)

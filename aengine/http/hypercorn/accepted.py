@@ -17,22 +17,22 @@ class OpenConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._open = 0
+        self.count = 0
         self.idle: dict[AcceptedConnection, None] = {}  # the oldest first
 
     def enter(self) -> bool:
         """Whether there is room for one more."""
-        if self._open >= self._most:
+        if self.count >= self._most:
             oldest = next(iter(self.idle), None)
             if oldest is None:
                 return False
             del self.idle[oldest]
             oldest.writer.transport.abort()
-        self._open += 1
+        self.count += 1
         return True
 
     def leave(self) -> None:
-        self._open -= 1
+        self.count -= 1
 
 
 class AcceptedConnection(TCPServer):

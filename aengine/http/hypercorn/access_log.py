@@ -16,12 +16,13 @@ class EscapedAtoms(AccessLogAtoms):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         version = self["H"]
-        self["H"] = protocol = version if version == "ws" else f"HTTP/{version}"
-        self["r"], self["R"] = f"{self['m']} {self['U']} {protocol}", f"{self['m']} {self['Uq']} {protocol}"
-
-    def __getitem__(self, key: str) -> str:
-        value = super().__getitem__(key)
-        return _CONTROL.sub(_escape, value) if isinstance(value, str) else value
+        if version != "ws":
+            self["H"] = f"HTTP/{version}"
+            for line in ("r", "R"):  # which end in it
+                self[line] = self[line].removesuffix(version) + self["H"]
+        for name, value in self.items():
+            if isinstance(value, str):
+                self[name] = _CONTROL.sub(_escape, value)
 
 
 def _escape(found: re.Match[str]) -> str:

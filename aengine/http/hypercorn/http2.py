@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+import anyio
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, PriorityUpdated, RequestReceived, StreamReset
 from h2.events import Event as FrameEvent
@@ -38,6 +39,7 @@ class BoundedH2(H2Protocol):
         self._turns = turns  # shared by all connections: the full slices of one pass
         self._slices = FrameSlices()
         self._budget = FrameBudget()
+        self._left = asyncio.Event()  # the client has
 
     async def initiate(self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None) -> None:
         await super().initiate(headers, settings)
@@ -48,10 +50,8 @@ class BoundedH2(H2Protocol):
         if isinstance(event, RawData):
             await self._receive(event.data)
             return
-        await super().handle(event)
-        if isinstance(event, Closed):  # nobody sends any more: let go who waits for that
-            for buffer in list(self.stream_buffers.values()):
-                await buffer.close()
+        self._left.set()
+        await self._end_streams()
 
     async def stream_send(self, event: StreamEvent) -> None:
         if self.closed:
@@ -87,11 +87,17 @@ class BoundedH2(H2Protocol):
         with suppress(ProtocolError):  # it has ended itself
             self.connection.close_connection(why)
         await self._flush()
-        await self.handle(Closed())
+        await self._end_streams()
         self.task_group.spawn(self._close_later)
 
+    async def _end_streams(self) -> None:
+        await super().handle(Closed())
+        for buffer in list(self.stream_buffers.values()):  # nobody sends any more: let go who waits for that
+            await buffer.close()
+
     async def _close_later(self) -> None:
-        await asyncio.sleep(_LINGER)
+        with anyio.move_on_after(_LINGER):
+            await self._left.wait()
         await self.send(Closed())
 
     async def _handle_events(self, events: list[FrameEvent]) -> None:
