@@ -23,12 +23,6 @@ def connection_of(send: Send) -> H11Protocol | H2Protocol | None:
     return protocol if isinstance(protocol, H11Protocol | H2Protocol) else None
 
 
-def is_over(send: Send) -> bool:
-    """Whether the client has left, or reset the request's stream, already."""
-    stream = getattr(send, "__self__", None)
-    return isinstance(stream, HTTPStream) and stream.closed
-
-
 async def room_to_send(send: Send) -> None:
     """Over HTTP/2, wait while more of the answer waits for its reader than should.
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
 from aengine.http.door.errors import HTTPError, error_response
-from aengine.http.hypercorn.connection import connection_of, is_over, reset_connection, room_to_send
+from aengine.http.hypercorn.connection import connection_of, reset_connection, room_to_send
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +34,6 @@ class InFlight:
         self.stalled = 0  # readers given up since start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if is_over(send):
-            return
         with anyio.CancelScope() as cut:
             scope[ANSWERING] = one = Answering(cut, send, self._answering, scope.get("http_version") == "2")
             self._answering.add(one)
