@@ -77,9 +77,7 @@ class BoundedH2(H2Protocol):
             try:
                 await super().handle(RawData(piece.data))
             except Exception as error:  # noqa: BLE001 - its traceback would show what the client sent
-                _log.warning(
-                    "HTTP/2 frames that cannot be served (%s): their connection was ended", type(error).__name__
-                )
+                _log.warning("%s over HTTP/2: %s", type(error).__name__, _ENDED)
                 await self._end(ErrorCodes.INTERNAL_ERROR)
                 return
 

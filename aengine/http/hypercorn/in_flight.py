@@ -148,6 +148,6 @@ class Answering:
 
 
 def why_cut(scope: Scope) -> AengineError:
-    """What the client of a reply that is cancelled is told."""
+    """The error for the client of a reply that is cancelled."""
     one: Answering | None = scope.get(ANSWERING)
     return EngineClosedError(SHUTTING_DOWN) if one is None else one.why

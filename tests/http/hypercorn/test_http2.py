@@ -12,7 +12,8 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, Event
+from h2.events import DataReceived, Event, RequestReceived
+from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -202,6 +203,21 @@ async def test_a_path_that_is_not_ascii_resets_its_stream_alone(path: bytes, cap
         right = client.open(end=True)
         await client.read_until(lambda: right in client.ended and wrong in client.resets)
         assert client.resets == {wrong: ErrorCodes.PROTOCOL_ERROR}
+    assert "secret" not in caplog.text
+
+
+async def test_what_hypercorn_stumbles_over_ends_its_connection_and_shows_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def stumble(self: H2Protocol, request: RequestReceived) -> None:
+        raise LookupError(request.headers)
+
+    monkeypatch.setattr(H2Protocol, "_create_stream", stumble)
+    async with hosting(with_lifespan(Reader())) as (port, _), http2_client(port) as client:
+        client.open("/secret")
+        await client.read_until(lambda: client.goaway is not None)
+        assert client.goaway == ErrorCodes.INTERNAL_ERROR
+    assert caplog.messages == ["LookupError over HTTP/2: a client's connection was ended"]
     assert "secret" not in caplog.text
 
 
