@@ -60,7 +60,7 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("POST", "/flush_cache", admin.flush_cache, "Forget cached prefixes.", *flushed),
         Operation("GET", "/v1/models", models.list, "What is served.", *listed),
         Operation("GET", "/v1/models/{model:path}", models.retrieve, "One model.", *named),
-        Operation("GET", "/health", health.health, "Whether the process is sound.", *sound),
+        Operation("GET", "/health", health.health, "Whether requests are served, and why not.", *sound),
         Operation("GET", "/ready", health.ready, "Whether a request would be taken up.", *ready),
         Operation("GET", "/metrics", metrics.show, "What is counted, for Prometheus."),
         Operation("GET", "/version", health.version, "Which aengine this is.", answers.Version),
