@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 import pytest
 
 from tests.cli.running import environment
@@ -25,7 +25,7 @@ SERVERS = {
 
 
 @contextmanager
-def unheard(server: str, full_disk: bool) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
+def unheard(server: str, full_disk: bool) -> Iterator[tuple[subprocess.Popen[bytes], httpx2.Client]]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     if full_disk:
@@ -37,7 +37,7 @@ def unheard(server: str, full_disk: bool) -> Iterator[tuple[subprocess.Popen[byt
     process = subprocess.Popen(command, stdout=output, stderr=output, env=environment(AENGINE_TORCH_THREADS="1"))
     os.close(output)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
             yield process, client
     finally:
         if process.poll() is None:
@@ -45,10 +45,10 @@ def unheard(server: str, full_disk: bool) -> Iterator[tuple[subprocess.Popen[byt
         process.wait()
 
 
-def ready(client: httpx.Client) -> bool:
+def ready(client: httpx2.Client) -> bool:
     try:
         return client.get("/ready").status_code == 200
-    except httpx.TransportError:
+    except httpx2.TransportError:
         return False
 
 

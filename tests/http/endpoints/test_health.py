@@ -113,7 +113,7 @@ async def test_a_server_that_drains_says_so() -> None:
     """So that who sends it work sends it elsewhere while running answers finish."""
     engine = FakeEngine(held=True)
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
-    async with hosting(app) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    async with hosting(app) as (port, _), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         await app.settled.wait()
         asked = asyncio.create_task(client.post("/generate", json=WORK))
         stream = await engine.next_stream()

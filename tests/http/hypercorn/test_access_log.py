@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-import httpx
+import httpx2
 import pytest
 from hypercorn.config import Config
 from starlette.responses import Response
@@ -33,7 +33,7 @@ async def test_what_a_client_sends_forges_no_line(
     with caplog.at_level(logging.INFO, "tests.access"):
         async with (
             hosting(with_lifespan(Response("ok")), accesslog=log) as (port, _),
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
         ):
             await client.get(path, headers={"user-agent": agent.encode("latin-1")})  # type: ignore[dict-item]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "tests.access"]
