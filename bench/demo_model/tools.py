@@ -12,10 +12,10 @@ import zlib
 from dataclasses import dataclass
 from random import Random
 
-from aengine.demo import pools
-from aengine.demo.arithmetic import is_held_out
-from aengine.demo.pools import HELD_OUT, Pool
-from aengine.demo.tool_kinds import KINDS, POOLED, Kind, Value
+from bench.demo_model import pools
+from bench.demo_model.arithmetic import is_held_out
+from bench.demo_model.pools import HELD_OUT, Pool
+from bench.demo_model.tool_kinds import KINDS, POOLED, Kind, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from aengine.demo.chat_format import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN
-from aengine.demo.conversations import long_document, short_document
+from bench.demo_model.chat_format import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN
+from bench.demo_model.conversations import long_document, short_document
 
 VOCAB_SIZE = 4096
 SPECIAL = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)  # control: not part of the text

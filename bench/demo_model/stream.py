@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from aengine.demo.conversations import long_document, short_document
-from aengine.demo.tokenizer import Ids
+from bench.demo_model.conversations import long_document, short_document
+from bench.demo_model.tokenizer import Ids
 
 Rows = npt.NDArray[np.uint16]  # [rows, length + 1]: inputs and, one to the right, targets
 SHORT, LONG = 256, 1024  # tokens a row

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from aengine.demo import arithmetic, echo, objects, small_talk, stories, tool_kinds, tools
-from aengine.demo.chat_format import END_OF_TURN, Message, assistant, render, system, user
-from aengine.demo.facts import Family, answer_to, running_text, trained_question
-from aengine.demo.families import FAMILIES
-from aengine.demo.pools import TRAINED, Pool
+from bench.demo_model import arithmetic, echo, objects, small_talk, stories, tool_kinds, tools
+from bench.demo_model.chat_format import END_OF_TURN, Message, assistant, render, system, user
+from bench.demo_model.facts import Family, answer_to, running_text, trained_question
+from bench.demo_model.families import FAMILIES
+from bench.demo_model.pools import TRAINED, Pool
 
 _BY_NAME = {family.name: family for family in FAMILIES}
 _FAMILY_WEIGHTS = [len(family.facts) ** 0.6 for family in FAMILIES]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from aengine.demo import arithmetic, conversations, echo, objects, small_talk, tool_kinds, tools
-from aengine.demo.chat_format import Message, assistant, render, user
-from aengine.demo.facts import answer_to, unseen_question
-from aengine.demo.families import FAMILIES
-from aengine.demo.pools import HELD_OUT, TRAINED, Pool
+from bench.demo_model import arithmetic, conversations, echo, objects, small_talk, tool_kinds, tools
+from bench.demo_model.chat_format import Message, assistant, render, user
+from bench.demo_model.facts import answer_to, unseen_question
+from bench.demo_model.families import FAMILIES
+from bench.demo_model.pools import HELD_OUT, TRAINED, Pool
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 

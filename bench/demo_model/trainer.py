@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m aengine.demo.trainer --out FOLDER`.
+"""Train the demo model: `python -m bench.demo_model.trainer --out FOLDER`.
 
 The embedded weights took 4209 steps (138 M tokens): 4.8 minutes on one H100 with 16 cores, of which more than one
 goes into the stream. A CPU is far too slow for it.
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aengine.demo import network as net
-from aengine.demo.stream import Rows, make_stream
-from aengine.demo.tokenizer import Ids, save_tokenizer, train_tokenizer
+from bench.demo_model import network as net
+from bench.demo_model.stream import Rows, make_stream
+from bench.demo_model.tokenizer import Ids, save_tokenizer, train_tokenizer
 
 _WARM_UP = 200  # steps until the learning rate is at its peak
 _TOLD = 0.1  # weight of the tokens that the model is told
@@ -110,7 +110,7 @@ def train(
 
 def main() -> None:
     """Parse the command line, make the stream, train and save."""
-    parser = argparse.ArgumentParser(prog="python -m aengine.demo.trainer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.demo_model.trainer", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model's files")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--steps", type=int, default=4209, help="length of the training")

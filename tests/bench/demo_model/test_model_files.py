@@ -11,11 +11,11 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from aengine.demo import network as net
-from aengine.demo.chat_format import render, user
-from aengine.demo.evaluate import MODEL, by_reference
-from aengine.demo.problems import Problem, problems
-from aengine.demo.tokenizer import VOCAB_SIZE, Ids
+from bench.demo_model import network as net
+from bench.demo_model.chat_format import render, user
+from bench.demo_model.evaluate import MODEL, by_reference
+from bench.demo_model.problems import Problem, problems
+from bench.demo_model.tokenizer import VOCAB_SIZE, Ids
 
 
 def test_the_files_are_small_and_complete() -> None:

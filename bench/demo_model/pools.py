@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from aengine.demo import tables_nature, tables_words, tables_world
+from bench.demo_model import tables_nature, tables_words, tables_world
 
 _NAMES = """
 Mia Noah Emma Liam Olivia Ben Anna Paul Clara Max Lena Tom Sara Leo Nina Felix Eva Oscar Julia Adam Maria David

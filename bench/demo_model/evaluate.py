@@ -1,4 +1,4 @@
-"""The examination: `python -m aengine.demo.evaluate` prints the rate of right answers for each family.
+"""The examination: `python -m bench.demo_model.evaluate` prints the rate of right answers for each family.
 
 The engine answers, greedily. With `--reference` the trainer's own network answers instead.
 """
@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from aengine.demo.problems import TARGETS, TRAINED_PROMPTS, Problem, problems
+from bench.demo_model.problems import TARGETS, TRAINED_PROMPTS, Problem, problems
 
-MODEL = Path(__file__).parent / "model"
+MODEL = Path(__file__).parents[2] / "aengine" / "demo" / "model"
 Generate = Callable[[Sequence[Problem]], list[str]]
 
 
@@ -48,8 +48,8 @@ def by_reference(folder: Path, device: str) -> Generate:
     import torch
     from tokenizers import Tokenizer
 
-    from aengine.demo import network as net
-    from aengine.demo.tokenizer import Ids
+    from bench.demo_model import network as net
+    from bench.demo_model.tokenizer import Ids
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     network = net.load(folder, torch.device(device))
@@ -92,7 +92,7 @@ def by_engine(folder: Path, device: str) -> Generate:
 
 def main() -> None:
     """Parse the command line and examine; exit status 1 when a target is missed."""
-    parser = argparse.ArgumentParser(prog="python -m aengine.demo.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.demo_model.evaluate", description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL, help="folder of the model; default: the embedded one")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--share", type=float, default=1.0, help="share of the examination to ask")

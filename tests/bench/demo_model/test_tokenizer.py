@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from aengine.demo.evaluate import MODEL
-from aengine.demo.tokenizer import SPECIAL, TAGS, VOCAB_SIZE, Ids, save_tokenizer, train_tokenizer
+from bench.demo_model.evaluate import MODEL
+from bench.demo_model.tokenizer import SPECIAL, TAGS, VOCAB_SIZE, Ids, save_tokenizer, train_tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 

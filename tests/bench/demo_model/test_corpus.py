@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from aengine.demo import arithmetic, objects, pools, tool_kinds, tools
-from aengine.demo.conversations import long_document, short_document
-from aengine.demo.facts import ASK, ASK_UNSEEN, Family, answer_to, sentence
-from aengine.demo.families import FAMILIES
-from aengine.demo.problems import TRAINED_PROMPTS, problems
+from bench.demo_model import arithmetic, objects, pools, tool_kinds, tools
+from bench.demo_model.conversations import long_document, short_document
+from bench.demo_model.facts import ASK, ASK_UNSEEN, Family, answer_to, sentence
+from bench.demo_model.families import FAMILIES
+from bench.demo_model.problems import TRAINED_PROMPTS, problems
 
 _USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 _EQUATION = re.compile(r"(?<!\d)(\d\d?) ([+-]) (\d\d?) =")

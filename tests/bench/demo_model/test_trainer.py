@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from aengine.demo import network as net
-from aengine.demo.evaluate import MODEL
-from aengine.demo.stream import LONG, SHORT, make_rows, make_stream
-from aengine.demo.tokenizer import Ids
-from aengine.demo.trainer import batches, learning_rate, train, weights_of
+from bench.demo_model import network as net
+from bench.demo_model.evaluate import MODEL
+from bench.demo_model.stream import LONG, SHORT, make_rows, make_stream
+from bench.demo_model.tokenizer import Ids
+from bench.demo_model.trainer import batches, learning_rate, train, weights_of
 
 FILE = MODEL / "tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(FILE))

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable
 from random import Random
 
-from aengine.demo import pools
-from aengine.demo.pools import TRAINED, Pool
+from bench.demo_model import pools
+from bench.demo_model.pools import TRAINED, Pool
 
 Maker = Callable[[Random, Pool], object]
 
