@@ -1,8 +1,14 @@
-"""The training stream: documents packed into rows of tokens, made by many processes, the same for the same seed."""
+"""The training stream: documents packed into rows of tokens, made by many processes, the same for the same seed.
+
+Every document is new: nothing comes twice, however long the training is.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+from collections import deque
+from collections.abc import Generator
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -15,11 +21,12 @@ from bench.demo_model.tokenizer import Ids
 
 Rows = npt.NDArray[np.uint16]  # [rows, length + 1]: inputs and, one to the right, targets
 SHORT, LONG = 256, 1024  # tokens a row
+SHARD_TOKENS = 1 << 19  # of short rows, and as many of long ones
 _BATCH = 512  # documents tokenized at once
 
 
 def make_rows(tokenizer_file: str, seed: int, shard: int, length: int, count: int) -> Rows:
-    """One shard. Every row begins with a document; what does not fit at a row's end is dropped."""
+    """Rows of one shard. Every row begins with a document; what does not fit at a row's end is dropped."""
     tokenizer = Tokenizer.from_file(tokenizer_file)
     end = Ids.of(tokenizer).text_end
     rng = Random(f"{seed} {length} {shard}")
@@ -37,16 +44,21 @@ def make_rows(tokenizer_file: str, seed: int, shard: int, length: int, count: in
     return np.array(rows[:count], dtype=np.uint16)
 
 
-def make_stream(tokenizer_file: Path, seed: int, tokens: int, processes: int, shards: int = 64) -> tuple[Rows, Rows]:
-    """Short rows and long rows, about `tokens` in each. The result does not depend on `processes`."""
-    jobs = [
-        (str(tokenizer_file), seed, shard, length, max(1, tokens // (length * shards)))
-        for length in (SHORT, LONG)
-        for shard in range(shards)
-    ]
-    if processes == 1:
-        parts = [make_rows(*job) for job in jobs]
-    else:
-        with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            parts = pool.starmap(make_rows, jobs, chunksize=1)
-    return np.concatenate(parts[:shards]), np.concatenate(parts[shards:])
+def _shard(tokenizer_file: str, seed: int, shard: int, tokens: int) -> tuple[Rows, Rows]:
+    short, long = (make_rows(tokenizer_file, seed, shard, n, max(1, tokens // n)) for n in (SHORT, LONG))
+    return short, long
+
+
+def make_stream(
+    tokenizer_file: Path, seed: int, processes: int, tokens: int = SHARD_TOKENS
+) -> Generator[tuple[Rows, Rows], None, None]:
+    """Short rows and long rows of about `tokens` each, shard after shard without end; `processes` work ahead.
+
+    The result does not depend on `processes`. Closing the iterator ends them.
+    """
+    jobs = ((str(tokenizer_file), seed, shard, tokens) for shard in count())
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        ahead = deque(pool.apply_async(_shard, next(jobs)) for _ in range(2 * processes))
+        while True:
+            ahead.append(pool.apply_async(_shard, next(jobs)))
+            yield ahead.popleft().get()
