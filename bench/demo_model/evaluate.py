@@ -57,7 +57,7 @@ def by_reference(folder: Path, device: str, temperature: float | None = None) ->
     network = net.load(folder, torch.device(device))
     ids = Ids.of(tokenizer)
     stops = [ids.turn_end, ids.text_end]
-    rows = 128 if device == "cpu" else 512
+    room = 1 << (14 if device == "cpu" else 16)  # tokens in a batch's prompts
 
     def generate(asked: Sequence[Problem]) -> list[str]:
         prompts = [tokenizer.encode(p.prompt, add_special_tokens=False).ids for p in asked]
@@ -65,7 +65,8 @@ def by_reference(folder: Path, device: str, temperature: float | None = None) ->
         for i, prompt in enumerate(prompts):
             groups[len(prompt).bit_length()].append(i)
         answers = [""] * len(asked)
-        for group in groups.values():
+        for bits, group in groups.items():
+            rows = max(8, room >> bits)
             for start in range(0, len(group), rows):
                 part = group[start : start + rows]
                 longest = max(asked[i].max_tokens for i in part)
