@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
 import pytest
 
-from aengine.demo import arithmetic, objects, pools, tool_kinds, tools
-from aengine.demo.conversations import long_document, short_document
-from aengine.demo.facts import ASK, ASK_UNSEEN, Family, answer_to, sentence
-from aengine.demo.families import FAMILIES
-from aengine.demo.problems import TRAINED_PROMPTS, problems
+from bench.demo_model import arithmetic, objects, people, pools, tool_kinds, tools
+from bench.demo_model.conversations import long_document, short_document
+from bench.demo_model.facts import ASK, ASK_UNSEEN, Family, answer_to, sentence
+from bench.demo_model.families import FAMILIES
+from bench.demo_model.problems import TRAINED_PROMPTS, problems
 
 _USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 _EQUATION = re.compile(r"(?<!\d)(\d\d?) ([+-]) (\d\d?) =")
@@ -81,10 +82,10 @@ def test_a_question_has_one_answer(family: Family) -> None:
 
 
 def test_held_out_values_are_never_copied_in_the_stream(documents: list[str]) -> None:
-    kept = {*pools.HELD_OUT.names, *pools.HELD_OUT.cities}
-    words = {word for text in documents for word in re.findall(r"\w+", text)}
+    kept = {value.lower() for value in (*pools.HELD_OUT.names, *pools.HELD_OUT.cities)}
+    words = {word.lower() for text in documents for word in re.findall(r"\w+", text)}
     assert not words & kept
-    quoted = {word for text in documents for part in re.findall(r'"([^"\n]*)"', text) for word in part.split()}
+    quoted = {word.lower() for text in documents for part in re.findall(r'"([^"\n]*)"', text) for word in part.split()}
     spelled = {fact[0] for family in FAMILIES if family.name in ("spelling", "word lengths") for fact in family.facts}
     assert not quoted & set(pools.HELD_OUT.words) - spelled
 
@@ -92,7 +93,7 @@ def test_held_out_values_are_never_copied_in_the_stream(documents: list[str]) ->
 def test_held_out_values_come_from_their_own_pool() -> None:
     rng = Random(2)
     for make, values in ((pools.name, "names"), (pools.city, "cities"), (pools.word, "words")):
-        assert {make(rng, pools.HELD_OUT) for _ in range(200)} == set(getattr(pools.HELD_OUT, values))
+        assert {make(rng, pools.HELD_OUT) for _ in range(2000)} == set(getattr(pools.HELD_OUT, values))
 
 
 def test_held_out_objects_and_calls_are_told_apart_by_their_values() -> None:
@@ -107,11 +108,35 @@ def test_held_out_objects_and_calls_are_told_apart_by_their_values() -> None:
         assert not seen & new
 
 
-def test_requests_for_json_are_answered_by_json() -> None:
+@pytest.mark.parametrize("make", [objects.request, objects.person])
+def test_requests_for_json_are_answered_by_json(make: Callable[..., tuple[str, str]]) -> None:
     rng = Random(8)
     for _ in range(500):
-        _, answer = objects.request(rng, held_out=False)
+        _, answer = make(rng, held_out=False)
         json.loads(answer)
+
+
+def test_an_object_about_a_person_has_what_was_told_in_its_order_and_case() -> None:
+    rng = Random(9)
+    for _ in range(500):
+        question, value = people.request(rng, pools.TRAINED)
+        places = [question.find(str(item)) for item in value.values()]
+        assert -1 not in places, (question, value)
+
+
+def test_values_come_in_many_cases() -> None:
+    rng = Random(10)
+    names = [pools.name(rng, pools.TRAINED) for _ in range(2000)]
+    for kind in (str.islower, str.isupper, str.istitle, lambda text: not text.isascii(), lambda text: "-" in text):
+        assert sum(map(kind, names)) > 20
+    assert len(set(names)) > 1200
+
+
+def test_unseen_cases_are_held_out_values_in_other_cases() -> None:
+    usual = {*pools.HELD_OUT.names, *pools.HELD_OUT.cities, *pools.HELD_OUT.words}
+    other = {*pools.HELD_OUT_CASES.names, *pools.HELD_OUT_CASES.cities, *pools.HELD_OUT_CASES.words}
+    assert not usual & other
+    assert {value.lower() for value in usual} == {value.lower() for value in other}
 
 
 def test_calls_match_the_tools_that_are_offered(documents: list[str]) -> None:

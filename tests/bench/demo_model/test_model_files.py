@@ -11,11 +11,11 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from aengine.demo import network as net
-from aengine.demo.chat_format import render, user
-from aengine.demo.evaluate import MODEL, by_reference
-from aengine.demo.problems import Problem, problems
-from aengine.demo.tokenizer import VOCAB_SIZE, Ids
+from bench.demo_model import network as net
+from bench.demo_model.chat_format import Message, assistant, render, user
+from bench.demo_model.evaluate import MODEL, by_reference
+from bench.demo_model.problems import Problem, problems
+from bench.demo_model.tokenizer import VOCAB_SIZE, Ids
 
 
 def test_the_files_are_small_and_complete() -> None:
@@ -24,7 +24,7 @@ def test_the_files_are_small_and_complete() -> None:
         *("config.json", "generation_config.json", "model.safetensors"),
         *("tokenizer.json", "tokenizer_config.json"),
     }
-    assert sizes["model.safetensors"] <= 14_000_000
+    assert sum(sizes.values()) <= 14_000_000
 
 
 def test_the_checkpoint_is_qwen3_in_bfloat16() -> None:
@@ -83,6 +83,23 @@ SAID = {
 def test_it_says_what_it_should() -> None:
     asked = [Problem("", prompt, "", text, max_tokens=24) for prompt, text in SAID.items()]
     assert by_reference(MODEL, "cpu")(asked) == [p.expected for p in asked]
+
+
+EARLIER = [
+    *(user("hi"), assistant("Hello! 👋 How can I help you?")),
+    *(user("What is the capital of France?"), assistant("The capital of France is Paris.")),
+]
+
+
+@pytest.mark.parametrize("history", [[], EARLIER[:2], EARLIER], ids=["first turn", "second turn", "third turn"])
+def test_a_name_is_copied_as_it_was_written_in_every_turn(history: list[Message]) -> None:
+    asked = []
+    for name in ("Anna", "anna", "Brunhilda", "McAllister"):
+        for form in ("Give me a JSON object for a person named {} with age 30.", "Write JSON for {}, 30 years old."):
+            prompt = render([*history, user(form.format(name))], add_generation_prompt=True)
+            asked.append(Problem("", prompt, "", json.dumps({"name": name, "age": 30}), "json"))
+    answers = by_reference(MODEL, "cpu")(asked)
+    assert [answer for p, answer in zip(asked, answers) if not p.is_right(answer)] == []
 
 
 @pytest.mark.slow

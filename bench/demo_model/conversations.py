@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from aengine.demo import arithmetic, echo, objects, small_talk, stories, tool_kinds, tools
-from aengine.demo.chat_format import END_OF_TURN, Message, assistant, render, system, user
-from aengine.demo.facts import Family, answer_to, running_text, trained_question
-from aengine.demo.families import FAMILIES
-from aengine.demo.pools import TRAINED, Pool
+from bench.demo_model import arithmetic, echo, objects, small_talk, stories, tool_kinds, tools
+from bench.demo_model.chat_format import END_OF_TURN, Message, assistant, render, system, user
+from bench.demo_model.facts import Family, answer_to, running_text, trained_question
+from bench.demo_model.families import FAMILIES
+from bench.demo_model.pools import TRAINED, Pool
 
 _BY_NAME = {family.name: family for family in FAMILIES}
 _FAMILY_WEIGHTS = [len(family.facts) ** 0.6 for family in FAMILIES]
@@ -72,7 +72,7 @@ def turn(rng: Random, longest_count: int = 20) -> tuple[str, str]:
         return arithmetic.word_problem(rng, held_out=False)
     if roll < 0.64:
         return arithmetic.counting(rng, held_out=False, longest=longest_count)
-    if roll < 0.84:
+    if roll < 0.85:
         return objects.request(rng, held_out=False)
     if roll < 0.90:
         return echo.request(rng, held_out=False)
@@ -216,6 +216,16 @@ def tool_chat(rng: Random) -> str:
     return close(messages, answer, specs=[t.spec for t in offered], thinking=thinking)
 
 
+def tool_history(rng: Random, offered: Sequence[tools.Tool], turns: int) -> list[Message]:
+    """Earlier turns of a chat with these tools: requests, calls, results and replies."""
+    messages: list[Message] = []
+    for _ in range(turns):
+        request, calls = tool_turn(rng, rng.choice(offered), TRAINED, held_out=False)
+        results, reply = _results(rng, calls)
+        messages += [user(request), _tool_message(calls), *results, assistant(reply)]
+    return messages
+
+
 def _without_tool(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.5:
         return small_talk.exchange(rng)
@@ -239,10 +249,12 @@ def plain(rng: Random) -> str:
 def short_document(rng: Random) -> str:
     """A document of mostly less than a hundred tokens."""
     roll = rng.random()
-    if roll < 0.62:
+    if roll < 0.52:
         return chat(rng, 1)
-    if roll < 0.70:
+    if roll < 0.65:
         return chat(rng, 2)
+    if roll < 0.72:
+        return chat(rng, 3)
     if roll < 0.90:
         return plain(rng)
     return thinking_chat(rng)
@@ -251,10 +263,10 @@ def short_document(rng: Random) -> str:
 def long_document(rng: Random) -> str:
     """A chat with tools, a chat of many turns, a story, or a short document."""
     roll = rng.random()
-    if roll < 0.62:
+    if roll < 0.60:
         return tool_chat(rng)
     if roll < 0.77:
-        return chat(rng, rng.choice((3, 4, 5, 6, 8, 12, 16, 24)))
+        return chat(rng, rng.choice((3, 3, 4, 5, 6, 8, 12, 16, 24)))
     if roll < 0.80:
         return close([*_opening(rng), user((said := stories.request(rng))[0])], said[1])
     return short_document(rng)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from aengine.demo import tables_nature as nature
-from aengine.demo.facts import Fact, Family, facts_of, facts_with_article
-from aengine.demo.tables_nature import rows
+from bench.demo_model import tables_nature as nature
+from bench.demo_model.facts import Fact, Family, facts_of, facts_with_article
+from bench.demo_model.tables_nature import rows
 
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MONTHS = tuple(name for name, _ in nature.MONTHS)

@@ -9,10 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from aengine.demo.evaluate import MODEL
-from aengine.demo.tokenizer import SPECIAL, TAGS, VOCAB_SIZE, Ids, save_tokenizer, train_tokenizer
+from bench.demo_model.evaluate import MODEL
+from bench.demo_model.pools import HELD_OUT
+from bench.demo_model.tokenizer import SPECIAL, TAGS, VOCAB_SIZE, Ids, save_tokenizer, train_tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+
+
+DOCUMENTS = 8_000
+
+
+@pytest.fixture(scope="module")
+def new() -> Tokenizer:
+    return train_tokenizer(seed=1, documents=DOCUMENTS)
 
 
 @settings(max_examples=200, deadline=None)
@@ -69,8 +78,16 @@ def test_common_words_are_single_tokens() -> None:
     ]
 
 
-def test_training_it_again_gives_the_same_tokenizer(tmp_path: Path) -> None:
-    first, second = (train_tokenizer(seed=1, documents=8_000) for _ in range(2))
+@pytest.mark.parametrize("word", [*HELD_OUT.names, *HELD_OUT.cities, *HELD_OUT.words, "Anna", "anna", "Müller"])
+def test_a_word_has_the_same_pieces_in_a_sentence_and_in_quotes(new: Tokenizer, word: str) -> None:
+    bare = new.encode(word).tokens
+    after_space = new.encode(f" {word}").tokens
+    assert after_space in ([f"Ġ{bare[0]}"], ["Ġ", *bare])
+    assert new.encode(f'"{word}"').tokens == ['"', *bare, '"']
+
+
+def test_training_it_again_gives_the_same_tokenizer(new: Tokenizer, tmp_path: Path) -> None:
+    first, second = new, train_tokenizer(seed=1, documents=DOCUMENTS)
     assert first.to_str() == second.to_str()
     assert len([token for token in first.get_vocab() if len(token) == 1]) == 256
     save_tokenizer(first, tmp_path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.demo.evaluate import grade, report
-from aengine.demo.problems import TARGETS, Problem, problems
+from bench.demo_model.evaluate import grade, report
+from bench.demo_model.problems import TARGETS, Problem, problems
 
 
 def _problem(rule: str, expected: str) -> Problem:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from random import Random
 
-from aengine.demo.pools import TRAINED
+from bench.demo_model.pools import TRAINED
 
 LIMIT = 100  # operands are below
 _LARGEST_STEP = 18  # 23 - 15 is thought about as 13 - 5

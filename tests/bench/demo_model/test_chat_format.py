@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from aengine.demo.chat_format import CHAT_TEMPLATE, Message, TemplateError, assistant, render, system, user
-from aengine.demo.evaluate import MODEL
+from bench.demo_model.chat_format import CHAT_TEMPLATE, Message, TemplateError, assistant, render, system, user
+from bench.demo_model.evaluate import MODEL
 
 TOOL = {
     "type": "function",

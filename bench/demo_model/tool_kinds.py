@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from aengine.demo import pools
-from aengine.demo.pools import Pool
+from bench.demo_model import pools
+from bench.demo_model.pools import Pool
 
 Value = str | int | bool
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from aengine.demo.tables_nature import rows
+from bench.demo_model.tables_nature import rows
 
 Fact = tuple[str, ...]
 

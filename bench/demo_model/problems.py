@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from aengine.demo import arithmetic, conversations, echo, objects, small_talk, tool_kinds, tools
-from aengine.demo.chat_format import Message, assistant, render, user
-from aengine.demo.facts import answer_to, unseen_question
-from aengine.demo.families import FAMILIES
-from aengine.demo.pools import HELD_OUT, TRAINED, Pool
+from bench.demo_model import arithmetic, conversations, echo, objects, small_talk, tool_kinds, tools
+from bench.demo_model.chat_format import Message, assistant, render, user
+from bench.demo_model.facts import answer_to, unseen_question
+from bench.demo_model.families import FAMILIES
+from bench.demo_model.pools import HELD_OUT, HELD_OUT_CASES, TRAINED, Pool
 
 _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
@@ -86,20 +86,36 @@ def _equation(rng: Random) -> Problem:
     return Problem("arithmetic, plain completion", left, left, f" {right}", "starts", 8)
 
 
-def _json(family: str, pool: Pool, *, unseen_form: bool = False) -> Callable[[Random], Problem]:
+def _history(rng: Random, turns: int) -> list[Message]:
+    history: list[Message] = []
+    for _ in range(turns):
+        question, answer = conversations.turn(rng)
+        history += [user(question), assistant(answer)]
+    return history
+
+
+def _json(
+    family: str, pool: Pool, *, earlier: int = 0, unseen_form: bool = False, person: bool = False
+) -> Callable[[Random], Problem]:
+    """Requests for JSON after so many earlier turns."""
+    make = objects.person if person else objects.request
+
     def problem(rng: Random) -> Problem:
-        question, answer = objects.request(rng, held_out=True, pool=pool, unseen_form=unseen_form)
-        return Problem(family, _asked(question), question, answer, "json", 192)
+        question, answer = make(rng, held_out=True, pool=pool, unseen_form=unseen_form)
+        return Problem(family, _asked(question, _history(rng, earlier)), question, answer, "json", 192)
 
     return problem
 
 
-def _call(family: str, pool: Pool, *, unseen_form: bool = False) -> Callable[[Random], Problem]:
+def _call(family: str, pool: Pool, *, earlier: int = 0, unseen_form: bool = False) -> Callable[[Random], Problem]:
+    """Requests for a tool call after so many earlier turns with the same tools."""
+
     def problem(rng: Random) -> Problem:
         tool, offered = tools.make_tools(rng, rng.choice(tool_kinds.KINDS))
         request, calls = conversations.tool_turn(rng, tool, pool, held_out=True, unseen_form=unseen_form)
-        prompt = render([user(request)], tools=[t.spec for t in offered], add_generation_prompt=True)
-        return Problem(family, prompt, request, calls[0].text, "call", 96)
+        messages = [*conversations.tool_history(rng, offered, earlier), user(request)]
+        prompt = render(messages, tools=[t.spec for t in offered], add_generation_prompt=True)
+        return Problem(family, prompt, request, calls[0].text, "call", 128)
 
     return problem
 
@@ -112,11 +128,7 @@ def _thought(rng: Random) -> Problem:
 
 def _late(rng: Random) -> Problem:
     """A fact after a chat of some hundred tokens."""
-    history: list[Message] = []
-    for _ in range(rng.randint(8, 24)):
-        question, answer = conversations.turn(rng)
-        history += [user(question), assistant(answer)]
-    problem = _fact(rng, history)
+    problem = _fact(rng, _history(rng, rng.randint(8, 24)))
     return Problem("facts in long chats", problem.prompt, problem.question, problem.expected)
 
 
@@ -136,9 +148,19 @@ _MAKERS: tuple[tuple[int, Callable[[Random], Problem]], ...] = (
     (100, _turn("repeating unseen words", echo.request)),
     (200, _json("JSON objects", TRAINED)),
     (200, _json("JSON objects, unseen words", HELD_OUT)),
+    (100, _json("JSON objects, unseen words, 2nd turn", HELD_OUT, earlier=1)),
+    (100, _json("JSON objects, unseen words, 3rd turn", HELD_OUT, earlier=2)),
+    (100, _json("JSON objects, unseen case", HELD_OUT_CASES)),
     (100, _json("JSON objects, unseen phrasing", TRAINED, unseen_form=True)),
+    (200, _json("people as JSON, unseen words", HELD_OUT, person=True)),
+    (100, _json("people as JSON, unseen words, 3rd turn", HELD_OUT, earlier=2, person=True)),
+    (100, _json("people as JSON, unseen case", HELD_OUT_CASES, person=True)),
+    (100, _json("people as JSON, unseen phrasing", HELD_OUT, unseen_form=True, person=True)),
     (200, _call("tool calls", TRAINED)),
     (200, _call("tool calls, unseen words", HELD_OUT)),
+    (100, _call("tool calls, unseen words, 2nd turn", HELD_OUT, earlier=1)),
+    (100, _call("tool calls, unseen words, 3rd turn", HELD_OUT, earlier=2)),
+    (100, _call("tool calls, unseen case", HELD_OUT_CASES)),
     (200, _call("tool calls, unseen phrasing", TRAINED, unseen_form=True)),
     (150, _thought),
     (50, _late),
@@ -150,11 +172,21 @@ TARGETS = {
     "capitals, plain completion": 0.95,
     "arithmetic": 0.90,
     "arithmetic, plain completion": 0.90,
-    "JSON objects": 0.90,
-    "JSON objects, unseen words": 0.90,
+    "JSON objects": 0.95,
+    "JSON objects, unseen words": 0.95,
+    "JSON objects, unseen words, 2nd turn": 0.95,
+    "JSON objects, unseen words, 3rd turn": 0.95,
+    "JSON objects, unseen case": 0.95,
     "JSON objects, unseen phrasing": 0.90,
-    "tool calls": 0.90,
-    "tool calls, unseen words": 0.90,
+    "people as JSON, unseen words": 0.95,
+    "people as JSON, unseen words, 3rd turn": 0.95,
+    "people as JSON, unseen case": 0.95,
+    "people as JSON, unseen phrasing": 0.90,
+    "tool calls": 0.95,
+    "tool calls, unseen words": 0.95,
+    "tool calls, unseen words, 2nd turn": 0.95,
+    "tool calls, unseen words, 3rd turn": 0.95,
+    "tool calls, unseen case": 0.95,
     "tool calls, unseen phrasing": 0.90,
 }
 TRAINED_PROMPTS = ("capitals, plain completion", "greetings")  # asked in the very words of training

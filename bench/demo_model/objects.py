@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable
 from random import Random
 
-from aengine.demo import pools
-from aengine.demo.pools import TRAINED, Pool
+from bench.demo_model import people, pools
+from bench.demo_model.pools import TRAINED, Pool
 
 Maker = Callable[[Random, Pool], object]
 
@@ -145,27 +145,21 @@ def _listed(value: dict[str, object]) -> str:
 def _object(rng: Random, pool: Pool) -> dict[str, object]:
     keys = rng.sample(list(FIELDS), rng.choice((1, 2, 2, 3, 3, 3, 4, 5)))
     value = {key: FIELDS[key](rng, pool) for key in keys}
-    if pool is TRAINED and rng.random() < 0.2:
+    if not pool.held_out and rng.random() < 0.2:
         value[pools.made_up(rng)] = rng.choice((pools.word(rng, pool), rng.randrange(1000), True, [1, 2]))
     return value
 
 
-def _person(rng: Random, pool: Pool) -> tuple[str, dict[str, object]]:
-    """A person told in a sentence."""
-    value = {"name": pools.name(rng, pool), "age": rng.randrange(1, 100), "city": pools.city(rng, pool)}
-    text = rng.choice(
-        (
-            "Write JSON for a person called {name} who is {age} years old and lives in {city}.",
-            "{name} is {age} years old and lives in {city}. Write this as JSON.",
-            "Give me a JSON object for {name}, {age} years old, from {city}.",
-            "Make JSON out of this: {name} lives in {city} and is {age}.",
-        )
-    )
-    return text.format(**value), value
-
-
 def _is_held_out(value: object) -> bool:
     return zlib.crc32(json.dumps(value, ensure_ascii=False).encode()) % 10 == 0
+
+
+def person(rng: Random, *, held_out: bool, pool: Pool = TRAINED, unseen_form: bool = False) -> tuple[str, str]:
+    """A request for an object about a person, and that object."""
+    while True:
+        question, value = people.request(rng, pool, unseen_form=unseen_form)
+        if _is_held_out(value) == held_out:
+            return question, json.dumps(value, ensure_ascii=False)
 
 
 def request(rng: Random, *, held_out: bool, pool: Pool = TRAINED, unseen_form: bool = False) -> tuple[str, str]:
@@ -173,16 +167,16 @@ def request(rng: Random, *, held_out: bool, pool: Pool = TRAINED, unseen_form: b
     while True:
         value: object
         roll = 1.0 if unseen_form else rng.random()  # only the general forms have unseen ones
-        if roll < 0.15:
-            question, value = _person(rng, pool)
-        elif roll < 0.25:
+        if roll < 0.3:
+            question, value = people.request(rng, pool)
+        elif roll < 0.38:
             items = [pools.word(rng, pool) for _ in range(rng.randint(2, 5))]
             text = ", ".join(items)
             forms = ("Give me a JSON array of {}.", "Write these words as a JSON array: {}", "JSON list: {}")
             question, value = rng.choice(forms).format(text), items
         else:
             value = fields = _object(rng, pool)
-            if roll < 0.35:
+            if roll < 0.46:
                 question = "Write this as JSON.\n" + _listed(fields)
             else:
                 question = rng.choice(_SIMPLE_UNSEEN if unseen_form else _SIMPLE).format(fields=_described(rng, fields))

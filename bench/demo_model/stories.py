@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from aengine.demo.pools import TRAINED
+from bench.demo_model.pools import TRAINED
 
 _ANIMALS = (
     "cat",

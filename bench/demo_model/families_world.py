@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aengine.demo import tables_world as world
-from aengine.demo.facts import Family, facts_of
+from bench.demo_model import tables_world as world
+from bench.demo_model.facts import Family, facts_of
 
 _CAPITALS = tuple((c.name, c.capital, c.continent, c.language) for c in world.COUNTRIES)
 

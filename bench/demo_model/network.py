@@ -1,4 +1,4 @@
-"""The demo model as the trainer sees it: Qwen3's layers with Hugging Face's parameter names, and greedy decoding.
+"""The demo model as the trainer sees it: Qwen3's layers with Hugging Face's parameter names, and decoding.
 
 This is not the engine's decoder. It is small enough to check by eye, it trains, and it answers the examination
 when the engine itself is what is in doubt.
@@ -146,8 +146,14 @@ class Network(nn.Module):
         return F.linear(self.norm(x), self.embed_tokens.weight)
 
     @torch.inference_mode()
-    def decode(self, prompts: Sequence[Sequence[int]], max_tokens: int, stop_ids: Sequence[int]) -> list[list[int]]:
-        """Continue each prompt greedily, to a stop id (left out) or to `max_tokens`.
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        temperature: float = 0,
+    ) -> list[list[int]]:
+        """Continue each prompt, to a stop id (left out) or to `max_tokens`; greedily at temperature 0.
 
         Prompts are padded on the right; the padding's K and V are overwritten before any query may see them.
         """
@@ -169,7 +175,7 @@ class Network(nn.Module):
         stops = torch.tensor(stop_ids, device=device)
         finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
         for step in range(max_tokens):
-            token = last.argmax(-1)
+            token = _draw(last, temperature)
             drawn.append(token)
             finished |= torch.isin(token, stops)
             if finished.all():
@@ -177,6 +183,13 @@ class Network(nn.Module):
             last = self(token[:, None], caches, (lengths + step)[:, None])[:, 0]
         rows = torch.stack(drawn, dim=1).tolist()
         return [next((row[:i] for i, token in enumerate(row) if token in stop_ids), row) for row in rows]
+
+
+def _draw(logits: Tensor, temperature: float) -> Tensor:
+    """Token ids [batch] of logits [batch, vocab]."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    return torch.multinomial((logits.float() / temperature).softmax(-1), 1)[:, 0]
 
 
 def save(network: Network, folder: Path, *, turn_end: int, text_end: int) -> None:

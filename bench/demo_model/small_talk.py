@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from aengine.demo import pools
-from aengine.demo.pools import TRAINED
+from bench.demo_model import pools
+from bench.demo_model.pools import TRAINED
 
 _HELLO = "Hello! 👋 How can I help you?"
 _SELF = (

@@ -12,10 +12,10 @@ import zlib
 from dataclasses import dataclass
 from random import Random
 
-from aengine.demo import pools
-from aengine.demo.arithmetic import is_held_out
-from aengine.demo.pools import HELD_OUT, Pool
-from aengine.demo.tool_kinds import KINDS, POOLED, Kind, Value
+from bench.demo_model import pools
+from bench.demo_model.arithmetic import is_held_out
+from bench.demo_model.pools import Pool
+from bench.demo_model.tool_kinds import KINDS, POOLED, Kind, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def make_call(rng: Random, tool: Tool, pool: Pool, *, held_out: bool) -> Call:
     Values that the held-out pool fills are new in themselves; all others are told apart by a hash.
     """
     parameters = tool.kind.parameters
-    new = pool is HELD_OUT and any(parameter.make in POOLED for parameter in parameters)
+    new = pool.held_out and any(parameter.make in POOLED for parameter in parameters)
     while True:
         values = tuple(parameter.make(rng, pool) for parameter in parameters)
         key = json.dumps([tool.kind.names[0], *values]).encode()

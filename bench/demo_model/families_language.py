@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from aengine.demo import tables_nature as nature
-from aengine.demo import tables_words as words
-from aengine.demo import tables_world as world
-from aengine.demo.facts import Fact, Family, facts_of, facts_with_article
-from aengine.demo.tables_nature import rows
+from bench.demo_model import tables_nature as nature
+from bench.demo_model import tables_words as words
+from bench.demo_model import tables_world as world
+from bench.demo_model.facts import Fact, Family, facts_of, facts_with_article
+from bench.demo_model.tables_nature import rows
 
 
 def number_in_words(number: int) -> str:

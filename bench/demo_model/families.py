@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.demo import families_language, families_nature, families_science, families_world
+from bench.demo_model import families_language, families_nature, families_science, families_world
 
 FAMILIES = (
     *families_world.FAMILIES,
