@@ -19,7 +19,7 @@ from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
 from aengine.scheduling.sharing import shared_runs
-from aengine.types import MixedLimit, NewRow, PrefillChunk, SharedRun, StepPlan, StepResult
+from aengine.types import MixedLimit, PrefillChunk, SharedRun, StepPlan, StepResult
 
 # A burst must not delay the steps of those who run. Once so many sequences have entered in a step, those that forked
 # included, or so many tokens were looked up in the cache for them, no further request enters.
@@ -263,7 +263,7 @@ class Scheduler:
             self._waiting.pop()
             looked_up += head.length
             self._begin(head)
-            self._enter(head, plan)
+            plan.new_rows.append(batch.enter(head))
             self._plan_chunk(head, budget, plan, flight)
 
     def _begin(self, sequence: Sequence) -> None:
@@ -274,24 +274,6 @@ class Scheduler:
             self.counters.cached_tokens += sequence.cached
             if self._on_begin is not None:
                 self._on_begin(sequence)
-
-    def _enter(self, sequence: Sequence, plan: StepPlan, leader: Sequence | None = None) -> None:
-        """Put a sequence that has its pages on a row, beside the leader that it forks from."""
-        self._batch.enter(sequence)
-        plan.new_rows.append(
-            NewRow(
-                row=sequence.row,
-                params=sequence.params,
-                seed=sequence.seed,
-                stop_ids=sequence.stop_ids,
-                prompt_len=sequence.prompt_len,
-                tokens=sequence.ids(0, sequence.length) if leader is None else sequence.prompt,
-                length=sequence.launched,
-                pages=list(sequence.pages) if leader is None else [],
-                banned=sequence.banned,
-                copy_of=None if leader is None else leader.row,
-            )
-        )
 
     def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
         """Add the next chunk of a prefill."""
@@ -329,7 +311,7 @@ class Scheduler:
                 self._waiting.push(sibling)
                 break
             copy = self.memory.fork(leader, sibling)
-            self._enter(sibling, plan, leader)
+            plan.new_rows.append(self._batch.enter(sibling, leader))
             if copy is not None:
                 plan.page_copies.append(copy)
                 plan.new_pages.append((sibling.row, len(sibling.pages) - 1, copy[1]))

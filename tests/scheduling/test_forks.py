@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aengine.scheduling.sequence import Phase
+from aengine.types import StepResult
 from tests.scheduling.stepping import Stepper, prompt_of
 
 
@@ -189,6 +190,24 @@ def test_choices_of_a_prompt_whose_first_chunk_is_not_finite_all_end() -> None:
     assert stepper.scheduler.idle
     assert stepper.scheduler.memory.tree.cached_pages == 0
     stepper.scheduler.check_integrity()
+
+
+def test_nothing_of_a_chunk_that_is_not_finite_is_cached_by_those_who_forked_behind_it() -> None:
+    """In a model whose attention looks back a little way only, their own numbers may be finite again."""
+    stepper = Stepper(page_size=4, max_step_tokens=8)
+    family = stepper.request(prompt_of(16), n=3)
+    scheduler = stepper.scheduler
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    (update,) = scheduler.commit(first, StepResult([], [], None, finite_chunks=[False]))
+    assert update.sequence is family[0]
+    scheduler.commit(second, StepResult([1, 2, 3], [True] * 3, None))
+    for sequence in family:
+        scheduler.abort(sequence)
+    assert scheduler.idle
+    assert scheduler.memory.tree.cached_pages == 0
+    scheduler.check_integrity()
 
 
 def test_a_sibling_preempted_before_its_first_token_is_known_resumes_alone() -> None:

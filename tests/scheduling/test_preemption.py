@@ -57,6 +57,21 @@ def test_what_a_sequence_gives_back_is_what_it_alone_holds() -> None:
     assert memory.available == before + 1
 
 
+def test_what_another_choice_still_reads_is_cached_and_stays_locked() -> None:
+    memory = SequenceMemory(num_pages=10, page_size=4, prefix_cache=True)
+    leader, sibling = sequence_of(prompt_of(10)), sequence_of(prompt_of(10))
+    assert memory.admit(leader, headroom=0)
+    leader.launched = 10
+    assert memory.fork(leader, sibling) == (leader.pages[2], sibling.pages[2])
+    leader.computed = 10
+    shared = sibling.pages[:2]
+    memory.release(leader)
+    assert (memory.tree.cached_pages, memory.tree.evictable_pages) == (2, 0)
+    assert memory.tree.match(sequence_of(prompt_of(10)).prompt).pages == shared
+    memory.release(sibling)
+    assert (memory.tree.evictable_pages, memory.available) == (2, 9)
+
+
 def test_a_reservation_evicts_no_more_than_it_needs() -> None:
     memory = SequenceMemory(num_pages=10, page_size=4, prefix_cache=True)
     sequence = sequence_of(prompt_of(25))
