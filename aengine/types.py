@@ -253,7 +253,7 @@ class Stats(msgspec.Struct, frozen=True):
     """A snapshot of the engine. Counters count since start; the pool's pages add up to `pages_total`."""
 
     running: int  # sequences that hold a row
-    waiting: int  # sequences in the queue
+    waiting: int  # sequences without a row, those included that are still to fork from another
     pages_total: int  # without the reserved page 0
     pages_used: int  # held by running sequences (shared with the cache or not)
     pages_cached: int  # in the prefix cache and evictable now
