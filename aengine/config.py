@@ -75,7 +75,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         Meta(description="write a Chrome trace of the run to this file (at most 128 MiB in two files)"),
     ] = None
-    max_queue: Annotated[int, Meta(ge=0, description="most requests waiting; more are refused at once")] = 1024
+    max_queue: Annotated[
+        int, Meta(ge=0, description="most choices (n a request) waiting; more are refused at once")
+    ] = 1024
     grammar_characters: Annotated[int, Meta(ge=1, description="longest schema, regex or grammar of a request")] = (
         131_072
     )

@@ -267,7 +267,7 @@ class Stats(msgspec.Struct, frozen=True):
     """A snapshot of the engine. Counters count since start; the pool's pages add up to `pages_total`."""
 
     running: int  # sequences that hold a row
-    waiting: int  # sequences in the queue
+    waiting: int  # sequences without a row, those included that are still to fork from another
     pages_total: int  # without the reserved page 0
     pages_used: int  # held by running sequences (shared with the cache or not)
     pages_cached: int  # in the prefix cache and evictable now
@@ -308,6 +308,9 @@ class NewRow(msgspec.Struct):
     length: int  # tokens whose KV is already in `pages`
     pages: list[int]
     banned: Sequence[Sequence[int]] = ()  # the output must never complete any of these
+    # The row that it forks from, which is read to its end in this step: all but the seed is the same, and can be copied
+    # on the device. Its whole pages are this row's too; `pages` is empty, and `new_pages` has what comes behind them.
+    copy_of: int | None = None
 
 
 class PrefillChunk(msgspec.Struct):
@@ -343,9 +346,9 @@ class MixedLimit(msgspec.Struct, frozen=True):
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
-    Order of effect: `new_rows`, `new_pages`, forward over `decode` (one token each: the one that the
-    row sampled last, still on the device) and `prefill`, draws, then `page_copies`. Draws come back in
-    the order: `decode`, then each sampling chunk's row followed by its forks.
+    Order of effect: `new_rows` (copies after what they copy), `new_pages`, forward over `decode` (one token each:
+    the one that the row sampled last, still on the device) and `prefill`, draws, then `page_copies`. Draws come back
+    in the order: `decode`, then each sampling chunk's row followed by its forks.
     """
 
     step: int
@@ -393,3 +396,4 @@ class StepResult(msgspec.Struct):
     finite: list[bool]  # False: the row's logits held NaN or +infinity; its token id means nothing
     logprobs: list[RowLogprobs | None] | None  # None when no row asked for them
     scores: Sequence[Sequence[PromptLogprob]] = ()  # a list for each chunk with `score_ids`, in the plan's order
+    finite_chunks: Sequence[bool] = ()  # for each chunk, whether what it wrote into its pages is finite; (): all of it

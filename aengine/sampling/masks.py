@@ -39,18 +39,20 @@ class AllowedTokens:
         self._bits: Tensor | None = None
 
     def set_rows(self, entries: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Replace the masks of these rows: (row, ids). Siblings that share their list share one upload."""
+        """Replace the masks of these rows: (row, ids)."""
         listed = list(entries)
         if not listed:
             return
         if self._bits is None:
             self._bits = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-        lists = {id(ids): ids for _, ids in listed}
-        places = {key: place for place, key in enumerate(lists)}
-        masks = upload(np.stack([self._pack(ids) for ids in lists.values()]), self._device)
-        index = [[row for row, _ in listed], [places[id(ids)] for _, ids in listed]]
-        rows, which = upload(np.array(index, dtype=np.int64), self._device)
-        self._bits.index_copy_(0, rows, masks.index_select(0, which))
+        masks = upload(np.stack([self._pack(ids) for _, ids in listed]), self._device)
+        rows = upload(np.array([row for row, _ in listed], dtype=np.int64), self._device)
+        self._bits.index_copy_(0, rows, masks)
+
+    def copy_rows(self, rows: Tensor, sources: Tensor) -> None:
+        """Give rows[i] what sources[i] has, both [n] int64."""
+        if self._bits is not None:
+            self._bits.index_copy_(0, rows, self._bits.index_select(0, sources))
 
     def pick(self, rows: Tensor) -> Tensor:
         """The masks of rows [n] int64 that have one, [n, words] int32."""

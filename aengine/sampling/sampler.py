@@ -61,6 +61,13 @@ class Sampler:
         self._counts = TokenCounts(max_rows, vocab_size, device)
         self._banned = BannedSequences(max_rows, device)
         self._allowed = AllowedTokens(max_rows, vocab_size, device)
+        self._tables = (  # what a row holds on the device, and the need that goes with it
+            (self._bias, BIAS),
+            (self._stops, MIN_TOKENS),
+            (self._counts, PENALTY),
+            (self._banned, BANNED),
+            (self._allowed, ALLOWED),
+        )
         self._codes = token_codes(vocab_size, device)
         self._groups: Groups | None = None  # of the last batch
         self._fused: FusedDraw | None = None
@@ -76,15 +83,19 @@ class Sampler:
         self._groups = None
         self._parameters.set_rows(rows)
         needs = self._parameters.needs
-        self._bias.set_rows((new.row, new.params.logit_bias) for new in rows if needs[new.row] & BIAS)
+        own = [new for new in rows if new.copy_of is None]
+        self._bias.set_rows((new.row, new.params.logit_bias) for new in own if needs[new.row] & BIAS)
         self._stops.set_rows(
-            (new.row, dict.fromkeys(new.stop_ids, -torch.inf)) for new in rows if needs[new.row] & MIN_TOKENS
+            (new.row, dict.fromkeys(new.stop_ids, -torch.inf)) for new in own if needs[new.row] & MIN_TOKENS
         )
-        self._counts.set_rows([new for new in rows if needs[new.row] & PENALTY])
-        self._banned.set_rows([new for new in rows if needs[new.row] & BANNED])
-        self._allowed.set_rows(
-            (new.row, new.params.allowed_token_ids or ()) for new in rows if needs[new.row] & ALLOWED
-        )
+        self._counts.set_rows([new for new in own if needs[new.row] & PENALTY])
+        self._banned.set_rows([new for new in own if needs[new.row] & BANNED])
+        self._allowed.set_rows((new.row, new.params.allowed_token_ids or ()) for new in own if needs[new.row] & ALLOWED)
+        copies = [(new.row, new.copy_of) for new in rows if new.copy_of is not None]
+        for table, need in self._tables:
+            pairs = [pair for pair in copies if needs[pair[0]] & need]
+            if pairs:
+                table.copy_rows(*upload(np.array(pairs, dtype=np.int64).T, self._device))
 
     def sample(
         self,

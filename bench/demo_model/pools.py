@@ -125,8 +125,8 @@ def _other_cases(pool: Pool) -> Pool:
 
 
 HELD_OUT_CASES = _other_cases(HELD_OUT)
-_HELD_OUT_WORDS = frozenset(value.lower() for value in (*HELD_OUT.names, *HELD_OUT.cities, *HELD_OUT.words))
-_FORBIDDEN = _HELD_OUT_WORDS | frozenset(_STRUCTURE.split())
+HELD_OUT_VALUES = frozenset(value.lower() for value in (*HELD_OUT.names, *HELD_OUT.cities, *HELD_OUT.words))
+_FORBIDDEN = HELD_OUT_VALUES | frozenset(_STRUCTURE.split())
 
 
 def _real_words() -> tuple[str, ...]:

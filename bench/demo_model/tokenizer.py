@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from bench.demo_model.chat_format import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN
 from bench.demo_model.conversations import long_document, short_document
+from bench.demo_model.pools import HELD_OUT_VALUES
 
 VOCAB_SIZE = 4096
 SPECIAL = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)  # control: not part of the text
@@ -91,7 +92,9 @@ def train_tokenizer(seed: int = 0, documents: int = 30_000) -> Tokenizer:
             (words if word.isalpha() else marks)[word if word.isalpha() else part] += 1
     vocab, merges = _pieces(sorted(words))
     frequent = [mark for mark in _by_count(marks) if len(mark) > 1][:_MARKS]
-    frequent += [part for word in _by_count(words) if words[word] >= _RARE for part in (word, f" {word}")]
+    # A token that is never copied in training would never be written: held-out words are pieces, as any unseen word is.
+    known = [word for word in _by_count(words) if words[word] >= _RARE and word.lower() not in HELD_OUT_VALUES]
+    frequent += [part for word in known for part in (word, f" {word}")]
     whole = [to_bytes.pre_tokenize_str(part)[0][0] for part in frequent]
     new = [part for part in whole if part not in vocab]
     for part in new[: VOCAB_SIZE - len(SPECIAL) - len(TAGS) - len(vocab)]:

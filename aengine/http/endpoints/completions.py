@@ -43,7 +43,7 @@ class Completions(Endpoint):
         params = _params(body, engine.default_params)
         usage_told = body.usage_told()
         _refuse_what_is_not_done(body)
-        prompts = split_prompts(body.prompt)
+        prompts = split_prompts(body.prompt, params.n)
         streams: list[StreamLike] = []
         try:
             for position, prompt in enumerate(prompts):

@@ -168,7 +168,7 @@ def test_stops(demo: httpx2.Client, path: str) -> None:
 def test_words_and_biases(demo: httpx2.Client, path: str) -> None:
     assert "Paris" in text(demo, path)
     assert "Paris" not in text(demo, path, bad_words=["Paris"])
-    assert "Paris" not in text(demo, path, logit_bias={"1924": -100})
+    assert "Paris" not in text(demo, path, logit_bias={"1932": -100})
     assert set(text(demo, path, logit_bias={str(PERIOD): 100})) == {"."}
 
 
