@@ -75,7 +75,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         Meta(description="write a Chrome trace of the run to this file (at most 128 MiB in two files)"),
     ] = None
-    max_queue: Annotated[int, Meta(ge=0, description="most requests waiting; more are refused at once")] = 1024
+    max_queue: Annotated[
+        int, Meta(ge=0, description="most choices (n a request) waiting; more are refused at once")
+    ] = 1024
     grammar_characters: Annotated[int, Meta(ge=1, description="longest schema, regex or grammar of a request")] = (
         131_072
     )
@@ -114,6 +116,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="keys of which a request must name one (Authorization: Bearer ...); default: no key is asked"),
     ] = ()
     page: Annotated[bool, Meta(description="serve the chat page at /")] = True
+    tokenizer_info: Annotated[
+        bool, Meta(description="give the tokenizer's settings, its chat template among them, at /tokenizer_info")
+    ] = False
     heartbeat: Annotated[
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0
@@ -125,6 +130,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "think", "off"],
         Meta(description="give <think> blocks as reasoning_content; auto: where the model knows them"),
     ] = "auto"
+    vllm_metrics: Annotated[
+        bool, Meta(description="/metrics under vLLM's names as well, for routers and autoscalers that read those")
+    ] = False
     max_stream_backlog: Annotated[
         int, Meta(ge=1, description="fragments a reader may be behind before its request is aborted")
     ] = 65536
@@ -160,9 +168,15 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 30.0
     backlog: Annotated[int, Meta(ge=1, description="connections that may wait to be accepted")] = 2048
     keep_alive_timeout: Annotated[
-        float, Meta(gt=0, description="seconds after which a connection without requests is closed")
+        float,
+        Meta(
+            gt=0,
+            description="seconds after which a connection without requests is closed (TLS has 10 at most to begin)",
+        ),
     ] = 30.0
-    keep_alive_requests: Annotated[int, Meta(ge=1, description="requests after which a connection is closed")] = 10_000
+    keep_alive_requests: Annotated[
+        int, Meta(ge=1, description="requests after which an HTTP/1 connection is closed")
+    ] = 10_000
     max_header_bytes: Annotated[int, Meta(ge=1024, description="longest request line and headers")] = 32 * 2**10
     access_log: Annotated[bool, Meta(description="write a line for each request to standard output")] = False
     workers: Annotated[int, Meta(description="only 1: the engine is this process")] = 1

@@ -47,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()  # their tokens never follow one another, with a space in front or without
+    allowed_token_ids: tuple[int, ...] | None = None  # no other is drawn; not even EOS, unless it is among them
     include_stop: bool = False  # keep the matched stop string / stop token's text in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -102,6 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._validate_stop(vocab_size)
         self._validate_bias(vocab_size)
         self._validate_bad_words()
+        self._validate_allowed(vocab_size)
         if self.structured is not None:
             self.structured.validate()
 
@@ -137,6 +139,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     f"each of bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters and more than spaces",
                     "bad_words",
                 )
+
+    def _validate_allowed(self, vocab_size: int) -> None:
+        ids, name = self.allowed_token_ids, "allowed_token_ids"
+        if ids is None:
+            return
+        if not ids:
+            raise InvalidRequestError(f"{name} must hold at least one id", name)
+        if len(ids) > vocab_size:
+            raise InvalidRequestError(f"{name} holds {len(ids)} ids, more than the vocabulary's {vocab_size}", name)
+        check_token_ids(ids, vocab_size, name)
+        if self.structured is not None:  # the two might leave nothing in common to go on with
+            raise InvalidRequestError(f"{name} cannot be combined with structured output", name)
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -253,7 +267,7 @@ class Stats(msgspec.Struct, frozen=True):
     """A snapshot of the engine. Counters count since start; the pool's pages add up to `pages_total`."""
 
     running: int  # sequences that hold a row
-    waiting: int  # sequences in the queue
+    waiting: int  # sequences without a row, those included that are still to fork from another
     pages_total: int  # without the reserved page 0
     pages_used: int  # held by running sequences (shared with the cache or not)
     pages_cached: int  # in the prefix cache and evictable now
@@ -294,6 +308,9 @@ class NewRow(msgspec.Struct):
     length: int  # tokens whose KV is already in `pages`
     pages: list[int]
     banned: Sequence[Sequence[int]] = ()  # the output must never complete any of these
+    # The row that it forks from, which is read to its end in this step: all but the seed is the same, and can be copied
+    # on the device. Its whole pages are this row's too; `pages` is empty, and `new_pages` has what comes behind them.
+    copy_of: int | None = None
 
 
 class PrefillChunk(msgspec.Struct):
@@ -329,9 +346,9 @@ class MixedLimit(msgspec.Struct, frozen=True):
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
-    Order of effect: `new_rows`, `new_pages`, forward over `decode` (one token each: the one that the
-    row sampled last, still on the device) and `prefill`, draws, then `page_copies`. Draws come back in
-    the order: `decode`, then each sampling chunk's row followed by its forks.
+    Order of effect: `new_rows` (copies after what they copy), `new_pages`, forward over `decode` (one token each:
+    the one that the row sampled last, still on the device) and `prefill`, draws, then `page_copies`. Draws come back
+    in the order: `decode`, then each sampling chunk's row followed by its forks.
     """
 
     step: int
@@ -379,3 +396,4 @@ class StepResult(msgspec.Struct):
     finite: list[bool]  # False: the row's logits held NaN or +infinity; its token id means nothing
     logprobs: list[RowLogprobs | None] | None  # None when no row asked for them
     scores: Sequence[Sequence[PromptLogprob]] = ()  # a list for each chunk with `score_ids`, in the plan's order
+    finite_chunks: Sequence[bool] = ()  # for each chunk, whether what it wrote into its pages is finite; (): all of it

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from aengine.cache.radix import packed
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
 from aengine.types import SamplingParams, StepPlan, StepResult
@@ -54,7 +55,7 @@ class Churn:
         number = next(self._numbers)
         tokens = [(number * PROMPT + place) % 2**30 for place in range(prompt)]
         sequence = Sequence(
-            tokens=tokens,
+            prompt=packed(tokens),
             params=SamplingParams(max_tokens=output),
             seed=number,
             stop_ids=(),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -30,7 +30,7 @@ class Hypercorn:
     def __init__(self, log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port: int = sock.getsockname()[1]
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, trust_env=False)
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, trust_env=False)
         self.log = log
         self.process = self._start()
 
@@ -55,7 +55,7 @@ class Hypercorn:
             try:
                 if self.client.get("/ready").status_code == 200:
                     return
-            except httpx.ConnectError:
+            except httpx2.ConnectError:
                 pass
             time.sleep(0.1)
         raise AssertionError(f"the server did not become ready:\n{self.log.read_text()}")

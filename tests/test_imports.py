@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "triton")
+HEAVY = ("torch", "transformers", "tokenizers", "llguidance", "safetensors", "triton")
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -24,6 +24,7 @@ def loaded_by(statement: str) -> set[str]:
         "import aengine.config",
         "from aengine import SamplingParams, ServerConfig, QueueFullError",
         "import aengine.http",
+        "import aengine.scheduling.scheduler",
         "import aengine; aengine.Client",
         "import aengine.app",
         "from aengine.app import app, create_app; create_app()",

@@ -1,4 +1,4 @@
-"""What the README shows is run as it stands there."""
+"""What the README and its rooms' READMEs show is run as it stands there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from aengine.http.state import ServerState
 from tests.cli.running import run, served
 from tests.http.demo_server import demo_server
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "aengine").rglob("README.md")), ROOT / "bench" / "README.md"]
+README = "\n".join(path.read_text() for path in DOCUMENTS[:-1])
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
@@ -129,7 +131,16 @@ def test_every_knob_can_be_found() -> None:
 
 
 def test_every_dependency_has_its_line() -> None:
-    declared = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    declared = (ROOT / "pyproject.toml").read_text()
     block = declared.split("dependencies = [")[1].split("]")[0]
     for name in re.findall(r'"([a-z-]+)', block):
         assert f"| {name}" in README, f"{name} has no line in the README's table"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", path.read_text()):
+        headings = re.findall(r"^#+ (.*)", (path.parent / target if target else path).read_text(), re.M)
+        assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings], anchor

@@ -1,8 +1,8 @@
-"""Who holds which page of the KV pool.
+"""Which pages of the KV pool are free.
 
 A page is an index into the pool. Page 0 is reserved: padding rows and finished rows write there, so it is
-never handed out. Every other page is either free (no references) or held by one or more owners (sequences,
-the radix tree), each of which holds one reference.
+never handed out. Every other page is either free or held by one owner: a sequence, choices that begin with it
+together, or the radix tree.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ class OutOfPages(Exception):
 
 
 class PageAllocator:
-    """Reference counts over pages 1 .. num_pages - 1. Every operation is O(1) per page."""
+    """Hands out pages 1 .. num_pages - 1 and takes them back. Every operation is O(1) per page."""
 
-    __slots__ = ("_free", "_references", "num_pages")
+    __slots__ = ("_free", "_held", "num_pages")
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 2:
             raise ValueError(f"the pool needs at least 2 pages, the reserved one included, got {num_pages}")
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, 0, -1))  # a stack: the page released last is handed out first
-        self._references = [0] * num_pages
+        self._held = bytearray(num_pages)  # 1: handed out
 
     @property
     def free(self) -> int:
         """How many pages `take` could hand out now."""
         return len(self._free)
 
-    def references(self, page: int) -> int:
-        """How many owners hold the page; 0 means free."""
-        return self._references[page]
+    def held(self, page: int) -> bool:
+        """Whether the page is handed out."""
+        return self._held[page] == 1
 
     def take(self, n: int) -> list[int]:
-        """Hand out n free pages with one reference each. Raises `OutOfPages`, taking none, if fewer are free."""
+        """Hand out n free pages. Raises `OutOfPages`, taking none, if fewer are free."""
         kept = len(self._free) - n
         if kept < 0:
             raise OutOfPages(f"{n} pages wanted, {len(self._free)} free")
@@ -44,31 +44,23 @@ class PageAllocator:
         del self._free[kept:]
         pages.reverse()
         for page in pages:
-            self._references[page] = 1
+            self._held[page] = 1
         return pages
 
-    def share(self, page: int) -> None:
-        """Add an owner to a held page. Raises `ValueError` if the page is free or reserved."""
-        if self._references[page] == 0:
-            raise ValueError(f"page {page} is not held by anyone")
-        self._references[page] += 1
-
     def release(self, page: int) -> None:
-        """Drop an owner; the last one frees the page. Raises `ValueError` if the page is free or reserved."""
-        left = self._references[page] - 1
-        if left < 0:
+        """Free a page. Raises `ValueError` if it is free already, or reserved."""
+        if not self._held[page]:
             raise ValueError(f"page {page} is not held by anyone")
-        self._references[page] = left
-        if left == 0:
-            self._free.append(page)
+        self._held[page] = 0
+        self._free.append(page)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` unless the free pages are exactly those without references. O(pages)."""
+        """Raise `AssertionError` unless the free pages are exactly those that nobody holds. O(pages)."""
         free = set(self._free)
         if len(free) != len(self._free):
             raise AssertionError("a page is on the free list twice")
-        if 0 in free or self._references[0] != 0:
+        if 0 in free or self._held[0]:
             raise AssertionError("the reserved page 0 is in circulation")
         for page in range(1, self.num_pages):
-            if (self._references[page] == 0) != (page in free):
-                raise AssertionError(f"page {page} has {self._references[page]} references, free: {page in free}")
+            if self.held(page) == (page in free):
+                raise AssertionError(f"page {page} is {'held, and ' if self.held(page) else 'not held, nor '}free")

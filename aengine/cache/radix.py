@@ -1,19 +1,22 @@
 """The prefix cache: a radix tree over page-aligned runs of token ids.
 
-An edge is a run of one or more whole pages; two children of a node differ within their first page. The tree
-holds one reference (in the allocator) on each of its pages.
+An edge is a run of one or more whole pages; two children of a node differ within their first page. The tree owns
+its pages, and gives them back to the allocator.
 
 A path that a sequence uses is locked: `lock(node)` counts on every node up to the root, so an unlocked node
 has only unlocked descendants. Unlocked nodes stand in one least-recently-used order. A use (a match, an
 insert, an unlock) moves its path to the young end, deepest node first; therefore every node stands before
 its parent, the oldest entry is always a leaf, and eviction just takes from the old end.
+
+Clearing begins a new epoch. What is locked then cannot go at once: it stays filed under the old epoch, where no
+lookup comes, and goes when it is unlocked.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from aengine.cache.pages import PageAllocator
@@ -22,23 +25,32 @@ from aengine.cache.pages import PageAllocator
 _ID_TYPE = "I"
 _ID_BYTES = array(_ID_TYPE).itemsize
 
-# What a child is filed under: its first page's ids. Under the root the salt stands before them, which keeps
-# tenants apart without a root of their own.
-_Key = bytes | tuple[str | None, bytes]
+
+# What a child is filed under: its first page's ids. Under the root the epoch and the salt stand before them, which
+# keeps epochs and tenants apart without a root of their own.
+_Key = bytes | tuple[int, str | None, bytes]
+
+
+def packed(token_ids: Iterable[int]) -> array[int]:
+    """Token ids, 4 bytes each, which the tree reads without looking at them one by one."""
+    return array(_ID_TYPE, token_ids)
 
 
 class Node:
     """A run of whole pages. Callers keep nodes to lock them; only the tree changes them."""
 
-    __slots__ = ("children", "data", "depth", "key", "locks", "pages", "parent")
+    __slots__ = ("children", "data", "depth", "epoch", "key", "locks", "pages", "parent")
 
-    def __init__(self, parent: Node | None, key: _Key, data: bytes, pages: list[int], depth: int, locks: int) -> None:
+    def __init__(
+        self, parent: Node | None, key: _Key, data: bytes, pages: list[int], depth: int, locks: int, epoch: int = 0
+    ) -> None:
         self.parent = parent  # None: the root, or no longer in the tree
         self.key = key
         self.data = data  # the ids of the run
         self.pages = pages
         self.depth = depth  # pages from the root to the end of this run
         self.locks = locks
+        self.epoch = epoch  # of the tree when the run was inserted
         self.children: dict[_Key, Node] = {}
 
 
@@ -53,7 +65,7 @@ class Match(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """The node that ends where the inserted run ends, and for each page whether the tree now holds it.
+    """The node that ends where the inserted run ends, and for each of its pages whether the tree now holds it.
 
     A page that is not taken is a private copy that the caller still owns and has to release.
     """
@@ -71,6 +83,8 @@ class RadixTree:
         self.page_size = page_size
         self.cached_pages = 0  # held by the tree
         self.evictable_pages = 0  # of these, not locked
+        self.epoch = 0  # how often the tree was cleared
+        self.changes = 0  # rises with whatever may let a lookup find more, or more pages be evicted
         self.root = Node(None, b"", b"", [], 0, 0)
         self._allocator = allocator
         self._page_bytes = page_size * _ID_BYTES
@@ -78,7 +92,7 @@ class RadixTree:
 
     def match(self, token_ids: Sequence[int], salt: str | None = None) -> Match:
         """Find the longest cached page-aligned prefix of token_ids among runs inserted under the same salt."""
-        node = self._descend(self.root, self._pack(token_ids, 0, len(token_ids) // self.page_size), salt)
+        node = self._descend(self.root, self._pack(token_ids, len(token_ids) // self.page_size), salt)
         self._touch(node)
         runs = [step.pages for step in self._path(node)]
         return Match([page for run in reversed(runs) for page in run], node)
@@ -91,10 +105,14 @@ class RadixTree:
             if step.locks == 0:
                 del self._unlocked[step]
                 self.evictable_pages -= len(step.pages)
+                self.changes += 1
             step.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Undo one `lock(node)`; counts as a use. Raises `ValueError` if node is not locked."""
+        """Undo one `lock(node)`; counts as a use. What is left of an epoch that is over goes.
+
+        Raises `ValueError` if node is not locked.
+        """
         if node.locks == 0 and node is not self.root:
             raise ValueError("the node is not locked")
         for step in self._path(node):
@@ -102,42 +120,40 @@ class RadixTree:
             if step.locks == 0:
                 self._unlocked[step] = None
                 self.evictable_pages += len(step.pages)
+                self.changes += 1
+                if step.epoch != self.epoch:  # whatever was below it has gone before
+                    self._cut(step, len(step.pages))
 
     def insert(
-        self, token_ids: Sequence[int], pages: Sequence[int], salt: str | None = None, node_hint: Node | None = None
+        self, token_ids: Sequence[int], pages: Sequence[int], salt: str | None = None, below: Node | None = None
     ) -> Inserted:
-        """Cache a run that starts at the root: pages[i] holds the KV of token_ids[i * page_size : (i + 1) * page_size].
+        """Cache a run: pages[i] holds the KV of token_ids[i * page_size : (i + 1) * page_size].
 
-        Ids beyond the last page are ignored. The caller owns one reference on each page. Where the tree holds
-        nothing yet, it takes over that reference; where it holds the very same page, it releases it; where it
-        holds another page, the caller keeps its own.
+        It begins where `below` ends, a node that the caller has locked, or at the root. Ids beyond the last page are
+        ignored. The caller owns the pages; where the tree holds nothing yet, it takes them over.
 
-        `node_hint` is a node on the path of this run that the caller has locked, so that the walk starts there.
-        The caller owns no references on pages that the tree holds down to the hint, and none are touched;
-        `taken` is still told for all pages.
-
-        Raises `ValueError` if ids are missing, the hint lies beyond the run, or the caller cannot own a reference.
+        Raises `ValueError` if ids are missing, or if `below` is no longer in the tree or of an epoch that is over.
         """
-        hint = self.root if node_hint is None else node_hint
+        start = self.root if below is None else below
         count = len(pages)
         if len(token_ids) < count * self.page_size:
             raise ValueError(f"{count} pages need {count * self.page_size} ids, got {len(token_ids)}")
-        if hint.depth > count or (hint.parent is None and hint is not self.root):
-            raise ValueError(f"the hint, {hint.depth} pages deep, is not on the path of {count} pages")
-        data = self._pack(token_ids, hint.depth, count)
-        node = self._descend(hint, data, salt)
-        taken = self._settle(node, hint, pages)
-        if node.depth < count:
-            rest = data[(node.depth - hint.depth) * self._page_bytes :]
-            node = self._attach(node, self._key(node, rest[: self._page_bytes], salt), rest, list(pages[node.depth :]))
+        if start is not self.root and (start.parent is None or start.epoch != self.epoch):
+            raise ValueError("the node that the run should follow is no longer in the tree")
+        data = self._pack(token_ids, count)
+        node = self._descend(start, data, salt)
+        taken = self._compare(node, start, pages)
+        found = node.depth - start.depth
+        if found < count:
+            rest = data[found * self._page_bytes :]
+            node = self._attach(node, self._key(node, rest[: self._page_bytes], salt), rest, list(pages[found:]))
         self._touch(node)
         return Inserted(node, taken)
 
     def evict(self, n: int) -> int:
         """Let go of the least recently used unlocked pages until n came free or none is left; return how many did.
 
-        Deepest pages go first, and of a longer run only the tail that is needed. Pages that someone else holds too
-        do not come free and are not counted.
+        Deepest pages go first, and of a longer run only the tail that is needed.
         """
         before = self._allocator.free
         while self._unlocked and (missing := n + before - self._allocator.free) > 0:
@@ -145,24 +161,27 @@ class RadixTree:
         return self._allocator.free - before
 
     def clear(self) -> None:
-        """Let go of every unlocked page."""
+        """Forget everything: unlocked pages go now, locked ones once they are unlocked, and no lookup finds them."""
+        self.epoch += 1
+        self.changes += 1
         while self._unlocked:
             leaf = next(iter(self._unlocked))
             self._cut(leaf, len(leaf.pages))
 
-    def _pack(self, token_ids: Sequence[int], start: int, end: int) -> bytes:
-        """The ids of pages [start, end) as bytes."""
-        return array(_ID_TYPE, token_ids[start * self.page_size : end * self.page_size]).tobytes()
+    def _pack(self, token_ids: Sequence[int], count: int) -> bytes:
+        """The ids of the first `count` pages as bytes."""
+        return packed(token_ids[: count * self.page_size]).tobytes()
 
     def _key(self, parent: Node, first_page: bytes, salt: str | None) -> _Key:
-        return (salt, first_page) if parent is self.root else first_page
+        return (self.epoch, salt, first_page) if parent is self.root else first_page
 
     def _path(self, node: Node) -> Iterator[Node]:
         """The nodes from `node` up to, and without, the root."""
         step: Node | None = node
         while step is not None and step is not self.root:
+            parent = step.parent  # before the caller takes the node out of the tree
             yield step
-            step = step.parent
+            step = parent
 
     def _descend(self, node: Node, data: bytes, salt: str | None) -> Node:
         """Follow data down from node as far as whole pages agree, splitting a node that agrees only in part."""
@@ -194,7 +213,8 @@ class RadixTree:
         parent = node.parent
         if parent is None:
             raise ValueError("the root has nothing to split")
-        upper = Node(parent, node.key, b"", node.pages[:at], node.depth - len(node.pages) + at, node.locks)
+        depth = node.depth - len(node.pages) + at
+        upper = Node(parent, node.key, b"", node.pages[:at], depth, node.locks, node.epoch)
         upper.data, node.data = node.data[: at * self._page_bytes], node.data[at * self._page_bytes :]
         parent.children[node.key] = upper
         node.key = node.data[: self._page_bytes]
@@ -207,27 +227,23 @@ class RadixTree:
 
     def _attach(self, parent: Node, key: _Key, data: bytes, pages: list[int]) -> Node:
         """Add an unlocked leaf."""
-        node = Node(parent, key, data, pages, parent.depth + len(pages), 0)
+        node = Node(parent, key, data, pages, parent.depth + len(pages), 0, self.epoch)
         parent.children[key] = node
+        self.changes += 1
         self._unlocked[node] = None
         self.cached_pages += len(pages)
         self.evictable_pages += len(pages)
         return node
 
-    def _settle(self, node: Node, hint: Node, pages: Sequence[int]) -> list[bool]:
-        """Compare the caller's pages with those on the path to node; release duplicate references below the hint."""
+    def _compare(self, node: Node, start: Node, pages: Sequence[int]) -> list[bool]:
+        """For each of the pages behind `start`, whether the tree holds it or, beyond `node`, is about to."""
         taken = [True] * len(pages)
         for step in self._path(node):
-            start = step.depth - len(step.pages)
-            if start < hint.depth and pages[start : step.depth] == step.pages:
-                continue
-            for i, page in enumerate(step.pages, start):
-                if pages[i] != page:
-                    taken[i] = False
-                elif start >= hint.depth:
-                    if self._allocator.references(page) < 2:
-                        raise ValueError(f"page {page} is the tree's alone: the caller has no reference to give")
-                    self._allocator.release(page)
+            if step is start:
+                break
+            first = step.depth - len(step.pages) - start.depth
+            for place, page in enumerate(step.pages, first):
+                taken[place] = pages[place] == page
         return taken
 
     def _touch(self, node: Node) -> None:
@@ -270,9 +286,10 @@ class RadixTree:
             if parent is None:
                 continue
             first = node.data[: self._page_bytes]
-            _require(
-                node.key == (first if parent is not self.root else (node.key[0], first)), "the key is not the run's"
-            )
+            top = (node.epoch, node.key[1], first)
+            _require(node.key == (top if parent is self.root else first), "the key is not the run's")
+            _require(parent is self.root or node.epoch == parent.epoch, "a run follows one of another epoch")
+            _require(node.epoch == self.epoch or node.locks > 0, "an unlocked node is left of an epoch that is over")
             _require(len(node.pages) > 0, "a node holds no pages")
             _require(len(node.data) == len(node.pages) * self._page_bytes, "a run's ids and pages differ in length")
             _require(node.depth == parent.depth + len(node.pages), "a node's depth is wrong")
@@ -285,7 +302,7 @@ class RadixTree:
                 _require(parent not in place or place[node] < place[parent], "a node would be evicted after its parent")
             for page in node.pages:
                 _require(page not in held, f"page {page} is held twice")
-                _require(page > 0 and self._allocator.references(page) > 0, f"page {page} is held but free")
+                _require(page > 0 and self._allocator.held(page), f"page {page} is held but free")
                 held.add(page)
             stack.extend(node.children.values())
         _require(unlocked == len(place), "the eviction order names nodes that are not in the tree")

@@ -119,7 +119,11 @@ def _fields(text: bytes, plain: bool) -> dict[str, Any]:
     try:
         value = text.decode() if plain else msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"the line is not valid JSON: {error}") from None
+        if plain:
+            raise InvalidRequestError(f"the line is not UTF-8: {error}") from None
+        raise InvalidRequestError(
+            f"the line is not valid JSON ({error}); with --text every line is a prompt as it stands"
+        ) from None
     if isinstance(value, (str, list)):
         value = {"prompt": value}
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
@@ -133,7 +137,7 @@ def _fields(text: bytes, plain: bool) -> dict[str, Any]:
 
 _COMMON_FIELDS = (*SamplingParams.__struct_fields__, "priority", "cache_salt", "id")
 _PROMPT_FIELDS = ("prompt", *_COMMON_FIELDS)
-_CHAT_FIELDS = ("messages", "tools", "template_kwargs", *_COMMON_FIELDS)
+_CHAT_FIELDS = ("messages", "tools", "template_kwargs", "continue_final_message", *_COMMON_FIELDS)
 
 
 async def _patiently(model: Answerer, fields: dict[str, Any]) -> Completion:

@@ -11,9 +11,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import anyio
-import httpx
+import httpx2
 
-from aengine.client.events import EventReader
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import DONE, read_chunk, read_event, refusal, request_body
 from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
@@ -33,6 +32,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 _CONNECT_SECONDS = 10.0
 _ERROR_BYTES = 2**20  # of a refusal's body that are read
+MAX_EVENT_BYTES = 64 * 2**20
 _ANY_VOCABULARY = 2**62  # the server knows the real bound
 _HEADER_TEXT = re.compile(r"[!-~]{1,128}")  # visible ASCII
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -50,11 +50,11 @@ class Client:
         self.base_url = _checked_url(base_url)
         if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
             raise ConfigError("api_key must be visible ASCII, without spaces")
-        self._http = httpx.AsyncClient(
+        self._http = httpx2.AsyncClient(
             base_url=self.base_url,
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            timeout=httpx2.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
             trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,  # a proxy would look for its own localhost
         )
         self._running: dict[str, RemoteStream] = {}
@@ -96,7 +96,7 @@ class Client:
             if response.status_code != 200:
                 raise refusal(response.status_code, response.content, response.headers)
             body = response.json()
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise self._lost(error) from error
         except ValueError:
             body = None
@@ -150,10 +150,10 @@ class Client:
         body = request_body(fields, asked, [name for name in names if name != "logprobs"], {})
         self._group()
         try:
-            async with self._answer("/v1/chat/completions", body, {}) as response:
+            async with self._answer("/v1/chat/completions", body, asked, {}) as response:
                 async for data in _events(response):
-                    yield read_chunk(data)
-        except (httpx.HTTPError, httpx.StreamError) as error:
+                    yield read_chunk(data, asked)
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise self._lost(error) from error
 
     async def submit(
@@ -182,13 +182,19 @@ class Client:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
         **sampling: Any,
     ) -> RemoteStream:
-        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
+        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
+
+        With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
+        """
         fields = _chat_fields(messages, tools, template_kwargs)
+        if continue_final_message:
+            fields["continue_final_message"] = True
         return await self._submit(fields, params, sampling, request_id, priority, cache_salt)
 
     async def _submit(
@@ -205,7 +211,7 @@ class Client:
         check_routing(priority, cache_salt)
         body = request_body(fields, asked, names, {"priority": priority, "cache_salt": cache_salt})
         stream = self._new_stream(request_id)
-        tasks.start_soon(self._read, stream, body)
+        tasks.start_soon(self._read, stream, body, asked)
         try:
             await stream.admitted()
         except BaseException:
@@ -222,7 +228,7 @@ class Client:
 
     def _new_stream(self, request_id: str | None) -> RemoteStream:
         request_id = request_id or secrets.token_hex(12)
-        if not _HEADER_TEXT.fullmatch(request_id):
+        if not isinstance(request_id, str) or not _HEADER_TEXT.fullmatch(request_id):
             raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
         if request_id in self._running:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
@@ -231,15 +237,15 @@ class Client:
 
     # ---- the task of one request --------------------------------------------------------------------------
 
-    async def _read(self, stream: RemoteStream, body: bytes) -> None:
+    async def _read(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
         """Whatever happens here is handed to the consumer; nothing escapes into the task group."""
         try:
             with stream.connection:
-                await self._converse(stream, body)
+                await self._converse(stream, body, params)
                 stream.fail(ServerError("the connection ended before the answer did"))  # unless the answer has ended
         except AengineError as error:
             stream.fail(error)
-        except (httpx.HTTPError, httpx.StreamError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
             stream.fail(self._lost(error))
         except Exception as error:  # noqa: BLE001 - the consumer would wait for ever
             stream.fail(ServerError(f"the answer could not be read: {type(error).__name__}: {error}"))
@@ -247,29 +253,33 @@ class Client:
             del self._running[stream.id]
             stream.fail(EngineClosedError("the request was cancelled"))
 
-    async def _converse(self, stream: RemoteStream, body: bytes) -> None:
-        async with self._answer("/generate", body, {"X-Request-Id": stream.id}) as response:
+    async def _converse(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
+        async with self._answer("/generate", body, params, {"X-Request-Id": stream.id}) as response:
             stream.answered.set()
             async for data in _events(response):
-                await stream.put(read_event(data))
+                await stream.put(read_event(data, params))
 
     @asynccontextmanager
-    async def _answer(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+    async def _answer(
+        self, path: str, body: bytes, params: SamplingParams, headers: Mapping[str, str]
+    ) -> AsyncIterator[httpx2.Response]:
         """An answer that is a stream of events. Raises what the server says instead."""
         headers = {"Content-Type": "application/json", **headers}
         async with self._http.stream("POST", path, content=body, headers=headers) as response:
             if response.status_code != 200:
-                raise refusal(response.status_code, await _start_of(response), response.headers)
+                raise refusal(response.status_code, await _start_of(response), response.headers, params)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise ServerError(f"{self.base_url} does not answer as an aengine server does", 200)
             yield response
 
-    def _lost(self, error: httpx.HTTPError | httpx.StreamError) -> ServerError:
+    def _lost(self, error: httpx2.HTTPError | httpx2.StreamError) -> ServerError:
         match error:
-            case httpx.ConnectError() | httpx.ConnectTimeout():
+            case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 happened = "cannot be reached"
-            case httpx.ReadTimeout():
+            case httpx2.ReadTimeout():
                 happened = "has fallen silent"
+            case httpx2.SSEError():
+                happened = "sent an event that cannot be read"
             case _:
                 happened = "broke the connection off"
         return ServerError(f"the server at {self.base_url} {happened} ({str(error) or type(error).__name__})")
@@ -290,15 +300,13 @@ def _chat_fields(messages: object, tools: object, template_kwargs: Mapping[str, 
     return fields
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    reader = EventReader()
-    async for chunk in response.aiter_bytes():
-        for data in reader.feed(chunk):
-            if data != DONE:
-                yield data
+async def _events(response: httpx2.Response) -> AsyncIterator[str]:
+    async for event in httpx2.EventSource(response, MAX_EVENT_BYTES):
+        if event.data != DONE:
+            yield event.data
 
 
-async def _start_of(response: httpx.Response) -> bytes:
+async def _start_of(response: httpx2.Response) -> bytes:
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,9 +21,10 @@ from aengine.errors import (
     ServerError,
 )
 from aengine.structured import Structured
-from aengine.types import FinishReason, Fragment, SamplingParams, TokenLogprob, Usage
+from aengine.types import FinishReason, Fragment, PromptLogprob, SamplingParams, TokenLogprob, Usage
 
-DONE = b"[DONE]"
+DONE = "[DONE]"
+_NOTHING = SamplingParams()  # where nothing in particular was asked for
 
 
 class CachedTokens(msgspec.Struct):
@@ -45,6 +47,11 @@ class WireError(msgspec.Struct):
     code: str | None = None
 
 
+class WireCandidate(msgspec.Struct):
+    logprob: float | None  # None: minus infinity, for which JSON has no word
+    rank: int
+
+
 class WireEvent(msgspec.Struct):
     """One event of `/generate`, or the error that ends the stream."""
 
@@ -53,6 +60,7 @@ class WireEvent(msgspec.Struct):
     finish_reason: FinishReason | None = None
     index: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: list[dict[int, WireCandidate] | None] | None = None  # by token id, the prompt's own token first
     usage: WireUsage | None = None
     error: WireError | None = None
 
@@ -65,14 +73,14 @@ _event_decoder = msgspec.json.Decoder(WireEvent)
 _error_decoder = msgspec.json.Decoder(ErrorDocument)
 
 
-def read_event(data: bytes) -> Fragment:
-    """A fragment. Raises the error that the event tells of, `ServerError` for what is not an event of ours."""
+def read_event(data: str, params: SamplingParams) -> Fragment:
+    """A fragment of what `params` asked for. Raises the error in the event, `ServerError` for no event of ours."""
     try:
         event = _event_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ServerError(f"the server sent an event that cannot be read: {error}") from None
     if event.error is not None:
-        raise told_error(event.error, None, None)
+        raise told_error(event.error, None, None, params)
     return Fragment(
         event.text,
         event.token_ids,
@@ -80,36 +88,62 @@ def read_event(data: bytes) -> Fragment:
         event.finish_reason,
         None if event.usage is None else event.usage.usage(),
         event.index,
+        None if event.prompt_logprobs is None else _prompt_logprobs(event.prompt_logprobs, params.prompt_logprobs or 0),
     )
 
 
-def read_chunk(data: bytes) -> dict[str, Any]:
+def _prompt_logprobs(positions: list[dict[int, WireCandidate] | None], top: int) -> list[PromptLogprob]:
+    """Of all positions but the first, which follows nothing."""
+    return [_prompt_logprob(candidates, top) for candidates in positions if candidates]
+
+
+def _prompt_logprob(candidates: dict[int, WireCandidate], top: int) -> PromptLogprob:
+    """The own token comes first, and stands there alone where it is one of the `top` likeliest too."""
+    ids = list(candidates)
+    values = [-math.inf if one.logprob is None else one.logprob for one in candidates.values()]
+    own, logprob, rank = ids[0], values[0], candidates[ids[0]].rank
+    del ids[0], values[0]
+    if len(ids) < top:  # it is one of them; among equally likely ones its rank does not say where it stood
+        others = (candidates[one].rank for one in ids)
+        place = next((place for place, other in enumerate(others) if other != place + 1), len(ids))
+        ids.insert(place, own)
+        values.insert(place, logprob)
+    return PromptLogprob(own, logprob, rank, ids, values)
+
+
+def read_chunk(data: str, params: SamplingParams) -> dict[str, Any]:
     """A chunk of OpenAI's. Raises the error that it tells of, `ServerError` for what is no chunk."""
     try:
         chunk = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise ServerError(f"the server sent an event that cannot be read: {error}") from None
     if isinstance(chunk, dict) and "error" in chunk:
-        raise told_error(msgspec.convert(chunk, ErrorDocument).error, None, None)
+        raise told_error(msgspec.convert(chunk, ErrorDocument).error, None, None, params)
     if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
         raise ServerError("the server sent an event that is no chunk of a chat")
     return chunk
 
 
-def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> AengineError:
-    """The exception for an answer that is not a success."""
+def refusal(status: int, body: bytes, headers: Mapping[str, str], params: SamplingParams = _NOTHING) -> AengineError:
+    """The exception for an answer to `params` that is not a success."""
     try:
         told = _error_decoder.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ServerError(f"the server answered {status}, in words that are not aengine's", status)
-    return told_error(told, status, headers.get("retry-after"))
+    return told_error(told, status, headers.get("retry-after"), params)
 
 
-def told_error(told: WireError, status: int | None, retry_after: str | None) -> AengineError:
-    """The exception that an engine in this process would have raised, as far as there is one."""
+def told_error(
+    told: WireError, status: int | None, retry_after: str | None, params: SamplingParams = _NOTHING
+) -> AengineError:
+    """The exception that an engine in this process would have raised for `params`, as far as there is one."""
     message, param = told.message, told.param
-    if param is not None and param.startswith("structured_outputs"):  # called `structured` on this side
+    if param is not None and param.startswith("structured_outputs"):  # called otherwise on this side
+        if (form := params.structured) is not None:
+            message, param = (text.replace(f"structured_outputs.{form.kind}", form.param) for text in (message, param))
         message, param = (text.replace("structured_outputs", "structured") for text in (message, param))
+    elif param is not None and param.startswith("input_ids["):
+        message, param = message.replace("input_ids[", "prompt["), "prompt"
     elif param == "input_ids":  # on this side a prompt like any other
         message, param = message.removeprefix("input_ids: ").replace("input_ids", "prompt"), "prompt"
     match told.code:
@@ -143,7 +177,8 @@ def request_body(
     for name in names:
         value = getattr(params, name)
         if isinstance(value, Structured):
-            body["structured_outputs"] = {value.kind: getattr(value, value.kind)}
+            given = {value.kind: getattr(value, value.kind), "thought": value.thought, "calls": value.calls}
+            body["structured_outputs"] = given
         else:
             body[name] = value
     try:

@@ -49,8 +49,8 @@ def asked_dicts(value: object, name: str) -> list[dict[str, Any]]:
 
 def check_routing(priority: object, cache_salt: object) -> None:
     """Raise `InvalidRequestError` for what the queue cannot order or the prefix cache cannot look up."""
-    if not isinstance(priority, (int, float)) or not -(2**63) <= priority <= 2**63:  # so neither is NaN
-        raise InvalidRequestError(f"priority must be a number within 64 bits, got {priority!r}", "priority")
+    if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
+        raise InvalidRequestError(f"priority must be an integer within 64 bits, got {priority!r}", "priority")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise InvalidRequestError(f"cache_salt must be text, got {type(cache_salt).__name__}", "cache_salt")
 
@@ -61,6 +61,7 @@ def _normalized(params: SamplingParams) -> SamplingParams:
     ids: object = params.stop_token_ids
     words: object = params.bad_words
     bias: object = params.logit_bias
+    allowed: object = params.allowed_token_ids
     structured: object = params.structured
     normal: dict[str, Any] = {}
     if not isinstance(stop, tuple):
@@ -69,6 +70,8 @@ def _normalized(params: SamplingParams) -> SamplingParams:
         normal["stop_token_ids"] = _made(tuple, ids, "stop_token_ids")
     if not isinstance(words, tuple):
         normal["bad_words"] = (words,) if isinstance(words, str) else _made(tuple, words, "bad_words")
+    if allowed is not None and not isinstance(allowed, tuple):
+        normal["allowed_token_ids"] = _made(tuple, allowed, "allowed_token_ids")
     if not isinstance(bias, dict):
         normal["logit_bias"] = _made(dict, bias, "logit_bias")
     if structured is not None:

@@ -20,7 +20,7 @@ import anyio.to_thread
 from aengine.config import EngineConfig, configure
 from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
 from aengine.engine.consume import collect, drain
-from aengine.engine.live import LiveChoice, LiveRequest
+from aengine.engine.live import LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
 from aengine.engine.stream import Stream
@@ -36,7 +36,6 @@ from aengine.errors import (
 from aengine.latency import Latencies
 from aengine.runtime.runner import Runner
 from aengine.runtime.start import Runtime, start_runtime
-from aengine.scheduling.scheduler import enqueue_all
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.tokens.bad_words import banned_sequences
@@ -217,14 +216,22 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
         **sampling: Any,
     ) -> Stream:
-        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
+        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
+
+        With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
+        """
         prompt = await self.encode_chat(
-            messages, tools=tools, template_kwargs=template_kwargs, context=self.max_model_len
+            messages,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            continue_final_message=continue_final_message,
+            context=self.max_model_len,
         )
         with renamed({"prompt": "messages"}):
             return await self.submit(
@@ -237,19 +244,23 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         context: int | None = None,
     ) -> ChatPrompt:
         """A chat as the model reads it, rendered with the checkpoint's chat template.
 
-        Raises `InvalidRequestError` where the messages do not suit the template, and `ContextLengthError` for
-        `context` tokens or more.
+        It ends with what opens the assistant's next message, or with neither, or with the last message's content.
+        Raises `InvalidRequestError` where the messages do not suit the template, or have `context` tokens or more.
         """
         with renamed({"prompt": "messages"}):
             return await self._serving().tokenizer.encode_chat_prompt(
                 asked_dicts(messages, "messages"),
-                tools=None if tools is None else asked_dicts(tools, "tools"),
-                template_kwargs=None if template_kwargs is None else dict(template_kwargs),
-                context=context,
+                None if tools is None else asked_dicts(tools, "tools"),
+                None if template_kwargs is None else dict(template_kwargs),
+                add_generation_prompt,
+                continue_final_message,
+                context,
             )
 
     def _enqueue(
@@ -267,10 +278,9 @@ class Engine:
         if request_id in self._requests:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
         rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
-        sequences = ready.sequences(token_ids, params, grammar=grammar, banned=banned, rank=rank, salt=salt)
-        choices = [LiveChoice(sequence, ready.tokenizer) for sequence in sequences]
-        request = LiveRequest(request_id, choices, self._abort, self._forget, self.latencies)
-        enqueue_all(ready.scheduler, sequences)
+        sequence = ready.sequence(token_ids, params, grammar=grammar, banned=banned, rank=rank, salt=salt)
+        request = LiveRequest(request_id, sequence, grammar, ready.tokenizer, self._abort, self._forget, self.latencies)
+        ready.scheduler.add(sequence)
         self._requests[request_id] = request
         if self._loop is not None:
             self._loop.wake()
@@ -290,17 +300,18 @@ class Engine:
     def _abort(self, request: LiveRequest) -> None:
         if request.ended:
             return
-        scheduler = self._ready().scheduler
-        for choice in request.choices:
-            scheduler.abort(choice.sequence)
-            choice.end("abort")
+        self._end_sequences(request)
+        request.abort()
 
     def _fail_request(self, request: LiveRequest, error: AengineError) -> None:
         """End a request with an error, in every choice."""
+        self._end_sequences(request)
+        request.fail(error)
+
+    def _end_sequences(self, request: LiveRequest) -> None:
         scheduler = self._ready().scheduler
         for choice in request.choices:
             scheduler.abort(choice.sequence)
-        request.fail(error)
 
     def _forget(self, request: LiveRequest) -> None:
         del self._requests[request.id]
@@ -380,8 +391,11 @@ class Engine:
         )
 
     def flush_cache(self) -> None:
-        """Forget every cached prefix that no running request uses."""
-        self._ready().scheduler.memory.tree.clear()
+        """Forget every cached prefix.
+
+        Requests that run keep what they have and go on; nothing of them is cached any more.
+        """
+        self._ready().scheduler.flush_cache()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""

@@ -5,40 +5,74 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from aengine.engine.seeds import sibling_seed
 from aengine.engine.stream import Stream
 from aengine.errors import NonFiniteLogitsError
 from aengine.latency import Latencies
 from aengine.scheduling.sequence import Sequence as TokenSequence
-from aengine.scheduling.sequence import Update
+from aengine.scheduling.sequence import Update, sibling_of
+from aengine.text.grammar.grammars import Matcher
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.types import FinishReason, Fragment, PromptLogprob, RowLogprobs, TokenLogprob, TopLogprob, Usage
 
 
 class LiveRequest:
-    """One request: its n choices, its stream, and the usage that its last fragment reports."""
+    """One request: its choices, its stream, and the usage that its last fragment reports.
 
-    __slots__ = ("_on_end", "arrived", "began", "choices", "ended", "id", "latencies", "open_choices", "stream")
+    `choices` has the first one from the start, the others from when they begin.
+    """
+
+    __slots__ = (
+        "_grammar",
+        "_on_end",
+        "arrived",
+        "began",
+        "choices",
+        "ended",
+        "id",
+        "latencies",
+        "open_choices",
+        "stream",
+        "tokenizer",
+    )
 
     def __init__(
         self,
         request_id: str,
-        choices: list[LiveChoice],
+        sequence: TokenSequence,
+        grammar: Matcher | None,
+        tokenizer: Tokenizer,
         abort: Callable[[LiveRequest], None],
         on_end: Callable[[LiveRequest], None],
         latencies: Latencies,
     ) -> None:
+        """sequence: of the first choice; grammar: where every output begins in its grammar."""
         self.id = request_id
+        self.tokenizer = tokenizer
         self.latencies = latencies
         self.arrived = monotonic()
         self.began = False  # it has been on a row
-        self.choices = choices
-        self.open_choices = len(choices)
+        self.open_choices = sequence.params.n
         self.ended = False
-        self.stream = Stream(request_id, choices[0].sequence.prompt_len, lambda: abort(self))
+        self.stream = Stream(request_id, sequence.prompt_len, lambda: abort(self))
         self._on_end = on_end
-        for choice in choices:
-            choice.request = self
+        self._grammar = grammar
+        self.choices: list[LiveChoice] = []
+        self._add(sequence)
+
+    def make_sibling(self, index: int) -> TokenSequence:
+        """The sequence of another choice, which begins now."""
+        first = self.choices[0].sequence
+        sibling = sibling_of(first, index)
+        sibling.seed = sibling_seed(first.seed, index)
+        self._add(sibling)
+        return sibling
+
+    def _add(self, sequence: TokenSequence) -> None:
+        grammar = None if self._grammar is None else self._grammar.copy()
+        sequence.grammar = grammar
+        self.choices.append(LiveChoice(self, sequence, grammar))
 
     def begin(self) -> None:
         """A choice enters the running batch; the first to do so ends the request's time in the queue."""
@@ -58,6 +92,45 @@ class LiveRequest:
             self.end()
             self.stream.fail(error)
 
+    def abort(self) -> None:
+        """End every choice from outside, those too that have not begun."""
+        for choice in self.choices:
+            choice.end("abort")
+        for index in range(len(self.choices), self.choices[0].sequence.params.n):
+            self.put(index, "", reason="abort")
+
+    def put(
+        self,
+        index: int,
+        text: str,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+        reason: FinishReason | None = None,
+        scores: Sequence[PromptLogprob] | None = None,
+    ) -> None:
+        """Hand a choice's fragment to the stream, its last one if there is a reason for its end."""
+        usage = None
+        if reason is not None:
+            self.open_choices -= 1
+            self.latencies.ended[reason] += 1
+            if self.open_choices == 0:
+                if reason != "abort":
+                    self.latencies.whole.observe(monotonic() - self.arrived)
+                self.end()
+                usage = self.usage()
+        self.stream.put(
+            Fragment(
+                text=text,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                finish_reason=reason,
+                usage=usage,
+                index=index,
+                prompt_logprobs=scores,
+            ),
+            last=self.ended,
+        )
+
     def usage(self) -> Usage:
         """What went in and came out so far."""
         leader = self.choices[0].sequence
@@ -71,14 +144,14 @@ class LiveRequest:
 class LiveChoice:
     """One of the n outputs of a request: detokenizes what its sequence draws."""
 
-    __slots__ = ("delivered", "finish_reason", "last_token", "request", "sequence", "text", "tokenizer")
+    __slots__ = ("delivered", "finish_reason", "grammar", "last_token", "request", "sequence", "text", "tokenizer")
 
-    request: LiveRequest
-
-    def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: LiveRequest, sequence: TokenSequence, grammar: Matcher | None) -> None:
+        self.request = request
         self.sequence = sequence
-        self.tokenizer = tokenizer
-        self.text = OutputText(tokenizer, sequence.params, sequence.tokens)
+        self.grammar = grammar
+        self.tokenizer = request.tokenizer
+        self.text = OutputText(self.tokenizer, sequence.params, sequence.prompt)
         self.delivered = 0  # output tokens handed to the stream
         self.finish_reason: FinishReason | None = None
         self.last_token = 0.0  # monotonic seconds; 0 before the first
@@ -109,13 +182,16 @@ class LiveChoice:
         logprobs = None
         if update.logprobs is not None:
             logprobs = (self._logprob(update.token_id, update.logprobs),)
-        self._put(text, (update.token_id,), logprobs, reason, self._scores() if self.delivered == 1 else None)
+        scores = self._scores() if self.delivered == 1 else None
+        self.finish_reason = reason
+        self.request.put(self.sequence.index, text, (update.token_id,), logprobs, reason, scores)
         return stopped
 
     def end(self, reason: FinishReason) -> None:
         """Close the choice from outside (abort): flush the held text."""
         if self.finish_reason is None:
-            self._put(self.text.finish(), (), None, reason)
+            self.finish_reason = reason
+            self.request.put(self.sequence.index, self.text.finish(), reason=reason)
 
     def _scores(self) -> Sequence[PromptLogprob] | None:
         """What was asked for about the prompt."""
@@ -130,38 +206,6 @@ class LiveChoice:
         elif self.sequence.index == 0:
             self.request.latencies.first_token.observe(now - self.request.arrived)
 
-    def _put(
-        self,
-        text: str,
-        token_ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprob, ...] | None,
-        reason: FinishReason | None,
-        scores: Sequence[PromptLogprob] | None = None,
-    ) -> None:
-        request = self.request
-        usage = None
-        if reason is not None:
-            self.finish_reason = reason
-            request.open_choices -= 1
-            request.latencies.ended[reason] += 1
-            if request.open_choices == 0:
-                if reason != "abort":
-                    request.latencies.whole.observe(monotonic() - request.arrived)
-                request.end()
-                usage = request.usage()
-        request.stream.put(
-            Fragment(
-                text=text,
-                token_ids=token_ids,
-                logprobs=logprobs,
-                finish_reason=reason,
-                usage=usage,
-                index=self.sequence.index,
-                prompt_logprobs=scores,
-            ),
-            last=request.ended,
-        )
-
     def _logprob(self, token_id: int, row: RowLogprobs) -> TokenLogprob:
         text = self.tokenizer.token_text
         top = tuple(
@@ -174,3 +218,10 @@ def begin(sequence: TokenSequence) -> None:
     """For the scheduler: the sequence enters the running batch for the first time."""
     if isinstance(sequence.owner, LiveChoice):
         sequence.owner.request.begin()
+
+
+def make_sibling(leader: TokenSequence, index: int) -> TokenSequence:
+    """For the scheduler: a choice that forks from another, or waits for a row of its own."""
+    if not isinstance(leader.owner, LiveChoice):
+        raise TypeError("only choices of live requests fork")
+    return leader.owner.request.make_sibling(index)

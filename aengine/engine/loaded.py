@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from aengine.cache.radix import packed
 from aengine.config import EngineConfig
-from aengine.engine.live import begin
-from aengine.engine.seeds import sibling_seed
+from aengine.engine.live import begin, make_sibling
 from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
@@ -23,7 +23,7 @@ from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.grammar.source import GrammarLimits
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
-from aengine.types import PromptLogprob, SamplingParams, check_token_ids
+from aengine.types import SamplingParams, check_token_ids
 
 log = logging.getLogger("aengine")
 
@@ -55,13 +55,14 @@ class Loaded:
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
             on_begin=begin,
+            make_sibling=make_sibling,
         )
 
     async def grammar(self, params: SamplingParams) -> Matcher | None:
         """Where an output with these parameters begins in its grammar, if it has one."""
         return None if params.structured is None else await self.grammars.matcher(params.structured)
 
-    def sequences(
+    def sequence(
         self,
         token_ids: list[int],
         params: SamplingParams,
@@ -70,35 +71,27 @@ class Loaded:
         banned: tuple[tuple[int, ...], ...],
         rank: tuple[float, int],
         salt: str | None,
-    ) -> list[TokenSequence]:
-        """The n siblings of a request.
+    ) -> TokenSequence:
+        """A request's first choice, from which the others fork.
 
-        Raises `InvalidRequestError`, or `ContextLengthError` where they do not fit the context.
+        Raises `InvalidRequestError`, or `ContextLengthError` where the request does not fit the context.
         """
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
         max_total = self._max_total(len(token_ids), params)  # first: a million ids take a while to look at
         check_token_ids(token_ids, self.runtime.model.vocab_size, "prompt")
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
         ends = grammar is not None or not params.ignore_eos  # a grammar says itself where the output ends
-        stop_ids = (self.generation.eos_token_ids if ends else ()) + params.stop_token_ids
-        scores: list[PromptLogprob] = []
-        return [
-            TokenSequence(
-                tokens=list(token_ids),
-                params=params,
-                seed=sibling_seed(seed, index),
-                stop_ids=stop_ids,
-                max_total=max_total,
-                rank=rank,
-                salt=salt,
-                banned=banned,
-                scores=scores,
-                index=index,
-                grammar=None if grammar is None else grammar.copy(),
-            )
-            for index in range(params.n)
-        ]
+        return TokenSequence(
+            prompt=packed(token_ids),
+            params=params,
+            seed=params.seed if params.seed is not None else secrets.randbits(63),
+            stop_ids=(self.generation.eos_token_ids if ends else ()) + params.stop_token_ids,
+            max_total=max_total,
+            rank=rank,
+            salt=salt,
+            banned=banned,
+            siblings=params.n - 1,
+        )
 
     def _max_total(self, prompt_len: int, params: SamplingParams) -> int:
         context = self.runtime.pool.max_model_len

@@ -18,7 +18,7 @@ from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
 from aengine.text.grammar.grammars import Matcher
 from aengine.timeline import Timeline, unmarked
-from aengine.types import StepPlan
+from aengine.types import StepPlan, StepResult
 
 log = logging.getLogger("aengine")
 
@@ -62,75 +62,72 @@ class StepLoop:
 
         Raises `DeviceLostError` once no further step can work.
         """
-        previous: LaunchedStep | None = None
+        step: LaunchedStep | None = None  # the newest one
         while True:
-            step, error = None, None
-            if not self._stopping and (previous is None or self._lookahead):
-                step, error = self._launch_next()
+            previous, step = step, self._launch_next(step)
             updates: list[Update] = []
-            if previous is not None:
-                committed = await self._commit(previous, step)
-                if committed is None:
-                    step = None  # failed together with the step before it
-                else:
-                    updates = committed
-            if step is not None and step.plan.structured and not await self._draw(step):
-                step = None
+            try:
+                if previous is not None:
+                    updates = await self._commit(previous)
+                if step is not None and step.plan.structured:
+                    await self._draw(step)
+            except _StepFailed as failed:
+                if step is not None:
+                    await _settled(step)  # it may still write to the pages that are about to be released
+                    step = None
+                self._fail(failed.plan, failed.error)
             await self._deliver_all(updates)
-            if error is not None:
-                self._fail(*error)
-            if previous is None and step is None and error is None:
+            if previous is None and step is None:
                 if self._stopping:
                     return
                 await self._wake.wait()
                 self._mark("idle")
             self._wake.clear()
-            previous = step
 
-    def _launch_next(self) -> tuple[LaunchedStep | None, tuple[StepPlan, Exception] | None]:
+    def _launch_next(self, previous: LaunchedStep | None) -> LaunchedStep | None:
+        """The step behind `previous`, where there is one and it may be launched before that one is read."""
+        if self._stopping or (previous is not None and not self._lookahead) or isinstance(previous, _FailedLaunch):
+            return None
         plan = self._scheduler.schedule()
         self._mark("schedule")
         if plan is None:
-            return None, None
+            return None
         try:
             step = self._runner.launch(plan)
-            self._mark("launch", plan)
-            return step, None
         except Exception as error:  # noqa: BLE001 - whatever a launch raises ends this step's requests, not the engine
-            return None, (plan, error)
+            return _FailedLaunch(plan, error)
+        self._mark("launch", plan)
+        return step
 
-    async def _commit(self, step: LaunchedStep, successor: LaunchedStep | None) -> list[Update] | None:
-        """Await and commit a step. None: it failed, and its successor was given up with it."""
+    async def _commit(self, step: LaunchedStep) -> list[Update]:
+        """Await and commit a step. Raises `_StepFailed`."""
         try:
             result = await step.result()
-        except Exception as error:  # noqa: BLE001 - as above
-            if successor is not None:
-                await _settled(successor)  # it may still write to the pages that are about to be released
-            self._fail(step.plan, error)
-            return None
+        except Exception as error:
+            raise _StepFailed(step.plan, error) from error
         self._mark("await", step.plan)
         self.last_step = time.monotonic()
         updates = self._scheduler.commit(step.plan, result)
         self._mark("commit", count=len(updates))
         return updates
 
-    async def _draw(self, step: LaunchedStep) -> bool:
-        """Let a structured step draw: by now the tokens are known that its masks depend on. False: it failed."""
-        sequences = self._scheduler.structured(step.plan)
-        matchers = [None if sequence.phase is Phase.FINISHED else sequence.grammar for sequence in sequences]
+    async def _draw(self, step: LaunchedStep) -> None:
+        """Let a structured step draw: by now the tokens are known that its masks depend on. Raises `_StepFailed`."""
+        choices = [sequence.owner for sequence in self._scheduler.structured(step.plan)]
+        matchers = [
+            choice.grammar if isinstance(choice, LiveChoice) and choice.sequence.phase is not Phase.FINISHED else None
+            for choice in choices
+        ]
         try:
             step.draw(await self._fill_masks(matchers))
-        except Exception as error:  # noqa: BLE001 - as above
-            await _settled(step)
-            self._fail(step.plan, error)
-            return False
+        except Exception as error:
+            raise _StepFailed(step.plan, error) from error
         self._mark("masks", count=len(matchers))
-        for sequence, matcher in zip(sequences, matchers, strict=True):
-            choice = sequence.owner
+        for choice, matcher in zip(choices, matchers, strict=True):
             if matcher is not None and matcher.error is not None and isinstance(choice, LiveChoice):
-                reason = f"{matcher.param}: the output cannot go on after {sequence.output_len} tokens: {matcher.error}"
+                written = len(choice.sequence.output)
+                reason = f"{matcher.param}: the output cannot go on after {written} tokens: {matcher.error}"
                 self._fail_request(choice.request, InvalidRequestError(reason, matcher.param))
-        return True
 
     async def _deliver_all(self, updates: list[Update]) -> None:
         for start in range(0, len(updates), DELIVERY_SLICE):
@@ -160,6 +157,30 @@ class StepLoop:
                 self._fail_request(choice.request, failure)
         if is_lost(error):
             raise DeviceLostError("the device is lost") from error
+
+
+class _StepFailed(Exception):
+    """A step did not come to its end."""
+
+    def __init__(self, plan: StepPlan, error: Exception) -> None:
+        super().__init__(f"step {plan.step} failed")
+        self.plan = plan
+        self.error = error
+
+
+class _FailedLaunch:
+    """Stands in for a step that could not be launched, so that it fails in its turn, behind the one before it."""
+
+    def __init__(self, plan: StepPlan, error: Exception) -> None:
+        self.plan = plan
+        self._error = error
+
+    def draw(self, masks: NDArray[np.int32] | None) -> None:
+        """Nothing is there to draw."""
+
+    async def result(self) -> StepResult:
+        await asyncio.sleep(0)  # many such in a row let others have their turn
+        raise self._error
 
 
 async def _settled(step: LaunchedStep) -> None:

@@ -74,12 +74,18 @@ class Decoder:
         kv: KVPool,
         wanted: Tensor | None = None,
         rehearsal: bool = False,
+        sums: Tensor | None = None,
     ) -> Tensor:
         """input_ids, positions [tokens] int64 -> normed hidden states; K and V of all tokens go into `kv`.
 
         wanted [n] int64: the tokens whose hidden states are returned, [n, hidden]; None: all of them, in order. Behind
         the last layer's attention nobody looks at the others, so they go no further. rehearsal: leave out the layers
         that bring no kernels of their own; the numbers mean nothing, but whatever the device loads first is loaded.
+
+        sums [tokens] float32: filled with a number for each token that is finite only if its K and V are, in every
+        layer. It is the sum over what the last attention gives for the token. What a layer keeps of a token comes
+        from its residual, which no later layer makes finite again, and the last attention reads K and V of the token
+        itself. An infinite key whose own products are all -inf alone goes unnoticed: it has no weight.
         """
         kernels, eps = self.kernels, self.config.rms_norm_eps
         x = F.embedding(input_ids, self._embedding)
@@ -89,6 +95,8 @@ class Decoder:
             mixed = layer.attention.mix(
                 x, layer.input_norm, positions, self._cos_sin, batch, kv.layer(i), kernels, self.attention
             )
+            if sums is not None and i == len(self._layers) - 1:
+                torch.sum(mixed, dim=-1, dtype=torch.float32, out=sums)
             if wanted is not None and i == len(self._layers) - 1:
                 if not len(wanted):
                     return x[:0]

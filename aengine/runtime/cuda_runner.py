@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,8 +16,7 @@ from aengine.errors import DeviceLostError
 from aengine.runtime.clock import DeviceClock
 from aengine.runtime.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.prefill_graphs import PrefillGraphs, PrefillShape
-from aengine.runtime.runner import Executor, Forwarded, StepExecutor, read_draws
-from aengine.runtime.scoring import ChunkScores
+from aengine.runtime.runner import Executor, Forwarded, Outcome, StepExecutor, read_outcome
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind
@@ -26,8 +25,8 @@ from aengine.types import StepPlan, StepResult
 
 RING = 4  # results in flight, one more than steps can be
 
-# When a step is done, and its draws and scores on the host, valid from then on.
-OnItsWay = tuple[asyncio.Future[None], Draws | None, Sequence[ChunkScores]]
+# When a step is done, and what it brought on the host, valid from then on.
+OnItsWay = tuple[asyncio.Future[None], Outcome]
 
 
 class GraphedExecutor(StepExecutor):
@@ -37,12 +36,12 @@ class GraphedExecutor(StepExecutor):
     prefill_graphs: PrefillGraphs | None = None
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]:
+    def execute(self, plan: StepPlan) -> Outcome:
         graphs = self._decode_graphs_for(plan)
         if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
             return super().execute(plan)
         self._replay_decode(plan, graphs)
-        return graphs.draw(plan.decode, kind), ()  # which also feeds back and advances
+        return Outcome(graphs.draw(plan.decode, kind))  # which also feeds back and advances
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -72,14 +71,14 @@ class GraphedExecutor(StepExecutor):
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
-        hidden, draw_rows, draw_positions = graphs.replay(plan, shape)
+        hidden, draw_rows, draw_positions, sums = graphs.replay(plan, shape)
         for row in plan.decode:
             rows.lengths[row] += 1
         for chunk in plan.prefill:
             rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
         self._copy_pages(plan)
         logits = self._decoder.logits(hidden) if row_list else None
-        return Forwarded(logits, row_list, draw_rows, draw_positions)
+        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY
@@ -120,10 +119,10 @@ class CudaStep:
     async def result(self) -> StepResult:
         if self._done is None:
             raise RuntimeError(f"the draws of step {self.plan.step} were never enqueued")
-        future, draws, scores = self._done
+        future, outcome = self._done
         with self._runner.telling():
             await future
-            return read_draws(draws, self._runner.logprobs_of, self.plan, scores)
+            return read_outcome(outcome, self._runner.logprobs_of, self.plan)
 
 
 class CudaRunner:
@@ -167,7 +166,7 @@ class CudaRunner:
     def enqueue(self, plan: StepPlan) -> OnItsWay:
         """A whole step."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            return self._finish(plan, *self._executor.execute(plan))
+            return self._finish(plan, self._executor.execute(plan))
 
     def enqueue_forward(self, plan: StepPlan) -> Forwarded:
         """Its forward pass only."""
@@ -177,16 +176,20 @@ class CudaRunner:
     def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> OnItsWay:
         """The rest of it."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            return self._finish(plan, self._executor.draw(forwarded, masks), forwarded.scores)
+            draws = self._executor.draw(forwarded, masks)
+            return self._finish(plan, Outcome(draws, forwarded.scores, forwarded.sums))
 
-    def _finish(self, plan: StepPlan, draws: Draws | None, scores: Sequence[ChunkScores]) -> OnItsWay:
-        host = None if draws is None else self._to_host(plan, draws)
-        host_scores = [one.mapped(_pinned) for one in scores]
+    def _finish(self, plan: StepPlan, outcome: Outcome) -> OnItsWay:
+        host = Outcome(
+            None if outcome.draws is None else self._to_host(plan, outcome.draws),
+            [one.mapped(_pinned) for one in outcome.scores],
+            None if outcome.sums is None else _pinned(outcome.sums),
+        )
         event = torch.cuda.Event()
         event.record(self._stream)
         if self._clock is None:  # made on the loop that launches
             self._clock = DeviceClock(self._device)
-        return self._clock.watch(event), host, host_scores
+        return self._clock.watch(event), host
 
     def logprobs_of(self, row: int) -> int | None:
         """How many logprobs the row's owner asked for."""

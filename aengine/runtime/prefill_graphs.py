@@ -149,6 +149,7 @@ class PrefillGraphs:
         widest = sum(self._shapes[sizes[-1]].widths)
         self._cells = torch.zeros(widest, dtype=torch.int64, device=rows.device)
         self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
+        self._sums = torch.empty(sizes[-1], dtype=torch.float32, device=rows.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         # The table of a row ends with a page that may be in use only in part.
         self._limit = max(1, (rows.page_table.shape[1] - 1) * kv.page_size)
@@ -177,19 +178,20 @@ class PrefillGraphs:
         contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
         return shape if shape.takes(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
 
-    def replay(self, plan: StepPlan, shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the forward pass: hidden states, rows and positions of the draws, each valid until the next replay.
+    def replay(self, plan: StepPlan, shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Run the forward pass: hidden states, rows and positions of the draws, and `sums` of all tokens.
 
-        [draws, hidden] in the model's dtype, [draws] int64, [draws] int64.
+        [draws, hidden] in the model's dtype, [draws] int64, [draws] int64, [tokens] float32, each valid until the next
+        replay.
         """
         self._send(plan, shape)
         self._graphs[shape.tokens].replay()
         cells = StepCells.over(self._cells, shape)
-        draws = len(plan.sampled_rows)
-        return self._hidden[:draws], cells.draw_rows[:draws], cells.draw_positions[:draws]
+        draws, tokens = len(plan.sampled_rows), plan.num_tokens
+        return self._hidden[:draws], cells.draw_rows[:draws], cells.draw_positions[:draws], self._sums[:tokens]
 
     def forward(self, shape: PrefillShape, rehearsal: bool = False) -> None:
-        """The step that the cells describe: hidden states of the wanted tokens, and the lengths of its rows."""
+        """The step that the cells describe: hidden states of the wanted tokens, `sums`, and the lengths of its rows."""
         rows, cells = self._rows, StepCells.over(self._cells, shape)
         decode_rows, chunk_rows = cells.rows.split([shape.rows, shape.chunks])
         decode_lens, chunk_lens = cells.lens.to(torch.int32).split([shape.rows, shape.chunks])
@@ -216,7 +218,8 @@ class PrefillGraphs:
         )
         drawn = rows.last_token[cells.token_rows]
         token_ids = torch.where(cells.token_ids < 0, drawn, cells.token_ids)
-        hidden = self._decoder.forward(token_ids, cells.positions, batch, self._kv, cells.wanted, rehearsal)
+        sums = self._sums[: shape.tokens]
+        hidden = self._decoder.forward(token_ids, cells.positions, batch, self._kv, cells.wanted, rehearsal, sums)
         self._hidden[: shape.rows].copy_(hidden)
         rows.length.index_copy_(0, cells.rows, cells.lens)
         rows.length[rows.padding :].zero_()

@@ -31,15 +31,21 @@ class Rows:
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
         """Set the length and the pages of rows that change owner."""
-        if not new_rows:
-            return
-        width = max(len(new.pages) for new in new_rows)
-        packed = self.upload(
-            [value for new in new_rows for value in (new.row, new.length, *new.pages, *[0] * (width - len(new.pages)))]
-        ).view(len(new_rows), 2 + width)
-        rows = packed[:, 0]
-        self.length[rows] = packed[:, 1]
-        self.page_table[rows, :width] = packed[:, 2:].to(torch.int32)
+        own = [new for new in new_rows if new.copy_of is None]
+        if own:
+            width = max(len(new.pages) for new in own)
+            packed = self.upload(
+                [value for new in own for value in (new.row, new.length, *new.pages, *[0] * (width - len(new.pages)))]
+            ).view(len(own), 2 + width)
+            rows = packed[:, 0]
+            self.length[rows] = packed[:, 1]
+            self.page_table[rows, :width] = packed[:, 2:].to(torch.int32)
+        copies = [(new.row, new.copy_of, new.length) for new in new_rows if new.copy_of is not None]
+        if copies:
+            rows, sources, lengths = self.upload([value for copy in copies for value in copy]).view(-1, 3).unbind(1)
+            self.length[rows] = lengths
+            # The page that the source goes on in is overwritten by `grow`, or lies beyond the length.
+            self.page_table[rows] = self.page_table[sources]
         for new in new_rows:
             self.lengths[new.row] = new.length
 

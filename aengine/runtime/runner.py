@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class LaunchedStep(Protocol):
 class Executor(Protocol):
     """What a runner needs of a `StepExecutor`, and a timeline's stand-in has as well."""
 
-    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]: ...
+    def execute(self, plan: StepPlan) -> Outcome: ...
 
     def forward(self, plan: StepPlan) -> Forwarded: ...
 
@@ -72,6 +73,15 @@ class Runner(Protocol):
 
 
 @dataclass(slots=True)
+class Outcome:
+    """What a step brought, on the device or on its way to the host."""
+
+    draws: Draws | None  # None where nothing draws
+    scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
+    sums: Tensor | None = None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
+
+
+@dataclass(slots=True)
 class Forwarded:
     """A step after its forward pass."""
 
@@ -79,7 +89,8 @@ class Forwarded:
     row_list: list[int]  # which rows draw
     rows: Tensor  # [draws] int64, the same
     positions: Tensor  # [draws] int64, as in `StepInputs`
-    scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
+    scores: Sequence[ChunkScores] = ()  # as in `Outcome`
+    sums: Tensor | None = None
 
 
 class StepExecutor:
@@ -91,10 +102,10 @@ class StepExecutor:
         self._sampler = sampler
         self._rows = rows
 
-    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]:
-        """Enqueue (GPU) or compute (CPU) a step; no draws when nothing draws. All stays on the device."""
+    def execute(self, plan: StepPlan) -> Outcome:
+        """Enqueue (GPU) or compute (CPU) a step; all stays on the device."""
         forwarded = self.forward(plan)
-        return self.draw(forwarded), forwarded.scores
+        return Outcome(self.draw(forwarded), forwarded.scores, forwarded.sums)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -106,14 +117,18 @@ class StepExecutor:
         inputs = build_inputs(plan, rows, self._kv.page_size)
         # What is scored are all the prompt's tokens, of which the draws read a few.
         wanted = None if plan.scoring else inputs.draw_tokens
-        hidden = self._decoder.forward(inputs.input_ids, inputs.positions, inputs.attention, self._kv, wanted)
+        # Every decode draws, which tells whether it is finite.
+        sums = torch.empty(plan.num_tokens, dtype=torch.float32, device=rows.device) if plan.prefill else None
+        hidden = self._decoder.forward(
+            inputs.input_ids, inputs.positions, inputs.attention, self._kv, wanted, sums=sums
+        )
         scores = score_chunks(plan, hidden, self._decoder.logits, rows.upload)
         if plan.scoring and inputs.draw_tokens is not None:
             hidden = hidden[inputs.draw_tokens]
         logits = self._decoder.logits(hidden) if inputs.draw_row_list else None
         self._advance(plan, inputs)
         self._copy_pages(plan)
-        return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores)
+        return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores, sums)
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
@@ -148,13 +163,13 @@ class StepExecutor:
                 rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 
 
-def read_draws(
-    draws: Draws | None, asked: Callable[[int], int | None], plan: StepPlan, scores: Sequence[ChunkScores] = ()
-) -> StepResult:
+def read_outcome(outcome: Outcome, asked: Callable[[int], int | None], plan: StepPlan) -> StepResult:
     """Copy what a finished step brought to the host. `asked(row)` says how many logprobs a row wants, if any."""
-    prompts = read_scores(scores, plan)
+    prompts = read_scores(outcome.scores, plan)
+    chunks = _finite_chunks(outcome.sums, plan)
+    draws = outcome.draws
     if draws is None:
-        return StepResult(token_ids=[], finite=[], logprobs=None, scores=prompts)
+        return StepResult(token_ids=[], finite=[], logprobs=None, scores=prompts, finite_chunks=chunks)
     logprobs: list[RowLogprobs | None] | None = None
     if draws.logprobs is not None:
         sampled = draws.logprobs.sampled.tolist()
@@ -166,7 +181,15 @@ def read_draws(
             logprobs.append(
                 None if count is None else RowLogprobs(sampled[place], top_ids[place][:count], top[place][:count])
             )
-    return StepResult(draws.token_ids.tolist(), draws.finite.tolist(), logprobs, prompts)
+    return StepResult(draws.token_ids.tolist(), draws.finite.tolist(), logprobs, prompts, chunks)
+
+
+def _finite_chunks(sums: Tensor | None, plan: StepPlan) -> list[bool]:
+    """Whether each chunk's tokens have finite sums; [] where all of them have."""
+    if sums is None or (finite := np.isfinite(sums.numpy(force=True))).all():
+        return []
+    ends = itertools.accumulate((len(chunk.token_ids) for chunk in plan.prefill), initial=len(plan.decode))
+    return [bool(finite[start:end].all()) for start, end in itertools.pairwise(ends)]
 
 
 EnqueueDraws = Callable[[NDArray[np.int32] | None], asyncio.Future[StepResult]]
@@ -220,8 +243,8 @@ class CpuRunner:
         return self._finish(plan, forwarded.result(), masks)
 
     def _finish(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> StepResult:
-        draws = self._executor.draw(forwarded, masks)
-        return read_draws(draws, self._logprobs.get, plan, forwarded.scores)
+        outcome = Outcome(self._executor.draw(forwarded, masks), forwarded.scores, forwarded.sums)
+        return read_outcome(outcome, self._logprobs.get, plan)
 
     def trace(self, timeline: Timeline) -> None:
         from aengine.runtime.traced import HostSpans, TracedExecutor  # which builds on this module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.runtime.runner import Executor, Forwarded
-from aengine.runtime.scoring import ChunkScores
+from aengine.runtime.runner import Executor, Forwarded, Outcome
 from aengine.sampling.sampler import Draws
 from aengine.timeline import DEVICE, Timeline, plan_counts
 from aengine.types import StepPlan
@@ -91,7 +90,7 @@ class TracedExecutor:
         self._executor = executor
         self._spans = spans
 
-    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]:
+    def execute(self, plan: StepPlan) -> Outcome:
         with self._spans.busy("step", plan_counts(plan)):
             return self._executor.execute(plan)
 

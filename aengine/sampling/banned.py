@@ -57,6 +57,11 @@ class BannedSequences:
         self._lasts.index_copy_(0, rows, upload(lasts, self._device))
         self._recent.index_copy_(0, rows, upload(recent, self._device))
 
+    def copy_rows(self, rows: Tensor, sources: Tensor) -> None:
+        """Give rows[i] what sources[i] has, both [n] int64."""
+        for table in (self._rests, self._lasts, self._recent):
+            table.index_copy_(0, rows, table.index_select(0, sources))
+
     def mask(self, logits: Tensor, draws: Tensor, rows: Tensor) -> None:
         """Set to -inf, in place, what would complete a sequence of rows[i] in logits[draws[i]].
 

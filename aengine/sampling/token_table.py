@@ -41,6 +41,11 @@ class TokenTable:
         self._ids.index_copy_(0, rows, upload(ids, self._device))
         self._values.index_copy_(0, rows, upload(values, self._device))
 
+    def copy_rows(self, rows: Tensor, sources: Tensor) -> None:
+        """Give rows[i] what sources[i] has, both [n] int64."""
+        for table in (self._ids, self._values):
+            table.index_copy_(0, rows, table.index_select(0, sources))
+
     def add_to(self, logits: Tensor, draws: Tensor, rows: Tensor, where: Tensor | None = None) -> None:
         """Add the values of rows[i] to logits[draws[i]] in place, only where `where` [n, 1] bool says so.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Phase, Sequence
+from aengine.types import NewRow
 
 
 class Batch:
@@ -26,8 +27,8 @@ class Batch:
         """Rows that are taken."""
         return self.max_rows - len(self.free_rows)
 
-    def enter(self, sequence: Sequence) -> None:
-        """Put a sequence, which has its pages, on a free row."""
+    def enter(self, sequence: Sequence, leader: Sequence | None = None) -> NewRow:
+        """Put a sequence, which has its pages, on a free row, as a copy of its leader's if it forks from one."""
         sequence.phase = Phase.RUNNING
         sequence.row = self.free_rows.pop()
         self.structured += sequence.grammar is not None
@@ -36,6 +37,18 @@ class Batch:
         while place and (*self.running[place - 1].rank, self.running[place - 1].index) > key:
             place -= 1
         self.running.insert(place, sequence)
+        return NewRow(
+            row=sequence.row,
+            params=sequence.params,
+            seed=sequence.seed,
+            stop_ids=sequence.stop_ids,
+            prompt_len=sequence.prompt_len,
+            tokens=sequence.ids(0, sequence.length) if leader is None else sequence.prompt,
+            length=sequence.launched,
+            pages=list(sequence.pages) if leader is None else [],
+            banned=sequence.banned,
+            copy_of=None if leader is None else leader.row,
+        )
 
     def leave(self, sequence: Sequence, phase: Phase) -> bool:
         """Take one that runs out, into `phase`. Whether it is gone at once, and not only when its last step lands."""

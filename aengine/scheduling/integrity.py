@@ -1,4 +1,4 @@
-"""Whether the scheduler's books add up: rows, pages, references and promises. For tests and diagnosis."""
+"""Whether the scheduler's books add up: rows, pages and promises. For tests and diagnosis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.memory import SequenceMemory
-from aengine.scheduling.sequence import Phase, Sequence
+from aengine.scheduling.sequence import Beginning, Phase, Sequence
 
 
 def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
@@ -37,29 +37,45 @@ def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights
         _require(sequence.pending == drawing[sequence], f"{drawing[sequence]} draws are out, not {sequence.pending}")
     for sequence in running:
         _require(sequence.launched < sequence.max_total, "a token beyond the last one was launched")
-        ahead = len(sequence.tokens) + sequence.pending - sequence.launched
+        ahead = sequence.length + sequence.pending - sequence.launched
         _require(ahead == 1 if sequence.decoding else ahead > 0, f"{ahead} tokens are yet to go through the model")
 
 
 def check_pages(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
-    """Every reference on a page is some sequence's or the tree's, and pages hold what was computed."""
+    """Every page that is held is some sequence's or the tree's, and pages hold what was computed."""
     memory.allocator.check_integrity()
     memory.tree.check_integrity()
-    references: Counter[int] = Counter()
+    beginnings: Counter[Beginning] = Counter()
+    private: list[int] = []
     for sequence in holders:
-        references.update(sequence.private)
-        _require(sequence.private <= set(sequence.pages), "a sequence owns pages that are not in its table")
+        beginning = sequence.beginning
+        if beginning is None:
+            raise AssertionError("scheduler: a sequence on a row has no pages")
+        beginnings[beginning] += 1
+        private += sequence.grown
+        _require(set(sequence.pages[beginning.pages :]) == sequence.grown, "what is behind its beginning is its own")
         _require(len(set(sequence.pages)) == len(sequence.pages), "a page stands twice in one table")
         _require(sequence.computed <= sequence.launched, "more is computed than was launched")
         _require(sequence.launched <= len(sequence.pages) * memory.page_size, "tokens without a page were launched")
-        covered = sequence.node.depth if sequence.node is not None else 0
-        for page in sequence.pages[covered:]:
-            _require(page in sequence.private, f"page {page} is neither owned nor locked")
-    total = sum(memory.allocator.references(page) for page in range(memory.usable_pages + 1))
-    held = sum(references.values()) + memory.tree.cached_pages
-    _require(total == held, f"{total} references on pages, {held} holders")
-    for page, count in references.items():
-        _require(memory.allocator.references(page) >= count, f"page {page} has fewer references than holders")
+        together = sequence.pages[: beginning.pages]
+        _require(beginning.private <= set(together), "a beginning owns pages that are not in the table")
+        for page in together[beginning.node.depth :]:
+            _require(page in beginning.private, f"page {page} is neither owned nor locked")
+    for beginning, count in beginnings.items():
+        private += beginning.private
+        _require(beginning.holders == count, f"{count} sequences hold a beginning, not {beginning.holders}")
+    _require(len(set(private)) == len(private), "two sequences own a page")
+    held = sum(memory.allocator.held(page) for page in range(memory.usable_pages + 1))
+    owned = len(private) + memory.tree.cached_pages
+    _require(held == owned, f"{held} pages are held, {owned} by somebody")
+
+
+def check_unmade(unmade: int, alive: Collection[Sequence]) -> None:
+    """The choices that wait as a number are those of sequences that have yet to fork."""
+    waiting = sum(sequence.siblings for sequence in alive)
+    _require(unmade == waiting, f"{waiting} choices are still to be made, not {unmade}")
+    for sequence in alive:
+        _require(not (sequence.siblings and sequence.decoding), "a sequence that decodes should have forked")
 
 
 def check_idle(memory: SequenceMemory) -> None:

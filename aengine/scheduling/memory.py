@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from aengine.cache.pages import PageAllocator
-from aengine.cache.radix import RadixTree
-from aengine.scheduling.sequence import Sequence
+from aengine.cache.radix import Node, RadixTree
+from aengine.scheduling.sequence import Beginning, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Who did not fit, why, and when that was: only evictions and freed pages leave it as it is."""
+
+    sequence: Sequence
+    needed: int  # pages that are not locked already
+    changes: int  # of the tree
 
 
 class SequenceMemory:
     """Moves pages between the allocator, the radix tree and sequences.
 
-    A page of a sequence is either *private* (the sequence holds one reference at the allocator) or the
-    tree's (the sequence holds a lock on the node that covers it).
+    A page of a sequence is the tree's (a lock on the node that covers it holds it), or it is private: to the
+    choices that begin with it together, or, behind that beginning, to the sequence alone.
     """
 
     def __init__(self, num_pages: int, page_size: int, prefix_cache: bool) -> None:
@@ -20,6 +31,7 @@ class SequenceMemory:
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixTree(self.allocator, page_size)
         self.usable_pages = num_pages - 1  # page 0 is reserved
+        self._refused: _Refused | None = None
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` tokens fill, the last one perhaps partly."""
@@ -33,34 +45,43 @@ class SequenceMemory:
     def reserve(self, pages: int) -> bool:
         """Make at least that many pages free, evicting cached ones if need be; whether it worked."""
         short = pages - self.allocator.free
-        while short > 0 and self.tree.evict(short):
-            short = pages - self.allocator.free
+        if short > 0:
+            short -= self.tree.evict(short)
         return short <= 0
 
     def admit(self, sequence: Sequence, headroom: int) -> bool:
         """Give a sequence the cached part of its tokens and fresh pages for the rest, or nothing.
 
-        At least the last token is left to compute. `headroom` pages must stay available beyond that.
+        At least the last token is left to compute. `headroom` pages must stay available beyond that. A sequence
+        that did not fit is looked up again only when it might: asking in every step costs next to nothing.
         """
-        if self.available <= headroom:
-            return False  # at least one fresh page is needed; spares looking up the prefix in every step
-        known = len(sequence.tokens)
-        needed = self.pages_for(known)
-        cached: list[int] = []
-        if self.prefix_cache:
-            usable = 0 if sequence.scoring else known - 1
-            match = self.tree.match(sequence.tokens[:usable], sequence.salt)
-            cached = match.pages
-            self.tree.lock(match.node)  # before anything is evicted
-            sequence.node = match.node
-        missing = needed - len(cached)
-        # Asked first, so that a sequence that has to wait does not empty the cache in vain.
-        if missing + headroom > self.available or not self.reserve(missing):
-            self._unlock(sequence)
+        available, tree, refused = self.available, self.tree, self._refused
+        if available <= headroom:
+            return False  # at least one fresh page is needed
+        if (
+            refused is not None
+            and refused.sequence is sequence
+            and refused.changes == tree.changes
+            and refused.needed + headroom > available
+        ):
             return False
+        known = sequence.length
+        cached: list[int] = []
+        node = tree.root
+        if self.prefix_cache and not sequence.scoring:
+            cached, node = tree.match(sequence.ids(0, known - 1), sequence.salt)
+            tree.lock(node)  # before anything is evicted
+        missing = self.pages_for(known) - len(cached)
+        needed = missing + available - self.available  # found pages that nobody else uses are not evictable any more
+        # Asked first, so that a sequence that has to wait does not empty the cache in vain.
+        if needed + headroom > available or not self.reserve(missing):
+            tree.unlock(node)
+            self._refused = _Refused(sequence, needed, tree.changes)
+            return False
+        self._refused = None
         fresh = self.allocator.take(missing)
         sequence.pages = cached + fresh
-        sequence.private = set(fresh)
+        sequence.beginning = Beginning(node, set(fresh), len(sequence.pages), tree.epoch)
         sequence.launched = sequence.computed = len(cached) * self.page_size
         return True
 
@@ -68,66 +89,99 @@ class SequenceMemory:
         """Append one fresh page, which `reserve` must have made free, and return it."""
         (page,) = self.allocator.take(1)
         sequence.pages.append(page)
-        sequence.private.add(page)
+        sequence.grown.add(page)
         return page
 
     def fork(self, leader: Sequence, sibling: Sequence) -> tuple[int, int] | None:
         """Share the leader's full prompt pages with a sibling and give it a page of its own for the rest.
 
-        Returns the copy (source page, destination page) that the partly filled page needs, if there is
-        one. `reserve(1)` must have succeeded.
+        Costs the same for any number of pages, but for the copy of their list. Returns the copy (source page,
+        destination page) that the partly filled page needs, if there is one. `reserve(1)` must have succeeded.
         """
         full, partial = divmod(leader.launched, self.page_size)
+        beginning = _beginning(leader)
+        if beginning.pages > full:  # the first one to fork: the leader goes on in this page alone
+            beginning.private.discard(leader.pages[full])
+            leader.grown.add(leader.pages[full])
+            beginning.pages = full
+        beginning.holders += 1
+        sibling.beginning = beginning
         sibling.pages = leader.pages[:full]
-        for page in sibling.pages:
-            if page in leader.private:
-                self.allocator.share(page)
-                sibling.private.add(page)
-        if leader.node is not None:
-            self.tree.lock(leader.node)
-            sibling.node = leader.node
+        sibling.launched, sibling.computed = leader.launched, leader.computed
         if not partial:
             return None
         return leader.pages[full], self.grow(sibling)
 
-    def publish(self, sequence: Sequence, tokens: int) -> None:
-        """Offer the full pages of the first `tokens` computed tokens to the tree."""
-        full = tokens // self.page_size
-        if not self.prefix_cache or full == 0 or sequence.tainted:
-            return
-        covered = sequence.node.depth if sequence.node is not None else 0
-        if full <= covered:
-            return
-        node, taken = self.tree.insert(sequence.tokens, sequence.pages[:full], sequence.salt, sequence.node)
-        self.tree.lock(node)
-        self._unlock(sequence)
-        sequence.node = node
-        # Where the tree already held another page the sequence keeps its own until it ends.
-        sequence.private.difference_update(
-            page for page, gone in zip(sequence.pages[covered:full], taken[covered:], strict=True) if gone
-        )
+    def publish(self, sequence: Sequence) -> None:
+        """Offer the full pages of a sequence's beginning to the tree, as far as they are computed.
+
+        Once one of those who hold the beginning has done so, it costs the others nothing.
+        """
+        beginning = _beginning(sequence)
+        node = self._insert(sequence, min(sequence.computed // self.page_size, beginning.pages))
+        if node is not None:
+            self.tree.lock(node)
+            self.tree.unlock(beginning.node)
+            beginning.node = node
 
     def returnable(self, sequence: Sequence) -> int:
         """Pages that become available when the sequence gives everything back: those that it alone holds."""
-        pages = sum(1 for page in sequence.private if self.allocator.references(page) == 1)
-        node = sequence.node
-        while node is not None and node.locks == 1:
-            pages += len(node.pages)
-            node = node.parent
+        pages = len(sequence.grown)
+        beginning = _beginning(sequence)
+        if beginning.holders == 1:
+            pages += len(beginning.private)
+            node: Node | None = beginning.node
+            while node is not None and node.locks == 1:
+                pages += len(node.pages)
+                node = node.parent
         return pages
 
     def release(self, sequence: Sequence) -> None:
         """Give everything back: what is computed stays in the tree as cache, the rest becomes free."""
+        beginning = _beginning(sequence)
         # The newest token's KV was never written, and `computed` does not count it. It counts more than the tokens
         # only where a stop string cut them.
-        self.publish(sequence, min(sequence.computed, len(sequence.tokens)))
-        for page in sequence.private:
+        sequence.computed = min(sequence.computed, sequence.length)
+        if beginning.holders > 1:
+            self.publish(sequence)  # what others go on with stays locked
+        self._insert(sequence, sequence.computed // self.page_size)
+        for page in sequence.grown:
             self.allocator.release(page)
-        self._unlock(sequence)
-        sequence.private = set()
+        beginning.holders -= 1
+        if not beginning.holders:
+            for page in beginning.private:
+                self.allocator.release(page)
+            self.tree.unlock(beginning.node)
+        sequence.grown = set()
         sequence.pages = []
+        sequence.beginning = None
 
-    def _unlock(self, sequence: Sequence) -> None:
-        if sequence.node is not None:
-            self.tree.unlock(sequence.node)
-            sequence.node = None
+    def _insert(self, sequence: Sequence, full: int) -> Node | None:
+        """Offer the first `full` pages, all computed, to the tree: the node where they end, if it takes any.
+
+        Nothing of a sequence that failed enters, nor what was begun before the cache was cleared.
+        """
+        beginning = _beginning(sequence)
+        covered = beginning.node.depth
+        if (
+            full <= covered
+            or not self.prefix_cache
+            or sequence.tainted
+            or beginning.spoiled
+            or beginning.epoch != self.tree.epoch
+        ):
+            return None
+        pages = sequence.pages[covered:full]
+        ids = sequence.ids(covered * self.page_size, full * self.page_size)
+        node, taken = self.tree.insert(ids, pages, sequence.salt, beginning.node)
+        # Where the tree already held another page the sequence keeps its own until it ends.
+        gone = {page for page, is_gone in zip(pages, taken, strict=True) if is_gone}
+        beginning.private -= gone
+        sequence.grown -= gone
+        return node
+
+
+def _beginning(sequence: Sequence) -> Beginning:
+    if sequence.beginning is None:
+        raise ValueError("a sequence without pages has none to share or to give back")
+    return sequence.beginning

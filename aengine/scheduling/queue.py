@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from aengine.scheduling.sequence import Sequence
 
@@ -20,6 +21,10 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._queued)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those who wait, in no order."""
+        return iter(self._queued)
 
     def push(self, sequence: Sequence) -> None:
         self._queued.add(sequence)

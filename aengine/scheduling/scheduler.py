@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.counters import Counters
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages
+from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages, check_unmade
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
-from aengine.scheduling.sequence import Phase, Sequence, Update
+from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
 from aengine.scheduling.sharing import shared_runs
-from aengine.types import MixedLimit, NewRow, PrefillChunk, SharedRun, StepPlan, StepResult
+from aengine.types import MixedLimit, PrefillChunk, SharedRun, StepPlan, StepResult
 
-MAX_ADMISSIONS = 64  # sequences that enter in one step, and
-MAX_LOOKED_UP = 131_072  # tokens looked up in the cache for them: a burst must not delay the steps of those who run
+# A burst must not delay the steps of those who run. Once so many sequences have entered in a step, those that forked
+# included, or so many tokens were looked up in the cache for them, no further request enters.
+MAX_ADMISSIONS = 64
+MAX_LOOKED_UP = 131_072
 
 
 class Scheduler:
@@ -32,6 +33,9 @@ class Scheduler:
     Rank orders everything: who is admitted first, who gets pages first, who has to give way. A prompt that
     has begun is read to its end before the next one begins, so that at most one stands half read. When pages
     run out the cache is evicted, then the running sequence of the largest rank is preempted.
+
+    The choices of a request wait as a number on the sequence that they will fork from; `make_sibling(leader, index)`
+    makes each when it gets a row.
 
     `max_step_tokens` must not be below `max_rows` (`ValueError`): decoding alone would fill every step. `mixed_limit`
     bounds the prompt tokens of steps that also decode.
@@ -47,7 +51,8 @@ class Scheduler:
         max_queue: int,
         prefix_cache: bool = True,
         mixed_limit: MixedLimit | None = None,
-        on_begin: Callable[[Sequence], None] | None = None,  # told of each sequence that enters for the first time
+        on_begin: Callable[[Sequence], None] | None = None,  # told of each request that enters for the first time
+        make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
@@ -58,6 +63,8 @@ class Scheduler:
         self._max_queue = max_queue
         self._page_size = page_size
         self._on_begin = on_begin
+        self._make_sibling = make_sibling
+        self._unmade = 0  # choices that wait as a number
         self._waiting = WaitingQueue()
         self._batch = Batch(max_rows, self.memory)
         self._flights: deque[Flight] = deque()
@@ -74,8 +81,8 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Sequences in the queue."""
-        return len(self._waiting)
+        """Sequences in the queue, and the choices that are still to fork from one."""
+        return len(self._waiting) + self._unmade
 
     @property
     def idle(self) -> bool:
@@ -88,19 +95,22 @@ class Scheduler:
         return self.memory.usable_pages * self._page_size + 1  # the newest token needs no KV
 
     def add(self, sequence: Sequence) -> None:
-        """Enqueue a sequence; its `siblings` join it after the prefill.
+        """Enqueue a sequence; its `siblings` fork from it behind its prefill.
 
-        Raises `QueueFullError` beyond the queue bound and `ContextLengthError` if it can never fit.
+        Raises `QueueFullError` beyond the queue bound and `ContextLengthError` if it can never fit. Into an empty
+        queue goes any request, of however many choices.
         """
         if sequence.max_total > self.capacity_tokens:
             raise ContextLengthError(
                 f"This model's maximum context length is {self.capacity_tokens} tokens, as the KV pool holds no more. "
                 f"However, {sequence.prompt_len} tokens are given as prompt and max_tokens is "
-                f"{sequence.max_total - sequence.prompt_len}",
+                f"{sequence.max_output}",
                 "max_tokens",
             )
-        if len(self._waiting) >= self._max_queue:
-            raise QueueFullError(f"{len(self._waiting)} requests are waiting, the bound is {self._max_queue}")
+        waiting = self.waiting
+        if waiting >= self._max_queue or (waiting and waiting + 1 + sequence.siblings > self._max_queue):
+            raise QueueFullError(f"{waiting} requests are waiting, the bound is {self._max_queue}")
+        self._unmade += sequence.siblings
         self._waiting.push(sequence)
 
     def schedule(self) -> StepPlan | None:
@@ -128,19 +138,11 @@ class Scheduler:
         for sequence in flight.decode:
             if sequence.phase is not Phase.FINISHED:
                 sequence.computed += 1
-        for sequence, chunk, forks in flight.prefill:
-            for holder in (sequence, *forks):
-                if holder.phase is not Phase.FINISHED:
-                    holder.computed = chunk.start + len(chunk.token_ids)
-        scores = iter(result.scores)
-        for sequence, chunk, _ in flight.prefill:
-            if chunk.score_ids:  # a resumed prompt starts anew, and says the same again
-                sequence.scores[chunk.start : chunk.start + len(chunk.score_ids)] = next(scores)
-        updates = self._commit_draws(flight, result)
+        updates = self._commit_chunks(flight, result) + self._commit_draws(flight, result)
         for sequence, _, forks in flight.prefill:  # after the draws, which tell whose numbers are not finite
             for holder in (sequence, *forks):
                 if holder.phase is Phase.RUNNING:
-                    self.memory.publish(holder, holder.computed)
+                    self.memory.publish(holder)
         if flight.prefill:
             self._shared_rows = None  # those who are decoding already may share more now
         for sequence in flight.carried():
@@ -154,19 +156,18 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
         """End a sequence after its first `n_tokens` output tokens (a stop string matched there)."""
-        # A new list: the old one may stand in a plan that the device has yet to read.
-        sequence.tokens = sequence.tokens[: sequence.prompt_len + n_tokens]
+        del sequence.output[n_tokens:]
         self._end(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence in whatever phase it is; ended ones stay as they are."""
+        """End a sequence in whatever phase it is, and the choices that have yet to fork from it; once is enough."""
         self._end(sequence)
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """Give up a step and its successors in flight, none of which may still be running on the device.
 
-        The sequences of `plan` itself end and are returned, with siblings that wait for their prefill; those
-        that only its successors carried go back to the queue. Nothing of the failed step enters the tree.
+        The sequences of `plan` itself end and are returned; those that only its successors carried go back to the
+        queue. Nothing of the failed step enters the tree.
         """
         failed: list[Sequence] = []
         kept: deque[Flight] = deque()
@@ -178,12 +179,22 @@ class Scheduler:
                 sequence.pending -= 1
             for sequence in flight.carried():
                 if flight.plan is plan:
-                    failed += self._fail(sequence)
+                    sequence.tainted = True
+                    if sequence.phase is not Phase.FINISHED:
+                        failed.append(sequence)
+                        self._end(sequence)
                 elif sequence.phase is Phase.RUNNING:
                     self._leave(sequence, Phase.PREEMPTED)
                 self._land(sequence)
         self._flights = kept
         return failed
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix.
+
+        Those who run keep their pages, and go on; nothing that was begun before enters the cache any more.
+        """
+        self.memory.tree.clear()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows, pages and reference counts add up. For tests and idle checks."""
@@ -192,6 +203,7 @@ class Scheduler:
         check_batch(self._batch, leaving)
         check_flights(running, leaving, self._flights)
         check_pages(self.memory, {*running, *leaving})
+        check_unmade(self._unmade, {*self._waiting, *running, *leaving})
         if self.idle:
             check_idle(self.memory)
 
@@ -206,8 +218,8 @@ class Scheduler:
             sequence = running[index]
             index += 1
             launched = sequence.launched
-            total = len(sequence.tokens) + sequence.pending
-            if not sequence.decoding or total >= sequence.max_total:
+            drawn = len(sequence.output) + sequence.pending
+            if not sequence.decoding or drawn >= sequence.max_output:
                 continue  # still in prefill, or its last draw is in flight
             if launched == len(sequence.pages) * page_size:
                 if not self._find_page(sequence, stalled):
@@ -243,53 +255,35 @@ class Scheduler:
                 return
             if not sequence.decoding:
                 self._plan_chunk(sequence, budget, plan, flight)
-        admitted = looked_up = 0
+        looked_up = 0
         while budget.left and batch.free_rows and (head := self._waiting.head()) is not None:
-            if admitted == MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
+            if len(plan.new_rows) >= MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
                 return
             if not self.memory.admit(head, headroom=len(batch.running)):
                 return  # first come, first served: nobody overtakes the head
             self._waiting.pop()
-            admitted += 1
-            looked_up += len(head.tokens)
-            self._enter(head, plan)
+            looked_up += head.length
+            self._begin(head)
+            plan.new_rows.append(batch.enter(head))
             self._plan_chunk(head, budget, plan, flight)
 
-    def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Put an admitted sequence on a row."""
+    def _begin(self, sequence: Sequence) -> None:
+        """Count a request's prompt when it enters for the first time."""
         if sequence.cached is None:
             sequence.cached = min(sequence.launched, sequence.prompt_len)
             self.counters.prompt_tokens += sequence.prompt_len
             self.counters.cached_tokens += sequence.cached
             if self._on_begin is not None:
                 self._on_begin(sequence)
-        self._batch.enter(sequence)
-        plan.new_rows.append(
-            NewRow(
-                row=sequence.row,
-                params=sequence.params,
-                seed=sequence.seed,
-                stop_ids=sequence.stop_ids,
-                prompt_len=sequence.prompt_len,
-                tokens=sequence.tokens,
-                length=sequence.launched,
-                pages=list(sequence.pages),
-                banned=sequence.banned,
-            )
-        )
 
     def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
         """Add the next chunk of a prefill."""
         start = sequence.launched
-        end = start + budget.take(start, len(sequence.tokens) - start)
-        chunk = PrefillChunk(
-            row=sequence.row,
-            start=start,
-            token_ids=sequence.tokens[start:end],
-            samples=end == len(sequence.tokens),
-        )
+        known = sequence.length
+        end = start + budget.take(start, known - start)
+        chunk = PrefillChunk(row=sequence.row, start=start, token_ids=sequence.ids(start, end), samples=end == known)
         if sequence.scoring:
-            chunk.score_ids = sequence.tokens[start + 1 : min(end + 1, sequence.prompt_len)]
+            chunk.score_ids = sequence.prompt[start + 1 : end + 1].tolist()
             chunk.top = sequence.params.prompt_logprobs or 0
         sequence.launched = end
         sequence.in_flight += 1
@@ -303,21 +297,25 @@ class Scheduler:
         flight.prefill.append((sequence, chunk, forks))
 
     def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
-        """Let the siblings draw from the leader's logits; those without a row or page queue up instead."""
-        siblings, leader.siblings = leader.siblings, []
+        """Let the siblings draw from the leader's logits.
+
+        Where rows or pages run out, the next sibling queues up, and the others will fork from that one.
+        """
+        unmade, leader.siblings = leader.siblings, 0
         forks: list[Sequence] = []
-        for sibling in siblings:
-            if sibling.phase is not Phase.WAITING:
-                continue
+        while unmade:
+            sibling = self._make_sibling(leader, leader.index + 1 + len(forks))
+            unmade -= 1
+            self._unmade -= 1
             if not self._batch.free_rows or not self.memory.reserve(1):
+                sibling.siblings = unmade
                 self._waiting.push(sibling)
-                continue
+                break
             copy = self.memory.fork(leader, sibling)
+            plan.new_rows.append(self._batch.enter(sibling, leader))
             if copy is not None:
                 plan.page_copies.append(copy)
-            sibling.launched, sibling.computed = leader.launched, leader.computed
-            sibling.cached = leader.prompt_len  # computed once, counted once
-            self._enter(sibling, plan)
+                plan.new_pages.append((sibling.row, len(sibling.pages) - 1, copy[1]))
             sibling.pending += 1
             sibling.decoding = True
             sibling.in_flight += 1
@@ -325,6 +323,31 @@ class Scheduler:
         return forks
 
     # ---- leaving ------------------------------------------------------------------------------------------
+
+    def _commit_chunks(self, flight: Flight, result: StepResult) -> list[Update]:
+        """Take over what prefill chunks computed; end those whose chunk is not finite."""
+        updates: list[Update] = []
+        scores = iter(result.scores)
+        finite = iter(result.finite_chunks or [True] * len(flight.prefill))
+        for sequence, chunk, forks in flight.prefill:
+            if chunk.score_ids:  # a resumed prompt starts anew, and says the same again
+                sequence.scores[chunk.start : chunk.start + len(chunk.score_ids)] = next(scores)
+            is_finite = next(finite)
+            if not is_finite and sequence.beginning is not None:
+                sequence.beginning.spoiled = True  # also for those who fork from it in the next step
+            for holder in (sequence, *forks):
+                if holder.phase is Phase.FINISHED:
+                    continue
+                if is_finite:
+                    holder.computed = chunk.start + len(chunk.token_ids)
+                else:
+                    updates.append(self._end_not_finite(holder))
+        return updates
+
+    def _end_not_finite(self, sequence: Sequence) -> Update:
+        sequence.tainted = True
+        self._end(sequence)
+        return Update(sequence, -1, None, "error", finite=False)
 
     def _commit_draws(self, flight: Flight, result: StepResult) -> list[Update]:
         updates: list[Update] = []
@@ -334,12 +357,10 @@ class Scheduler:
             if sequence.phase is Phase.FINISHED:
                 continue  # ended while this step was in flight: its token appears nowhere
             if not result.finite[place]:
-                sequence.tainted = True
-                updates.append(Update(sequence, -1, None, "error", finite=False))
-                self._end(sequence)
+                updates.append(self._end_not_finite(sequence))
                 continue
             token_id = result.token_ids[place]
-            sequence.tokens.append(token_id)
+            sequence.output.append(token_id)
             if sequence.grammar is not None:
                 sequence.grammar.accept(token_id)
             self.counters.generated_tokens += 1
@@ -347,7 +368,7 @@ class Scheduler:
             if token_id in sequence.stops:
                 update.finish_reason = "stop"
                 self._end(sequence)
-            elif len(sequence.tokens) >= sequence.max_total:
+            elif len(sequence.output) >= sequence.max_output:
                 update.finish_reason = "length"
                 self._end(sequence)
             updates.append(update)
@@ -385,26 +406,5 @@ class Scheduler:
             case Phase.RUNNING:
                 self._leave(sequence, Phase.FINISHED)
         self.counters.ended += 1
-        heirs = [sibling for sibling in sequence.siblings if sibling.phase is Phase.WAITING]
-        sequence.siblings = []
-        if heirs:  # it ended before its prefill did: the next sibling does the prefill
-            heirs[0].siblings = heirs[1:]
-            self._waiting.push(heirs[0])
-
-    def _fail(self, sequence: Sequence) -> list[Sequence]:
-        """End a sequence whose step failed, and the siblings that wait for it; return those that had not ended."""
-        family = [sequence, *sequence.siblings]
-        sequence.siblings = []
-        failed = [member for member in family if member.phase is not Phase.FINISHED]
-        for member in family:
-            member.tainted = True
-        for member in failed:
-            self._end(member)
-        return failed
-
-
-def enqueue_all(scheduler: Scheduler, sequences: Seq[Sequence]) -> None:
-    """Add the choices of one request: the first prefills, the others fork from it."""
-    leader, *siblings = sequences
-    leader.siblings = siblings
-    scheduler.add(leader)
+        self._unmade -= sequence.siblings
+        sequence.siblings = 0

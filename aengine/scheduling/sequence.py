@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from aengine.cache.radix import Node
-from aengine.text.grammar.grammars import Matcher
+from aengine.cache.radix import Node, packed
 from aengine.types import FinishReason, PromptLogprob, RowLogprobs, SamplingParams
 
 
@@ -19,6 +20,26 @@ class Phase(enum.Enum):
     FINISHED = "finished"
 
 
+class Grammar(Protocol):
+    """What an output must match, as far as it has come."""
+
+    def accept(self, token_id: int) -> None:
+        """Move on by one committed token."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Beginning:
+    """The pages that a sequence was admitted with; the choices that fork from it hold them together with it."""
+
+    node: Node  # locked: covers the pages that are the tree's
+    private: set[int]  # the others
+    pages: int  # how many there are of both
+    epoch: int  # of the tree at admission
+    holders: int = 1
+    spoiled: bool = False  # what is in them is not finite
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A prompt and the output drawn so far. The scheduler owns every field but `owner`.
@@ -28,7 +49,7 @@ class Sequence:
     the cache: it is written by the step that feeds it.
     """
 
-    tokens: list[int]  # prompt, then committed output
+    prompt: array[int]  # never changes: the choices of a request share it
     params: SamplingParams
     seed: int
     stop_ids: tuple[int, ...]  # EOS (unless ignored) and stop_token_ids
@@ -37,29 +58,32 @@ class Sequence:
     salt: str | None = None
     banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not complete
     index: int = 0  # which of the n choices
-    siblings: list[Sequence] = field(default_factory=list)  # fork from this one after its prefill
+    siblings: int = 0  # the next choices, which are made when they fork from this one behind its prefill
     scores: list[PromptLogprob] = field(default_factory=list)  # from the prompt's second token on; siblings share it
     owner: object = None  # the caller's, untouched
-    grammar: Matcher | None = None  # has seen the committed output, no more and no less
+    grammar: Grammar | None = None  # has seen the committed output, no more and no less
+    cached: int | None = None  # prompt tokens found in the tree at first admission
 
+    output: list[int] = field(default_factory=list)  # committed
     phase: Phase = Phase.WAITING
     prompt_len: int = 0
+    max_output: int = 0  # `max_total` without the prompt
     row: int = -1
     pages: list[int] = field(default_factory=list)
-    private: set[int] = field(default_factory=set)  # pages it holds a reference for; the rest are the tree's
-    node: Node | None = None  # locked: covers the pages that are the tree's
+    beginning: Beginning | None = None  # of `pages`; None where there are none
+    grown: set[int] = field(default_factory=set)  # the pages behind it
     launched: int = 0
     computed: int = 0
     pending: int = 0
     in_flight: int = 0  # launched steps that name it and are not committed
     decoding: bool = False  # its last chunk is launched: from here on the row feeds what it drew
-    cached: int | None = None  # prompt tokens found in the tree at first admission
     promised: int = 0  # pages that come back once it has left, while it is leaving
     tainted: bool = False  # its step failed: nothing of it may enter the tree
     stops: frozenset[int] = frozenset()  # `stop_ids`, for looking up
 
     def __post_init__(self) -> None:
-        self.prompt_len = len(self.tokens)
+        self.prompt_len = len(self.prompt)
+        self.max_output = self.max_total - self.prompt_len
         self.stops = frozenset(self.stop_ids)
 
     @property
@@ -68,14 +92,33 @@ class Sequence:
         return self.params.prompt_logprobs is not None and len(self.scores) < self.prompt_len - 1
 
     @property
-    def output_len(self) -> int:
-        """Committed output tokens."""
-        return len(self.tokens) - self.prompt_len
+    def length(self) -> int:
+        """Tokens known: the prompt and the committed output."""
+        return self.prompt_len + len(self.output)
 
-    @property
-    def output(self) -> list[int]:
-        """Committed output ids."""
-        return self.tokens[self.prompt_len :]
+    def ids(self, start: int, end: int) -> array[int]:
+        """The known tokens from position `start` to before `end`."""
+        prompt_len = self.prompt_len
+        if end <= prompt_len:
+            return self.prompt[start:end]
+        return self.prompt[start:] + packed(self.output[max(start - prompt_len, 0) : end - prompt_len])
+
+
+def sibling_of(leader: Sequence, index: int) -> Sequence:
+    """Another choice of the same request, with nothing drawn yet. Its prompt is counted with the first one's."""
+    return Sequence(
+        prompt=leader.prompt,
+        params=leader.params,
+        seed=leader.seed,
+        stop_ids=leader.stop_ids,
+        max_total=leader.max_total,
+        rank=leader.rank,
+        salt=leader.salt,
+        banned=leader.banned,
+        index=index,
+        scores=leader.scores,
+        cached=leader.prompt_len,
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.plot import axis_for, line_chart, short
+from bench.plot import line_chart, short
 from bench.results import Report, read_results, table
 
 
@@ -38,24 +38,41 @@ def test_the_table_has_a_column_for_whatever_was_told() -> None:
     assert table(report.results, ["batch"]).splitlines()[-1] == "| 64 |"
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_a_chart_is_an_svg_with_every_point_inside(log: bool) -> None:
     lines = {"a & b": [(1.0, 10.0), (512.0, 2000.0)], "c": [(3.0, 3.0)]}
-    root = ElementTree.fromstring(line_chart(lines, title="<t>", x="x", y="y", log_x=log, log_y=log))
-    kind = "{http://www.w3.org/2000/svg}"
-    circles = [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in root.iter(f"{kind}circle")]
-    assert len(circles) == 3
-    assert all(76 <= x <= 696 and 70 <= y <= 344 for x, y in circles)
-    texts = [text.text for text in root.iter(f"{kind}text")]
-    assert {"<t>", "a & b", "c"} <= set(texts)
+    root = ElementTree.fromstring(line_chart(lines, title="<t>", x="x", y="y", log_x=log, log_y=log, note="here"))
+    _, _, width, height = map(float, root.get("viewBox", "").split())
+    points = [
+        use
+        for group in root.iter(f"{SVG}g")
+        if group.get("id", "").startswith("line2d")
+        for use in group.iter(f"{SVG}use")
+    ]
+    drawn = {(float(one.get("x", "")), float(one.get("y", ""))) for one in points}
+    assert len(drawn) >= 3
+    assert all(0 < x < width and 0 < y < height for x, y in drawn)
+    texts = {text.text for text in root.iter(f"{SVG}text")}
+    assert {"<t>", "a & b", "c", "x", "y", "here"} <= texts
+    assert {"500", "1k"} <= texts
+    assert ("0" in texts) != log  # where a linear axis begins
 
 
-def test_axes_end_with_ticks_and_never_divide_by_nothing() -> None:
-    assert axis_for([3, 700], log=True).ticks == (1, 10, 100, 1000)
-    assert axis_for([10], log=True).ticks == (10, 100)
-    assert axis_for([0, 9.3], log=False).ticks == (0, 2, 4, 6, 8, 10)
-    assert axis_for([0, 0], log=False).high > 0
-    assert axis_for([0.3], log=False).share(0.0) == 0
+def test_what_a_log_axis_cannot_show_is_left_out() -> None:
+    kept = line_chart({"a": [(1.0, 1.0), (2.0, 3.0)]}, title="", x="", y="", log_y=True)
+    assert line_chart({"a": [(1.0, 1.0), (1.5, 0.0), (2.0, 3.0)]}, title="", x="", y="", log_y=True) == kept
+
+
+def test_the_same_figures_give_the_same_file() -> None:
+    first, again = (line_chart({"a": [(1.0, 2.0)]}, title="t", x="x", y="y") for _ in range(2))
+    assert first == again
+    assert "date" not in first.lower()
+
+
+def test_nothing_cannot_be_drawn() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
-        line_chart({"a": []}, title="", x="", y="")
+        line_chart({"a": [(1.0, 0.0)]}, title="", x="", y="", log_y=True)
     assert [short(value) for value in (0.5, 20, 128000, 2.5e6)] == ["0.5", "20", "128k", "2.5M"]

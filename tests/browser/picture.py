@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import anyio
-import httpx
+import httpx2
 
 from tests.browser.chromium import Tab, chromium, find_chromium
 from tests.browser.talking import ENDED, ask, demo_page
@@ -21,12 +21,12 @@ async def crowd(url: str) -> None:
     """Other people's requests, more and fewer of them, for as long as it takes to draw a curve."""
     rng = random.Random(3)
 
-    async def one(client: httpx.AsyncClient, country: str) -> None:
+    async def one(client: httpx2.AsyncClient, country: str) -> None:
         question = {"role": "user", "content": f"What is the capital of {country}? Tell me a story about it."}
         body = {"messages": [question], "max_tokens": rng.randint(20, 120), "ignore_eos": True}
         await client.post("/v1/chat/completions", json=body)
 
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
         with anyio.move_on_after(BUSY_SECONDS):
             while True:
                 async with anyio.create_task_group() as tasks:

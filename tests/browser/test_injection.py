@@ -28,6 +28,7 @@ ATTACKS = [
     "`<script>window.hacked=1</script>` **<b onclick=window.hacked=1>b</b>**",
     "# <img src=x onerror=window.hacked=1>\n- <script>window.hacked=1</script>\n> <iframe src=//evil.example>",
     "&lt;script&gt; &#60;script&#62;",
+    "| <script>window.hacked=1</script> |\n|---|\n| <img src=x onerror=window.hacked=1> [x](javascript:alert()) |",
 ]
 FOREIGN = "document.querySelectorAll('#turns :is(script, img, iframe, style, base, object, embed, form, input)').length"
 BAD_LINKS = "[...document.links].filter((a) => !/^https?:$/.test(a.protocol) || a.host === location.host).length"

@@ -28,10 +28,43 @@ RENDERED = {
 }
 
 
+def table(header: str, *rows: str) -> str:
+    body = f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody>" if rows else "<tbody></tbody>"
+    return f'<div class="table"><table><thead><tr>{header}</tr></thead>{body}</table></div>'
+
+
+AB = '<th scope="col">a</th><th scope="col">b</th>'
+TABLES = {
+    "| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |": table(AB, "<td>1</td><td>2</td>", "<td>3</td><td>4</td>"),
+    "a | b\n- | -\n1 | 2": table(AB, "<td>1</td><td>2</td>"),
+    "| a | b | c |\n|:--|--:|:-:|\n| 1 | 2 | 3 |": table(
+        '<th scope="col" class="left">a</th><th scope="col" class="right">b</th><th scope="col" class="center">c</th>',
+        '<td class="left">1</td><td class="right">2</td><td class="center">3</td>',
+    ),
+    "| a | b |\n|---|---|\n| 1 |\n| 1 | 2 | 3 |\n| |\nx": table(
+        AB, "<td>1</td>", "<td>1</td><td>2</td>", "<td></td>", "<td>x</td>"
+    ),
+    "| a | b |\n|---|---|\n| **x** `y` | p\\|q `r\\|s` |": table(
+        AB, "<td><strong>x</strong> <code>y</code></td><td>p|q <code>r|s</code></td>"
+    ),
+    "Look:\n| a | b |\n|---|---|\n| 1 | 2 |\n\ndone": (
+        "<p>Look:</p>" + table(AB, "<td>1</td><td>2</td>") + "<p>done</p>"
+    ),
+    "| a | b |\n|---|---|\n| 1 | 2 |\n# x": table(AB, "<td>1</td><td>2</td>") + "<h3>x</h3>",
+    "> | a | b |\n> |---|---|": "<blockquote>" + table(AB) + "</blockquote>",
+    "- | a | b |\n  |---|---|": "<ul><li>" + table(AB) + "</li></ul>",
+    "| a | b |\n|---|": "<p>| a | b |\n|---|</p>",  # as many in the second line, or it is none
+    "| a | b |": "<p>| a | b |</p>",
+    "a\n---": "<p>a</p><hr>",
+    "| a |\n| b |": "<p>| a |\n| b |</p>",
+    "a | b\n--x|---": "<p>a | b\n--x|---</p>",
+}
+
+
 async def test_rendering(tab: Tab) -> None:
     engine = FakeEngine(held=True)
     async with talking_to(engine, tab):
-        for text, expected in RENDERED.items():
+        for text, expected in (RENDERED | TABLES).items():
             await answer(tab, engine, text)
             assert await tab.evaluate("document.querySelector('.turn:last-child .prose').innerHTML") == expected
 
@@ -81,6 +114,25 @@ async def test_what_is_finished_keeps_its_place_while_more_comes(tab: Tab) -> No
         assert await tab.text(".prose code") == "first and second"
 
 
+async def test_a_table_grows_row_by_row(tab: Tab) -> None:
+    engine = FakeEngine(held=True)
+    async with talking_to(engine, tab):
+        await ask(tab, "hi")
+        stream = await engine.next_stream()
+        stream.put(Fragment("first\n\n| a | b |\n|--", (1,)))
+        await tab.until("document.querySelector('.prose p + p')")
+        await tab.evaluate("window.seen = document.querySelector('.prose p'); 0")
+        stream.put(Fragment("-|---|\n| 1 | t", (1,)))
+        await tab.until("document.querySelector('.prose td + td')?.textContent === 't'")
+        stream.put(Fragment("wo |\n| 3", (1,)))
+        await tab.until("document.querySelectorAll('.prose tbody tr').length === 2")
+        finish(stream, " | 4 |\n\nend")
+        await tab.until("document.querySelector('.table + p')")
+        cells = await tab.evaluate("[...document.querySelectorAll('.prose td')].map((cell) => cell.textContent)")
+        assert cells == ["1", "two", "3", "4"]
+        assert await tab.evaluate("seen === document.querySelector('.prose p')")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -97,6 +149,11 @@ async def test_what_is_finished_keeps_its_place_while_more_comes(tab: Tab) -> No
         "**a* " * 12_000,
         "```" + "a" * 60_000 + "`",
         "- - " * 15_000 + "a",
+        "|" * 60_000 + "\n" + "|-" * 60_000,
+        "|a" * 5_000 + "|\n" + "|-" * 5_000 + "|\n" + "|\n" * 20_000,
+        "a|b\n" * 15_000,
+        "|" + " \t" * 30_000 + "\n|" + " \t" * 30_000 + "-x",
+        "\\|" * 30_000 + "\n-|-",
     ],
     ids=lambda text: text[:6].strip(),
 )

@@ -1,4 +1,4 @@
-"""The page allocator: who holds which page."""
+"""The page allocator: which pages are free."""
 
 from __future__ import annotations
 
@@ -41,23 +41,19 @@ def test_a_negative_count_is_refused() -> None:
         PageAllocator(4).take(-1)
 
 
-def test_a_shared_page_comes_back_with_its_last_owner() -> None:
+def test_a_page_comes_back_with_its_release() -> None:
     allocator = PageAllocator(2)
     [page] = allocator.take(1)
-    allocator.share(page)
+    assert (allocator.free, allocator.held(page)) == (0, True)
     allocator.release(page)
-    assert (allocator.free, allocator.references(page)) == (0, 1)
-    allocator.release(page)
-    assert (allocator.free, allocator.references(page)) == (1, 0)
+    assert (allocator.free, allocator.held(page)) == (1, False)
 
 
 @pytest.mark.parametrize("page", [0, 1])
-def test_a_page_that_nobody_holds_can_be_neither_released_nor_shared(page: int) -> None:
+def test_a_page_that_nobody_holds_cannot_be_released(page: int) -> None:
     allocator = PageAllocator(3)
     with pytest.raises(ValueError, match=f"page {page} is not held"):
         allocator.release(page)
-    with pytest.raises(ValueError, match=f"page {page} is not held"):
-        allocator.share(page)
     allocator.check_integrity()
 
 
@@ -69,60 +65,50 @@ def test_a_pool_without_a_usable_page_is_refused() -> None:
 def test_check_integrity_sees_a_lost_page() -> None:
     allocator = PageAllocator(4)
     allocator._free.pop()
-    with pytest.raises(AssertionError, match="page 1 has 0 references, free: False"):
+    with pytest.raises(AssertionError, match="page 1 is not held, nor free"):
         allocator.check_integrity()
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Random owners over a pool far too small, against a plain dict of counts."""
+    """Random owners over a pool far too small, against a plain set."""
 
     NUM_PAGES = 12
 
     def __init__(self) -> None:
         super().__init__()
         self.allocator = PageAllocator(self.NUM_PAGES)
-        self.counts: dict[int, int] = {}
+        self.held: set[int] = set()
 
     @rule(n=st.integers(0, 6))
     def take(self, n: int) -> None:
-        if n > self.NUM_PAGES - 1 - len(self.counts):
+        if n > self.NUM_PAGES - 1 - len(self.held):
             with pytest.raises(OutOfPages):
                 self.allocator.take(n)
             return
         pages = self.allocator.take(n)
         assert len(set(pages)) == n
-        assert not self.counts.keys() & set(pages), "a held page was handed out"
+        assert self.held.isdisjoint(pages), "a held page was handed out"
         assert all(0 < page < self.NUM_PAGES for page in pages)
-        self.counts.update(dict.fromkeys(pages, 1))
+        self.held.update(pages)
 
-    @precondition(lambda self: self.counts)
-    @rule(data=st.data())
-    def share(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.counts)))
-        self.allocator.share(page)
-        self.counts[page] += 1
-
-    @precondition(lambda self: self.counts)
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.counts)))
+        page = data.draw(st.sampled_from(sorted(self.held)))
         self.allocator.release(page)
-        self.counts[page] -= 1
-        if self.counts[page] == 0:
-            del self.counts[page]
+        self.held.remove(page)
 
     @rule(page=st.integers(0, NUM_PAGES - 1))
     def release_what_nobody_holds(self, page: int) -> None:
-        if page not in self.counts:
+        if page not in self.held:
             with pytest.raises(ValueError):
                 self.allocator.release(page)
 
     @invariant()
     def agrees_with_the_model(self) -> None:
         self.allocator.check_integrity()
-        assert self.allocator.free == self.NUM_PAGES - 1 - len(self.counts)
-        for page in range(self.NUM_PAGES):
-            assert self.allocator.references(page) == self.counts.get(page, 0)
+        assert self.allocator.free == self.NUM_PAGES - 1 - len(self.held)
+        assert {page for page in range(self.NUM_PAGES) if self.allocator.held(page)} == self.held
 
 
 TestAllocatorAgainstAModel = AllocatorMachine.TestCase

@@ -126,7 +126,7 @@ def test_a_new_run_takes_the_pages_over() -> None:
     cache = Cache()
     pages, node = cache.add(run(1, 2))
     assert node.depth == 2
-    assert [cache.allocator.references(page) for page in pages] == [1, 1]
+    assert all(map(cache.allocator.held, pages))
     assert cache.tree.cached_pages == cache.tree.evictable_pages == 2
 
 
@@ -137,82 +137,56 @@ def test_where_the_tree_has_another_page_the_caller_keeps_its_copy() -> None:
     inserted = cache.tree.insert(run(1, 2, 3), mine, None)
     assert inserted.taken == [False, False, True]
     assert inserted.node.parent is node
-    assert [cache.allocator.references(page) for page in mine] == [1, 1, 1]
+    assert all(map(cache.allocator.held, mine))
     assert cache.cached(run(1, 2, 3)) == [*first, mine[2]]
 
 
-def test_where_the_tree_has_the_very_page_the_callers_reference_is_released() -> None:
-    cache = Cache()
-    pages, node = cache.add(run(1, 2))
-    for page in pages:
-        cache.allocator.share(page)
-    inserted = cache.tree.insert(run(1, 2), pages, None)
-    assert inserted == (node, [True, True])
-    assert [cache.allocator.references(page) for page in pages] == [1, 1]
-    cache.check()
-
-
-def test_without_a_reference_to_give_the_insert_is_refused() -> None:
-    cache = Cache()
-    pages, _ = cache.add(run(1, 2))
-    with pytest.raises(ValueError, match="no reference to give"):
-        cache.tree.insert(run(1, 2), pages, None)
-    cache.check()
-
-
-def test_from_a_locked_hint_on_only_the_new_pages_change_hands() -> None:
+def test_a_run_may_begin_where_a_locked_one_ends() -> None:
     """A prompt in chunks: the part that the request has locked belongs to the tree already."""
     cache = Cache()
     first, _ = cache.add(run(1, 2))
     matched = cache.tree.match(run(1, 2, 3, 4), None)
     cache.tree.lock(matched.node)
-    pages = matched.pages + cache.allocator.take(2)
+    pages = cache.allocator.take(2)
 
-    one = cache.tree.insert(run(1, 2, 3, 4), pages[:3], None, matched.node)
+    one = cache.tree.insert(run(3), pages[:1], None, matched.node)
     cache.tree.lock(one.node)
     cache.tree.unlock(matched.node)
-    two = cache.tree.insert(run(1, 2, 3, 4), pages, None, one.node)
+    two = cache.tree.insert(run(4), pages[1:], None, one.node)
 
-    assert (one.taken, two.taken) == ([True] * 3, [True] * 4)
+    assert (one.taken, two.taken) == ([True], [True])
     assert (one.node.depth, two.node.depth) == (3, 4)
-    assert [cache.allocator.references(page) for page in pages] == [1] * 4
-    assert cache.cached(run(1, 2, 3, 4)) == first + pages[2:]
+    assert cache.cached(run(1, 2, 3, 4)) == first + pages
 
 
-def test_private_copies_above_the_hint_stay_private() -> None:
+def test_behind_a_locked_node_too_the_caller_keeps_copies_of_what_the_tree_has() -> None:
     cache = Cache()
-    cache.add(run(1, 2))
+    theirs, _ = cache.add(run(1, 2, 3))
+    node = cache.tree.match(run(1), None).node
+    cache.tree.lock(node)
     mine = cache.allocator.take(3)
-    one = cache.tree.insert(run(1, 2), mine[:2], None)
-    cache.tree.lock(one.node)
-    assert one.taken == [False, False]
-    two = cache.tree.insert(run(1, 2, 3), mine, None, one.node)
-    assert two.taken == [False, False, True]
-    cache.check()
+    inserted = cache.tree.insert(run(2, 3, 4), mine, None, node)
+    assert inserted.taken == [False, False, True]
+    assert cache.cached(run(1, 2, 3, 4)) == [*theirs, mine[2]]
 
 
-def test_a_run_above_the_hint_may_mix_private_copies_and_pages_of_the_tree() -> None:
-    cache = Cache()
-    theirs, _ = cache.add(run(1, 2))
-    cache.allocator.share(theirs[1])
-    mixed = [*cache.allocator.take(1), theirs[1]]
-    one = cache.tree.insert(run(1, 2), mixed, None)
-    cache.tree.lock(one.node)
-    two = cache.tree.insert(run(1, 2, 3), mixed + cache.allocator.take(1), None, one.node)
-    assert (one.taken, two.taken) == ([False, True], [False, True, True])
-    assert cache.allocator.references(theirs[1]) == 1
-    cache.check()
-
-
-def test_a_hint_survives_a_split_above_it() -> None:
+def test_the_node_that_a_run_follows_survives_a_split_above_it() -> None:
     cache = Cache()
     pages, node = cache.add(run(1, 2, 3))
     cache.tree.lock(node)
     cache.add(run(1, 9))
     more = cache.allocator.take(1)
-    inserted = cache.tree.insert(run(1, 2, 3, 4), pages + more, None, node)
+    inserted = cache.tree.insert(run(4), more, None, node)
     assert inserted.node.parent is node
     assert cache.cached(run(1, 2, 3, 4)) == pages + more
+
+
+def test_nothing_follows_a_node_that_was_evicted() -> None:
+    cache = Cache()
+    _, node = cache.add(run(1))
+    cache.tree.evict(1)
+    with pytest.raises(ValueError, match="no longer in the tree"):
+        cache.tree.insert(run(2), cache.allocator.take(1), None, node)
 
 
 def test_inserting_nothing_gives_the_root() -> None:
@@ -224,13 +198,6 @@ def test_too_few_ids_are_refused() -> None:
     cache = Cache()
     with pytest.raises(ValueError, match="2 pages need 8 ids, got 7"):
         cache.tree.insert(run(1, 2)[:7], cache.allocator.take(2), None)
-
-
-def test_a_hint_deeper_than_the_run_is_refused() -> None:
-    cache = Cache()
-    pages, node = cache.add(run(1, 2))
-    with pytest.raises(ValueError, match="2 pages deep"):
-        cache.tree.insert(run(1), pages[:1], None, node)
 
 
 # ---- splitting --------------------------------------------------------------------------------------------
@@ -275,8 +242,6 @@ def test_a_locked_path_survives() -> None:
     cache.tree.lock(node)
     assert cache.tree.evictable_pages == 2
     assert cache.tree.evict(100) == 2
-    assert cache.cached(run(1, 2, 3, 4)) == pages[:2]
-    cache.tree.clear()
     assert cache.cached(run(1, 2, 3, 4)) == pages[:2]
     cache.tree.unlock(node)
     assert cache.tree.evict(100) == 2
@@ -337,18 +302,6 @@ def test_only_the_tail_that_is_needed_is_cut() -> None:
     assert len(cache.cached(run(1, 2, 3, 4, 5))) == 4
 
 
-def test_pages_that_a_sequence_shares_do_not_count_as_come_back() -> None:
-    cache = Cache()
-    pages, _ = cache.add(run(1, 2))
-    cache.allocator.share(pages[1])
-    cache.add(run(3))
-    assert cache.tree.evict(1) == 1
-    assert len(cache.cached(run(1, 2))) == 0
-    assert len(cache.cached(run(3))) == 1
-    cache.allocator.release(pages[1])
-    cache.check()
-
-
 def test_an_evicted_node_cannot_be_locked() -> None:
     cache = Cache()
     _, node = cache.add(run(1))
@@ -372,6 +325,62 @@ def test_clear_empties_the_tree_and_the_pool_is_whole_again() -> None:
     cache.tree.clear()
     assert (cache.tree.cached_pages, cache.tree.evictable_pages, cache.allocator.free) == (0, 0, 19)
     cache.check()
+
+
+def test_what_is_locked_when_the_tree_is_cleared_is_found_no_more_and_goes_when_it_is_unlocked() -> None:
+    cache = Cache(num_pages=20)
+    pages, _ = cache.add(run(1, 2, 3))
+    node = cache.tree.match(run(1, 2), None).node
+    cache.tree.lock(node)
+    cache.tree.clear()
+    cache.check()
+    assert cache.cached(run(1, 2, 3)) == []
+    assert (cache.tree.cached_pages, cache.tree.evictable_pages) == (2, 0)
+    assert all(map(cache.allocator.held, pages[:2]))
+    cache.tree.unlock(node)
+    assert (cache.tree.cached_pages, cache.allocator.free) == (0, 19)
+    cache.check()
+
+
+def test_after_clearing_the_same_run_may_be_cached_anew_beside_what_is_left_of_it() -> None:
+    cache = Cache(num_pages=20)
+    _, old = cache.add(run(1, 2))
+    cache.tree.lock(old)
+    cache.tree.clear()
+    pages, new = cache.add(run(1, 2))
+    assert cache.cached(run(1, 2)) == pages
+    cache.tree.unlock(old)
+    assert cache.cached(run(1, 2)) == pages
+    assert new.parent is cache.tree.root
+    cache.check()
+
+
+def test_nothing_follows_a_node_from_before_the_tree_was_cleared() -> None:
+    cache = Cache()
+    _, node = cache.add(run(1))
+    cache.tree.lock(node)
+    cache.tree.clear()
+    with pytest.raises(ValueError, match="no longer in the tree"):
+        cache.tree.insert(run(2), cache.allocator.take(1), None, node)
+
+
+def test_evictions_alone_do_not_count_as_changes() -> None:
+    """Whoever found too little before finds no more after them."""
+    cache = Cache()
+    _, node = cache.add(run(1, 2, 3))
+    cache.add(run(4))
+    before = cache.tree.changes
+    cache.tree.evict(2)
+    assert cache.tree.changes == before
+    for change in (
+        lambda: cache.tree.lock(node),
+        lambda: cache.tree.unlock(node),
+        lambda: cache.add(run(5)),
+        cache.tree.clear,
+    ):
+        before = cache.tree.changes
+        change()
+        assert cache.tree.changes > before
 
 
 class Counting(OrderedDict[Any, None]):
@@ -419,6 +428,8 @@ def test_eviction_visits_what_it_evicts_and_never_walks_the_tree() -> None:
         (lambda cache, node: node.pages.append(50), "differ in length"),
         (lambda cache, node: node.pages.__setitem__(0, node.parent.pages[0]), "held twice"),
         (lambda cache, node: node.pages.__setitem__(0, 50), "page 50 is held but free"),
+        (lambda cache, node: setattr(node, "epoch", 1), "the key is not the run's|another epoch"),
+        (lambda cache, node: setattr(cache.tree, "epoch", 1), "left of an epoch that is over"),
         (lambda cache, node: cache.tree._unlocked.pop(node), "exactly the unlocked nodes"),
         (lambda cache, node: cache.tree._unlocked.move_to_end(node), "evicted after its parent"),
         (lambda cache, node: node.parent.children.clear(), "names nodes that are not in the tree"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,7 +14,7 @@ from aengine.cache.radix import Node, RadixTree
 
 PAGE = 2
 NUM_PAGES = 18  # far too few for what the rules ask
-Prefix = tuple[str | None, tuple[int, ...]]  # a salt and whole pages of ids
+Prefix = tuple[int, str | None, tuple[int, ...]]  # an epoch, a salt and whole pages of ids
 
 
 @dataclass
@@ -29,10 +30,10 @@ class NaiveCache:
     def __init__(self) -> None:
         self.entries: dict[Prefix, Entry] = {}
         self.time = 0
+        self.epoch = 0
 
-    @staticmethod
-    def prefixes(ids: list[int], salt: str | None) -> list[Prefix]:
-        return [(salt, tuple(ids[:end])) for end in range(PAGE, len(ids) + 1, PAGE)]
+    def prefixes(self, ids: list[int], salt: str | None) -> list[Prefix]:
+        return [(self.epoch, salt, tuple(ids[:end])) for end in range(PAGE, len(ids) + 1, PAGE)]
 
     def match(self, ids: list[int], salt: str | None) -> list[Prefix]:
         found: list[Prefix] = []
@@ -55,6 +56,15 @@ class NaiveCache:
         self.touch(path)
         return [self.entries[prefix].page == page for prefix, page in zip(path, pages)]
 
+    def clear(self) -> None:
+        self.epoch += 1
+        self.drop_old()
+
+    def drop_old(self) -> None:
+        """What is of an epoch that is over goes once nobody holds it."""
+        for prefix in [p for p, entry in self.entries.items() if p[0] != self.epoch and not entry.locks]:
+            del self.entries[prefix]
+
     def oldest(self) -> Prefix | None:
         unlocked = [prefix for prefix, entry in self.entries.items() if entry.locks == 0]
         return min(unlocked, key=lambda prefix: self.entries[prefix].last_use, default=None)
@@ -69,6 +79,7 @@ class Sequence:
     pages: list[int]
     taken: list[bool]
     node: Node
+    epoch: int
     locked: list[Prefix] = field(default_factory=list)
 
 
@@ -83,7 +94,6 @@ class RadixMachine(RuleBasedStateMachine):
         self.tree = RadixTree(self.allocator, PAGE)
         self.model = NaiveCache()
         self.running: list[Sequence] = []
-        self.outside: list[int] = []  # references that nobody gave to the tree
 
     def some_running(self, data: st.DataObject) -> Sequence:
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]
@@ -92,8 +102,8 @@ class RadixMachine(RuleBasedStateMachine):
         """Drop the model's oldest entries until n pages would come back."""
         came_back = 0
         while came_back < n and (prefix := self.model.oldest()) is not None:
-            page = self.model.entries.pop(prefix).page
-            came_back += self.allocator.references(page) == 1
+            del self.model.entries[prefix]
+            came_back += 1
         return came_back
 
     def take(self, n: int) -> list[int] | None:
@@ -116,6 +126,7 @@ class RadixMachine(RuleBasedStateMachine):
         for prefix in sequence.locked:
             self.model.entries[prefix].locks -= 1
         self.model.touch(sequence.locked)
+        self.model.drop_old()
 
     @rule(ids=token_ids, salt=salts)
     def look(self, ids: list[int], salt: str | None) -> None:
@@ -129,7 +140,7 @@ class RadixMachine(RuleBasedStateMachine):
         pages, node = self.tree.match(ids, salt)
         path = self.model.match(ids, salt)
         assert pages == [self.model.entries[prefix].page for prefix in path]
-        sequence = Sequence(ids, salt, pages, [True] * len(pages), self.tree.root)
+        sequence = Sequence(ids, salt, pages, [True] * len(pages), self.tree.root, self.tree.epoch)
         self.relock(sequence, node, path)
         own = self.take(len(ids) // PAGE - len(pages))
         if own is None:
@@ -144,11 +155,18 @@ class RadixMachine(RuleBasedStateMachine):
     def commit_some(self, data: st.DataObject) -> None:
         """A chunk was computed: its full pages enter the tree, from the locked node on."""
         sequence = self.some_running(data)
-        count = data.draw(st.integers(sequence.node.depth, len(sequence.pages)))
-        node, taken = self.tree.insert(sequence.ids, sequence.pages[:count], sequence.salt, sequence.node)
-        assert taken == self.model.insert(sequence.ids, sequence.salt, sequence.pages[:count])
+        begin = sequence.node.depth
+        count = data.draw(st.integers(begin, len(sequence.pages)))
+        ids, pages = sequence.ids[begin * PAGE :], sequence.pages[begin:count]
+        if sequence.epoch != self.tree.epoch:
+            if sequence.node is not self.tree.root:
+                with pytest.raises(ValueError, match="no longer in the tree"):
+                    self.tree.insert(ids, pages, sequence.salt, sequence.node)
+            return
+        node, taken = self.tree.insert(ids, pages, sequence.salt, sequence.node)
+        assert taken == self.model.insert(sequence.ids, sequence.salt, sequence.pages[:count])[begin:]
         assert node.depth == count
-        sequence.taken[:count] = taken
+        sequence.taken[begin:count] = taken
         self.relock(sequence, node, self.model.prefixes(sequence.ids, sequence.salt)[:count])
 
     @precondition(lambda self: self.running)
@@ -163,38 +181,16 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(ids=token_ids, salt=salts)
     def insert_from_the_root(self, ids: list[int], salt: str | None) -> None:
-        """A run whose every page has a reference of its own, some of them on pages that the tree has."""
-        known = [self.model.entries[prefix].page for prefix in self.model.match(ids, salt)][::2]
-        self.tree.match(ids, salt)
-        for page in known:
-            self.allocator.share(page)
-        own = self.take(len(ids) // PAGE - len(known))
-        if own is None:
-            for page in known:
-                self.allocator.release(page)
+        """A run whose every page is the caller's."""
+        pages = self.take(len(ids) // PAGE)
+        if pages is None:
             return
-        pages = [known.pop(0) if i % 2 == 0 and known else own.pop() for i in range(len(ids) // PAGE)]
         node, taken = self.tree.insert(ids, pages, salt)
         assert taken == self.model.insert(ids, salt, pages)
         assert node.depth == len(pages)
         for page, in_tree in zip(pages, taken):
             if not in_tree:
                 self.allocator.release(page)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        """A sibling shares a page without the tree's knowledge."""
-        pages = self.some_running(data).pages
-        if pages:
-            page = data.draw(st.sampled_from(pages))
-            self.allocator.share(page)
-            self.outside.append(page)
-
-    @precondition(lambda self: self.outside)
-    @rule()
-    def end_fork(self) -> None:
-        self.allocator.release(self.outside.pop())
 
     @rule(n=st.integers(0, 8))
     def evict(self, n: int) -> None:
@@ -204,8 +200,7 @@ class RadixMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.tree.clear()
-        while (prefix := self.model.oldest()) is not None:
-            del self.model.entries[prefix]
+        self.model.clear()
 
     @invariant()
     def agrees_with_the_model(self) -> None:
@@ -219,15 +214,15 @@ class RadixMachine(RuleBasedStateMachine):
         """Everything in the tree, read without touching it."""
         found: dict[Prefix, int] = {}
 
-        def walk(node: Node, salt: str | None, ids: tuple[int, ...]) -> None:
+        def walk(node: Node, above: tuple[int, str | None], ids: tuple[int, ...]) -> None:
             for key, child in node.children.items():
-                below = key[0] if isinstance(key, tuple) else salt
+                below = key[:2] if isinstance(key, tuple) else above
                 mine = tuple(memoryview(child.data).cast("I"))
                 for i, page in enumerate(child.pages, 1):
-                    found[below, ids + mine[: i * PAGE]] = page
+                    found[*below, ids + mine[: i * PAGE]] = page
                 walk(child, below, ids + mine)
 
-        walk(self.tree.root, None, ())
+        walk(self.tree.root, (0, None), ())
         return found
 
     def teardown(self) -> None:
@@ -237,8 +232,6 @@ class RadixMachine(RuleBasedStateMachine):
                 if not taken:
                     self.allocator.release(page)
             self.unlock(sequence)
-        for page in self.outside:
-            self.allocator.release(page)
         self.agrees_with_the_model()
         assert self.allocator.free + self.tree.cached_pages == NUM_PAGES - 1
         assert self.tree.evictable_pages == self.tree.cached_pages

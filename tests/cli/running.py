@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 
 AENGINE = [sys.executable, "-m", "aengine"]
 
@@ -44,7 +44,7 @@ class Served:
             if "curl" in line:
                 break
         assert self.url, "".join(self.told)
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=False)
+        self.client = httpx2.Client(base_url=self.url, timeout=30, trust_env=False, verify=False)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

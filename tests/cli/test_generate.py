@@ -53,6 +53,15 @@ async def test_from_file_to_file_through_a_server(tmp_path: Path) -> None:
     check(done.returncode, target.read_text(), done.stderr.decode())
 
 
+def test_plain_text_is_told_of_the_flag_that_takes_it() -> None:
+    done = run("generate", given="The capital of France is\n")
+    assert done.returncode == 1
+    assert "--text" in json.loads(done.stdout)["error"]["message"]
+    done = run("generate", *FLAGS, "--text", given="The capital of France is\n")
+    assert json.loads(done.stdout)["text"].startswith(" Paris")
+    assert done.returncode == 0
+
+
 def test_nothing_gives_nothing() -> None:
     done = run("generate", given="\n\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

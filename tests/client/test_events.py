@@ -1,43 +1,57 @@
-"""Events come out whole, however the bytes are cut."""
+"""Events come out whole, however the bytes are cut, and one without an end is not waited for."""
 
 from __future__ import annotations
 
-import itertools
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from aengine.client.events import EventReader
-from aengine.errors import ServerError
+from aengine import Client, ServerError
+from aengine.client import client as client_module
 
-STREAM = 'data: {"text":"é👋"}\n\n: ping\n\ndata:a\r\ndata: b\r\n\r\nid: 7\rdata: c\r\rdata: [DONE]\n\n'.encode()
-EVENTS = ['{"text":"é👋"}'.encode(), b"a\nb", b"c", b"[DONE]"]
+pytestmark = pytest.mark.anyio
 
-
-@given(st.lists(st.integers(0, len(STREAM))))
-def test_wherever_it_is_cut(cuts: list[int]) -> None:
-    reader, edges = EventReader(), [0, *sorted(cuts), len(STREAM)]
-    found = [event for a, b in itertools.pairwise(edges) for event in reader.feed(STREAM[a:b])]
-    assert found == EVENTS
+STREAM = (
+    'data: {"text":"é👋"}\n\n: ping\n\ndata:{"text":\r\ndata: "b"}\r\n\r\nid: 7\rdata: {"text":"c"}\r\r'
+    'data: {"text":"","finish_reason":"stop","usage":{"prompt_tokens":1,"completion_tokens":3}}\n\ndata: [DONE]\n\n'
+).encode()
 
 
-def test_an_event_that_has_not_ended_is_held() -> None:
-    reader = EventReader()
-    assert reader.feed(b"data: a\n") == []
-    assert reader.feed(b"\n") == [b"a"]
+@asynccontextmanager
+async def speaking(*pieces: bytes) -> AsyncIterator[Client]:
+    """A server that answers with these bytes, one piece after the other."""
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, Client(f"http://127.0.0.1:{port}") as client:
+        yield client
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, len(STREAM)])
+async def test_wherever_it_is_cut(size: int) -> None:
+    async with speaking(*(STREAM[at : at + size] for at in range(0, len(STREAM), size))) as client:
+        assert [fragment.text async for fragment in client.generate("x")] == ["é👋", "b", "c", ""]
 
 
 @pytest.mark.parametrize("endless", [b"x" * 10, b"data: xxxx\n"])
-def test_an_event_without_end_is_refused(endless: bytes) -> None:
-    reader = EventReader(max_bytes=100)
-    for _ in range(10):
-        reader.feed(endless)
-    with pytest.raises(ServerError, match="100 bytes"):
-        reader.feed(endless)
+async def test_an_event_without_end_is_refused(endless: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_EVENT_BYTES", 100)
+    async with speaking(endless * 20) as client:
+        with pytest.raises(ServerError, match=r"cannot be read.*100 byte"):
+            await client.complete("x")
 
 
-def test_comments_and_events_may_go_on_for_ever() -> None:
-    reader = EventReader(max_bytes=100)
-    found = [event for _ in range(100) for event in reader.feed(b": ping\n" * 10 + b"data: x\n\n")]
-    assert found == [b"x"] * 100
+async def test_comments_may_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_EVENT_BYTES", 100)
+    async with speaking(b": ping\n\n" * 100, STREAM) as client:
+        assert (await client.complete("x")).text == "é👋bc"

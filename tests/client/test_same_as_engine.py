@@ -64,8 +64,17 @@ async def all_parameters_at_once(model: Model) -> Any:
         stop=("zzz",),
         stop_token_ids=(999,),
         skip_special_tokens=False,
+        allowed_token_ids=tuple(range(100, 1500)),
     )
     return await model.complete(FRANCE, params)
+
+
+async def prompt_logprobs(model: Model) -> Any:
+    texts = [await model.complete(FRANCE, max_tokens=2, temperature=0, prompt_logprobs=top, n=2) for top in (0, 1, 20)]
+    assert [len((done.choices[1].prompt_logprobs or ())[0].top_ids) for done in texts] == [0, 1, 20]
+    single = await model.complete([200], max_tokens=1, temperature=0, prompt_logprobs=2)
+    assert single.choices[0].prompt_logprobs == []
+    return [comparable(done) for done in (*texts, single)]
 
 
 async def a_chat(model: Model) -> Any:
@@ -87,11 +96,22 @@ async def a_chat_with_tools(model: Model) -> Any:
     return done
 
 
+async def a_chat_that_goes_on(model: Model) -> Any:
+    begun = [*QUESTION, {"role": "assistant", "content": "17 + 25 ="}]
+    done = await model.chat(begun, temperature=0, continue_final_message=True)
+    assert done.text.startswith(" 42")
+    return done
+
+
 async def structured(model: Model) -> Any:
     form = Structured(regex="(yes|no)")
     assert (await model.complete("Is Paris in France?", structured=form)).text in ("yes", "no")
+    form = Structured(regex="(yes|no)", thought="open")
+    thought = await model.complete("Is Paris in France?", structured=form, max_tokens=40, seed=1)
+    assert "</think>" in thought.text or len(thought.text) > 3
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    return await model.complete("{", structured={"json": schema}, temperature=0)
+    done = await model.complete("{", structured={"json": schema}, temperature=0)
+    return comparable(thought), comparable(done)
 
 
 async def fragments(model: Model) -> Any:
@@ -113,9 +133,11 @@ WORK = (
     cut_short,
     choices_with_logprobs,
     all_parameters_at_once,
+    prompt_logprobs,
     a_chat,
     a_chat_with_thoughts,
     a_chat_with_tools,
+    a_chat_that_goes_on,
     structured,
     a_submitted_stream,
 )
@@ -166,6 +188,12 @@ REFUSED: dict[str, Callable[[Model], Awaitable[Any]]] = {
     "an empty prompt": lambda model: model.complete([]),
     "more than the context": lambda model: model.complete(FRANCE, max_tokens=10**6),
     "a bad regex": lambda model: model.complete(FRANCE, structured=Structured(regex="(")),
+    "a form by another name": lambda model: model.complete(FRANCE, structured=Structured(regex="(", origin="mine")),
+    "a thought that is none": lambda model: model.complete(FRANCE, structured={"regex": "a", "thought": "maybe"}),
+    "half a priority": lambda model: model.complete(FRANCE, priority=0.5),
+    "a priority that is true": lambda model: model.complete(FRANCE, priority=True),
+    "a priority of 65 bits": lambda model: model.complete(FRANCE, priority=2**63),
+    "a salt that is no text": lambda model: model.complete(FRANCE, cache_salt=7),
     "two forms": lambda model: model.complete(FRANCE, structured=Structured(regex="a", grammar="b")),
     "ids that are more than the context": lambda model: model.complete([5] * 10**4),
     "a chat that is more than the context": lambda model: model.chat([{"role": "user", "content": "hi " * 9999}]),
@@ -174,11 +202,18 @@ REFUSED: dict[str, Callable[[Model], Awaitable[Any]]] = {
 }
 
 
+REFUSED_BY_SHAPE: dict[str, Callable[[Model], Awaitable[Any]]] = {  # in words of JSON's reader on the other side
+    "ids that are no integers": lambda model: model.complete([1.5]),  # type: ignore[list-item]
+    "ids that are text": lambda model: model.complete(["a"]),  # type: ignore[list-item]
+}
+
+
 async def test_the_same_refusals(both: tuple[Engine, Client]) -> None:
-    for what, work in REFUSED.items():
+    for what, work in (REFUSED | REFUSED_BY_SHAPE).items():
         told = []
         for model in both:
             with pytest.raises(InvalidRequestError) as caught:
                 await work(model)
-            told.append((type(caught.value), caught.value.param, str(caught.value)))
+            words = str(caught.value) if what in REFUSED else caught.value.param in str(caught.value)
+            told.append((type(caught.value), caught.value.param, words))
         assert told[0] == told[1], what

@@ -39,6 +39,8 @@ async def test_lists_and_none_in_params_mean_what_they_mean_as_single_fields(eng
         ({"priority": 10**400}, "priority"),
         ({"priority": float("nan")}, "priority"),
         ({"priority": "high"}, "priority"),
+        ({"priority": 0.5}, "priority"),
+        ({"priority": True}, "priority"),
         ({"cache_salt": ["unhashable"]}, "cache_salt"),
     ],
 )

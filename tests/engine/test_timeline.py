@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 import aengine
@@ -85,7 +85,7 @@ async def test_what_is_sent_over_http_is_told_with_its_size(tmp_path: Path) -> N
     app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
     async with hosting(app) as (port, _):
         await engine.entered.wait()
-        async with httpx.AsyncClient() as client:
+        async with httpx2.AsyncClient() as client:
             replies = await asyncio.gather(
                 *(
                     client.post(f"http://127.0.0.1:{port}/generate", json={"prompt": "Paris", "max_tokens": 6})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 
 from tests.http.demo_server import demo_server
@@ -17,6 +17,6 @@ def demo_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def demo(demo_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=demo_url, timeout=30, trust_env=False) as client:
+def demo(demo_url: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=demo_url, timeout=30, trust_env=False) as client:
         yield client

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
@@ -24,7 +24,7 @@ from tests.http.fake_engine import FakeEngine
 class Server:
     """A running server: its engine, an HTTP client for it, and where it listens."""
 
-    def __init__(self, engine: FakeEngine, client: httpx.AsyncClient, port: int, stop: asyncio.Event) -> None:
+    def __init__(self, engine: FakeEngine, client: httpx2.AsyncClient, port: int, stop: asyncio.Event) -> None:
         self.engine = engine
         self.client = client
         self.port = port
@@ -34,7 +34,7 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def post(self, path: str, **body: Any) -> httpx.Response:
+    async def post(self, path: str, **body: Any) -> httpx2.Response:
         return await self.client.post(path, json=body)
 
     async def events(self, path: str, **body: Any) -> list[Any]:
@@ -111,19 +111,23 @@ async def serving(
     async with hosting(app, graceful_timeout) as (port, stop):
         async with asyncio.timeout(5):
             await engine.entered.wait()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as client:
             yield Server(engine, client, port, stop)
 
 
 @asynccontextmanager
-async def hosting(app: ASGIApp, graceful_timeout: float = 0.1) -> AsyncIterator[tuple[int, asyncio.Event]]:
-    """A hypercorn that runs `app`: its port, and what stops it."""
+async def hosting(
+    app: ASGIApp, graceful_timeout: float = 0.1, **settings: Any
+) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A hypercorn with these settings that runs `app`: its port, and what stops it."""
     stop = asyncio.Event()
     file, port = listen()
     config = Config()
     config.bind = [f"fd://{file}"]
     config.graceful_timeout = graceful_timeout
     config.errorlog = None
+    for name, value in settings.items():
+        setattr(config, name, value)
     # A plain task: hypercorn wants to be told to stop, and answers cancellation with an error of its own.
     task = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
     try:
@@ -131,3 +135,18 @@ async def hosting(app: ASGIApp, graceful_timeout: float = 0.1) -> AsyncIterator[
     finally:
         stop.set()
         await task
+
+
+def with_lifespan(app: ASGIApp) -> ASGIApp:
+    """What answers requests with `app`, and starts and stops."""
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            await app(scope, receive, send)
+
+    return both

@@ -7,9 +7,10 @@ import itertools
 import torch
 
 from aengine.cache.kv import KVPool
+from aengine.cache.radix import packed
 from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
-from aengine.runtime.runner import StepExecutor, read_draws
+from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.sampling.sampler import Sampler
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
@@ -48,7 +49,7 @@ class Rig:
     def add(self, prompt: list[int], new_tokens: int, stop_ids: tuple[int, ...] = ()) -> Sequence:
         """Enqueue a greedy request."""
         sequence = Sequence(
-            tokens=list(prompt),
+            prompt=packed(prompt),
             params=SamplingParams(temperature=0),
             seed=0,
             stop_ids=stop_ids,
@@ -65,7 +66,7 @@ class Rig:
             plan = self.scheduler.schedule()
             if plan is not None:
                 self.plans.append(plan)
-                flying.append((plan, read_draws(self.executor.execute(plan)[0], lambda row: None, plan)))
+                flying.append((plan, read_outcome(self.executor.execute(plan), lambda row: None, plan)))
             if len(flying) > depth or (plan is None and flying):
                 self.scheduler.commit(*flying.pop(0))
             elif plan is None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from tests.cli.running import served
 
@@ -25,7 +25,7 @@ SECONDS = 20.0  # in which a test gives up; no figure of the server's
 class RawServer:
     port: int
     pid: int
-    client: httpx.Client
+    client: httpx2.Client
     idle_files: int  # open while there is no connection
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:

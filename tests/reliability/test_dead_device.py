@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 import aengine
@@ -53,13 +53,13 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
     engine = DemoEngine(max_num_seqs=4, torch_threads=1, start=faulty.start)
     async with (
         hosted_demo(engine) as url,
-        httpx.AsyncClient(base_url=url, timeout=10, trust_env=False, limits=httpx.Limits()) as client,
+        httpx2.AsyncClient(base_url=url, timeout=10, trust_env=False, limits=httpx2.Limits()) as client,
     ):
         runner: faulty.Faulty = engine._ready().runtime.runner  # type: ignore[assignment]
         gate, entered = asyncio.Event(), []
         await held(engine, gate, entered)
 
-        async def ask(stream: bool, **body: Any) -> httpx.Response:
+        async def ask(stream: bool, **body: Any) -> httpx2.Response:
             return await client.post("/generate", json={**ENDLESS, "stream": stream, **body})
 
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
@@ -106,7 +106,7 @@ def test_the_server_ends_streams_and_leaves_with_1(trigger: int) -> None:
     with process("tests.reliability.faulty", "--port", "0") as running:
         url = told(running, r"Serving on (\S+)")[1]
         with (
-            httpx.Client(base_url=url, timeout=20, trust_env=False) as client,
+            httpx2.Client(base_url=url, timeout=20, trust_env=False) as client,
             client.stream("POST", "/generate", json={"input_ids": [7], **ENDLESS}) as stream,
         ):
             lines = stream.iter_lines()
@@ -126,7 +126,7 @@ def test_the_server_ends_streams_and_leaves_with_1(trigger: int) -> None:
 def test_under_bare_hypercorn_every_request_is_an_error_until_it_is_stopped() -> None:
     with process("hypercorn", "-w", "0", "-b", "127.0.0.1:0", "tests.reliability.faulty:app") as running:
         url = told(running, r"Running on (\S+)")[1]
-        with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+        with httpx2.Client(base_url=url, timeout=20, trust_env=False) as client:
             while client.get("/ready").status_code != 200:
                 time.sleep(0.05)
             assert '"engine_failed"' in client.post("/generate", json=killer(DEATH)).text

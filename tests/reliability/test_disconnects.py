@@ -44,9 +44,9 @@ def moment(sequence: Sequence) -> str:
             return "over"
     if not sequence.decoding:
         return "half read"
-    if len(sequence.tokens) == sequence.prompt_len:
+    if not sequence.output:
         return "before its first token"
-    return "in its last step" if len(sequence.tokens) + sequence.pending >= sequence.max_total else "decoding"
+    return "in its last step" if len(sequence.output) + sequence.pending >= sequence.max_output else "decoding"
 
 
 class Watching:
@@ -102,9 +102,9 @@ class Range:
     def look(self) -> None:
         for request in list(self.engine._requests.values()):
             sequence = request.choices[0].sequence
-            number = sequence.tokens[0] - VICTIM
+            number = sequence.prompt[0] - VICTIM
             when, shoot = self.marked.get(number, ("", lambda: None))
-            if when == moment(sequence) or (when and len(sequence.tokens) - sequence.prompt_len > 60):
+            if when == moment(sequence) or (when and len(sequence.output) > 60):
                 del self.marked[number]
                 shoot()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
+import httpx2
 import pytest
 
 from tests.http.demo_server import DemoEngine, hosted_demo
@@ -26,7 +26,7 @@ def asked(number: int, trigger: int | None = None) -> dict[str, object]:
     return {"input_ids": ids if trigger is None else [*ids, trigger], **(SEEDED if number % 2 else GREEDY)}
 
 
-async def answer(client: httpx.AsyncClient, body: dict[str, object]) -> tuple[list[int], str]:
+async def answer(client: httpx2.AsyncClient, body: dict[str, object]) -> tuple[list[int], str]:
     """The ids that came, and the error that ended them."""
     events = parse_events((await client.post("/generate", json=body)).text)
     ids = [token for event in events if "token_ids" in event for token in event["token_ids"]]
@@ -40,7 +40,7 @@ async def answer(client: httpx.AsyncClient, body: dict[str, object]) -> tuple[li
 async def test_only_whom_it_carried(trigger: int, told: str) -> None:
     """Four run, one of which breaks the step; five wait, and later ones come."""
     engine = DemoEngine(max_num_seqs=ROWS, torch_threads=1, start=faulty.start)
-    async with hosted_demo(engine) as url, httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+    async with hosted_demo(engine) as url, httpx2.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
         alone = [await answer(client, asked(number)) for number in range(REQUESTS)]
         assert all(len(ids) == LENGTH and not error for ids, error in alone)
         others = [asyncio.create_task(answer(client, asked(number))) for number in range(ROWS - 1)]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from aengine.model.hub import resolve_model
@@ -122,12 +122,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint: Path) -> Iterator[httpx.Client]:
+def server(checkpoint: Path) -> Iterator[httpx2.Client]:
     command = [sys.executable, "-m", "tests.reliability.watched_server", str(checkpoint)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        with httpx.Client(
+        with httpx2.Client(
             base_url=f"http://127.0.0.1:{int(process.stdout.readline())}", timeout=120, trust_env=False
         ) as client:
             yield client
@@ -135,7 +135,7 @@ def server(checkpoint: Path) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_loop_is_not_held(server: httpx.Client, case: str) -> None:
+def test_the_loop_is_not_held(server: httpx2.Client, case: str) -> None:
     path, body, status = CASES[case]
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     holds: list[tuple[float, float]] = []

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from aengine.model.hub import DEMO
 from tests.cli.running import environment
@@ -97,7 +97,7 @@ def test_serve_a_folder(tmp_path: Path) -> None:
         assert process.stdout is not None
         url = next(line.split()[2] for line in process.stdout if line.startswith("Serving on "))
         port = int(url.rsplit(":", 1)[1])
-        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        with httpx2.Client(base_url=url, timeout=30, trust_env=False) as client:
             assert "[DONE]" in client.post("/generate", json={"prompt": "One two", "max_tokens": 4}).text
             chat = {"messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"}}
             assert client.post("/v1/chat/completions", json=chat | {"max_tokens": 8}).status_code == 200

@@ -7,7 +7,7 @@ import random
 import re
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.http.demo_server import DemoEngine, hosted_demo
@@ -36,7 +36,7 @@ def bodies() -> list[dict[str, Any]]:
     ]
 
 
-async def ids(client: httpx.AsyncClient, body: dict[str, Any]) -> list[int]:
+async def ids(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[int]:
     response = await client.post("/generate", json=body)
     assert response.status_code == 200, response.text
     answer = response.json()
@@ -48,10 +48,10 @@ async def ids(client: httpx.AsyncClient, body: dict[str, Any]) -> list[int]:
 
 async def test_all_finish_with_the_same_ids() -> None:
     engine = DemoEngine(page_size=PAGE, num_pages=PAGES, max_num_seqs=REQUESTS, max_model_len=128, torch_threads=1)
-    limits = httpx.Limits(max_connections=REQUESTS)
+    limits = httpx2.Limits(max_connections=REQUESTS)
     async with (
         hosted_demo(engine) as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as client,
+        httpx2.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as client,
     ):
         alone = [await ids(client, body) for body in bodies()]
         assert engine.stats().preemptions == 0

@@ -7,11 +7,14 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import aengine
+from aengine.engine.seeds import sibling_seed
+from aengine.errors import NonFiniteLogitsError
 from aengine.runtime.start import Runtime, start_runtime
 from aengine.types import StepPlan
 from tests.runtime.ways import WAYS
@@ -143,6 +146,58 @@ async def test_nothing_is_compiled_while_serving(checkpoint: Path, monkeypatch: 
                 )
             )
         assert (compiled, flash4_variants()) == ([], before)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+async def test_a_chunk_that_is_not_finite_is_not_cached(checkpoint: Path, graphs: bool) -> None:
+    """One position's rotation breaks, in a chunk that draws nothing, and heals."""
+    knobs = {"dtype": "bfloat16", "kv_cache_gib": 1.0, "max_num_seqs": 8, "max_step_tokens": 64, "progress": False}
+    prompt = [RNG.randrange(1000) for _ in range(150)]
+    async with aengine.Engine(str(checkpoint), device="cuda", cuda_graphs=graphs, **knobs) as engine:
+        runner: Any = engine._ready().runtime.runner
+        rotation = runner._executor._decoder._cos_sin
+
+        def turn(position: int, values: torch.Tensor) -> torch.Tensor:
+            torch.cuda.synchronize()
+            with torch.inference_mode():
+                before = rotation[position].clone()
+                rotation[position] = values
+            torch.cuda.synchronize()
+            return before
+
+        expected = await engine.complete(prompt, max_tokens=8, **GREEDY)
+        engine.flush_cache()
+        healthy = turn(20, torch.full_like(rotation[20], float("nan")))
+        with pytest.raises(NonFiniteLogitsError):
+            await engine.complete(prompt, max_tokens=8, **GREEDY)
+        assert len((await engine.complete(prompt[:5], max_tokens=8, **GREEDY)).token_ids) == 8
+        turn(20, healthy)
+        again = await engine.complete(prompt, max_tokens=8, **GREEDY)
+        assert again.token_ids == expected.token_ids
+        assert again.usage.cached_tokens <= 16
+        engine.check_integrity()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+async def test_choices_that_fork_are_those_of_requests_of_their_own(checkpoint: Path, graphs: bool) -> None:
+    """On the device they are copies of their leader's row: pages, penalties, biases, stops and banned words."""
+    ways = [
+        {"temperature": 1.0},
+        {"temperature": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.6, "top_k": 40},
+        {"temperature": 1.0, "logit_bias": {5: 8.0, 9: -50.0}, "min_tokens": 6, "top_p": 0.9},
+        {"temperature": 1.0, "bad_words": ["the", "a cat"]},
+    ]
+    knobs = {"dtype": "float32", "kv_cache_gib": 1.0, "max_num_seqs": 8, "progress": False}
+    options = {"max_tokens": 12, "ignore_eos": True}
+    async with aengine.Engine(str(checkpoint), device="cuda", cuda_graphs=graphs, **knobs) as engine:
+        for way in ways:
+            together = await engine.complete(PROMPTS[3], n=5, seed=9, **options, **way)
+            engine.flush_cache()
+            for choice in together.choices:
+                alone = await engine.complete(PROMPTS[3], seed=sibling_seed(9, choice.index), **options, **way)
+                engine.flush_cache()
+                assert alone.token_ids == choice.token_ids
+        engine.check_integrity()
 
 
 def flash4_variants() -> int:

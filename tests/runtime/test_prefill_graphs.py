@@ -76,7 +76,7 @@ class FixedShapeExecutor(StepExecutor):
         self._rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         self._rows.grow(plan.new_pages)
-        hidden, rows, positions = self.graphs.replay(plan, shape)
+        hidden, rows, positions, sums = self.graphs.replay(plan, shape)
         for row in plan.decode:
             self._rows.lengths[row] += 1
         for chunk in plan.prefill:
@@ -84,7 +84,7 @@ class FixedShapeExecutor(StepExecutor):
         self._copy_pages(plan)
         assert self._rows.length.tolist() == [*self._rows.lengths[:-1], 0]
         logits = self._decoder.logits(hidden) if plan.sampled_rows else None
-        return Forwarded(logits, plan.sampled_rows, rows, positions)
+        return Forwarded(logits, plan.sampled_rows, rows, positions, sums=sums)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_ids_are_those_of_steps_of_any_shape(decoder: Decoder, depth: int) -> No
             rig.executor = executor = FixedShapeExecutor(rig.executor)
         sequences = [rig.add(prompt, 9) for prompt in prompts]
         rig.run(depth)
-        outputs.append([sequence.tokens for sequence in sequences])
+        outputs.append([sequence.output for sequence in sequences])
     assert outputs[0] == outputs[1]
     assert executor.replayed > 10
 
@@ -128,10 +128,9 @@ def test_a_step_that_scores_its_prompts_is_not_taken(decoder: Decoder) -> None:
     step = rig.scheduler.schedule()
     assert step is not None
     assert executor.prefill_graphs.shape_for(step) is not None
-    draws, scores = executor.execute(step)
-    assert draws is not None
-    assert len(draws.token_ids) == 2
-    assert [len(one.logprobs) for one in scores] == [2]
+    outcome = executor.execute(step)
+    assert len(outcome.draws.token_ids) == 2
+    assert [len(one.logprobs) for one in outcome.scores] == [2]
 
 
 def test_every_number_of_a_step_is_in_its_place() -> None:

@@ -22,15 +22,16 @@ pytest.importorskip("triton")  # comes with the runner's kernels
 
 from aengine.attention.flash4 import Flash4
 from aengine.attention.flash_backend import PrefillAttention, _OnGathered
+from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.kernels import gumbel, triton_kernels
 from aengine.kernels.launch import Launch
 from aengine.runtime import start_cuda
-from aengine.runtime.runner import read_draws
+from aengine.runtime.runner import read_outcome
 from aengine.runtime.start import Runtime
 from aengine.sampling.fused import FusedDraw
 from aengine.sampling.sampler import Sampler
-from aengine.scheduling.scheduler import Scheduler, enqueue_all
+from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
 from aengine.types import SamplingParams
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
@@ -171,14 +172,18 @@ def serve(runtime: Runtime, rows: int) -> int:
             prompt = shared[: rng.choice([0, 64, 2048])] + [rng.randrange(1000) for _ in range(length)]
             params, rank = SamplingParams(**way), (0.0, next(tickets))
             end = len(prompt) + rng.randint(2, 40)
-            family = [
-                Sequence(tokens=[*prompt], params=params, seed=0, stop_ids=(7,), max_total=end, rank=rank, index=index)
-                for index in range(rng.choice([1, 1, 1, 3]))
-            ]
-            enqueue_all(scheduler, family)
+            leader = Sequence(
+                prompt=packed(prompt),
+                params=params,
+                seed=0,
+                stop_ids=(7,),
+                max_total=end,
+                rank=rank,
+                siblings=rng.choice([0, 0, 0, 2]),
+            )
+            scheduler.add(leader)
         while (plan := scheduler.schedule()) is not None:
-            draws, scores = executor.execute(plan)
-            scheduler.commit(plan, read_draws(draws, lambda row: None, plan, scores))
+            scheduler.commit(plan, read_outcome(executor.execute(plan), lambda row: None, plan))
             steps += 1
     return steps
 

@@ -11,7 +11,7 @@ The upper half of a seed stands for the tenant (`cache_salt`): two tenants never
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from aengine.cache.pages import PageAllocator
@@ -79,6 +79,7 @@ class Row:
     seed: int
     pages: list[int]
     length: int  # tokens whose K and V are in the pages
+    era: int  # how often the cache had been flushed when it entered
     path: list[int]  # the prefix that ends in each known token; the last one drawn is known, though not yet fed
     broken: bool = False  # its numbers are not finite; what it reads and draws means nothing
 
@@ -90,6 +91,7 @@ class Launch:
     plan: StepPlan
     rows: set[int]
     pages: dict[int, int]  # page -> how often it had been freed when the step was launched
+    era: int
 
 
 class WatchedAllocator(PageAllocator):
@@ -101,8 +103,7 @@ class WatchedAllocator(PageAllocator):
 
     def release(self, page: int) -> None:
         super().release(page)
-        if self.references(page) == 0:
-            self._device.page_freed(page)
+        self._device.page_freed(page)
 
 
 class FakeDevice:
@@ -115,6 +116,8 @@ class FakeDevice:
         self.prefixes = Prefixes()
         self.rows: dict[int, Row] = {}  # as of the last step that ran
         self.slots = [POISON] * (num_pages * page_size)
+        self.eras = [0] * (num_pages * page_size)  # of the row that wrote each slot
+        self.era = 0
         self.times_freed = [0] * num_pages
         self.queue: deque[Launch] = deque()
         self.tokens = 0  # that went through the model
@@ -133,6 +136,10 @@ class FakeDevice:
         self.times_freed[page] += 1
         self.slots[page * self.page_size : (page + 1) * self.page_size] = [POISON] * self.page_size
 
+    def flush(self) -> None:
+        """From here on nobody who enters may read what was begun before."""
+        self.era += 1
+
     # ---- the runtime's side -------------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> None:
@@ -145,7 +152,7 @@ class FakeDevice:
             check(new.row in named, f"row {new.row} is new in a step that does not run it")
             for launch in self.queue:
                 check(new.row not in launch.rows, f"row {new.row} is reused while step {launch.plan.step} names it")
-            self.tables[new.row] = list(new.pages)
+            self.tables[new.row] = self._pages(new, self.tables)
             self.lengths[new.row] = new.length
             self.lost.discard(new.row)
         check(not self.lost.intersection(named), f"rows {named} go on after a step of theirs failed: {self.lost}")
@@ -155,14 +162,14 @@ class FakeDevice:
         pages = {page for row in named for page in self.tables[row]}
         check(0 not in pages, "page 0 was handed out")
         for page in pages:
-            check(self.allocator.references(page) > 0, f"page {page} is named, but free")
+            check(self.allocator.held(page), f"page {page} is named, but free")
         for row in named:
             check(len(set(self.tables[row])) == len(self.tables[row]), f"row {row} names a page twice")
         for row in plan.decode:
-            self._check_writable(row, 1, holders=1)
+            self._check_writable(row, 1)
         for chunk in plan.prefill:
-            self._check_writable(chunk.row, len(chunk.token_ids), holders=1 + len(chunk.forks))
-        self.queue.append(Launch(plan, set(named), {page: self.times_freed[page] for page in pages}))
+            self._check_writable(chunk.row, len(chunk.token_ids))
+        self.queue.append(Launch(plan, set(named), {page: self.times_freed[page] for page in pages}, self.era))
 
     def result(self, plan: StepPlan, broken: Collection[int] = ()) -> StepResult:
         """Run the oldest step in flight, which must be `plan`; `broken` rows get numbers that are not finite."""
@@ -171,7 +178,7 @@ class FakeDevice:
         for page, freed in launch.pages.items():
             check(self.times_freed[page] == freed, f"page {page} was freed before step {plan.step} ran")
         for new in plan.new_rows:
-            self.rows[new.row] = self._row(new)
+            self.rows[new.row] = self._row(new, launch.era)
         for row, index, page in plan.new_pages:
             check(index == len(self.rows[row].pages), "a page table has a gap")
             self.rows[row].pages.append(page)
@@ -191,11 +198,13 @@ class FakeDevice:
         check([row for row, _ in drawn] == plan.sampled_rows, "draws are out of order")
         for source, destination in plan.page_copies:
             size = self.page_size
-            self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
+            for cells in (self.slots, self.eras):
+                cells[destination * size : (destination + 1) * size] = cells[source * size : (source + 1) * size]
         self.tokens += plan.num_tokens
         self.queue.popleft()
         finite = [not self.rows[row].broken for row, _ in drawn]
-        return StepResult(token_ids=[token_id for _, token_id in drawn], finite=finite, logprobs=None)
+        finite_chunks = [not self.rows[chunk.row].broken for chunk in plan.prefill]
+        return StepResult([token_id for _, token_id in drawn], finite, None, finite_chunks=finite_chunks)
 
     def fail(self, plan: StepPlan) -> None:
         """The step failed somewhere on its way; it and its successors leave garbage and run no more."""
@@ -204,21 +213,29 @@ class FakeDevice:
             self.lost |= launch.rows
         # What the steps wrote before they failed is anyone's guess: their slots stay poisoned.
 
-    def _check_writable(self, row: int, count: int, holders: int) -> None:
-        """The pages for a row's next `count` tokens are its own, but for siblings that fork in the same step."""
-        start, end = self.lengths[row], self.lengths[row] + count
-        pages = self.tables[row][start // self.page_size : -(-end // self.page_size)]
+    def _check_writable(self, row: int, count: int) -> None:
+        """There are pages for a row's next `count` tokens."""
+        self.lengths[row] += count
+        end = self.lengths[row]
         check(end <= len(self.tables[row]) * self.page_size, f"row {row} has no page for token {end - 1}")
-        for page in pages:
-            check(self.allocator.references(page) <= holders, f"row {row} writes page {page}, which others hold too")
-        self.lengths[row] = end
+
+    def _pages(self, new: NewRow, tables: Mapping[int, list[int]]) -> list[int]:
+        """The pages that a new row begins with: its own, or the whole ones of the row that it forks from."""
+        if new.copy_of is None:
+            return list(new.pages)
+        check(not new.pages, "a row that forks brings no pages")
+        return tables[new.copy_of][: new.length // self.page_size]
 
     # ---- the forward pass ---------------------------------------------------------------------------------
 
-    def _row(self, new: NewRow) -> Row:
+    def _row(self, new: NewRow, era: int) -> Row:
         path = self.prefixes.path(new.seed >> 32, new.tokens)
         check(new.length <= len(path) and new.prompt_len <= len(path), "a new row is longer than its tokens")
-        return Row(new.seed, list(new.pages), new.length, path)
+        if new.copy_of is not None:
+            check(self.rows[new.copy_of].path == path, "a row forks from one with other tokens")
+            era = self.rows[new.copy_of].era
+        pages = self._pages(new, {row: state.pages for row, state in self.rows.items()})
+        return Row(new.seed, pages, new.length, era, path)
 
     def _check_shared(self, plan: StepPlan) -> None:
         """Rows that read a run's pages once for all of them begin with the same tokens, and have more of their own."""
@@ -256,12 +273,15 @@ class FakeDevice:
             slot = page * size + place % size
             check(self.slots[slot] == POISON, f"row {row} overwrites slot {place % size} of page {page}")
             self.slots[slot] = BROKEN if state.broken else state.path[place]
+            self.eras[slot] = state.era
         if state.broken:
             return
         context: list[int] = []
         for page in state.pages[: -(-state.length // size)]:
             context += self.slots[page * size : (page + 1) * size]
         for place, (found, wanted) in enumerate(zip(context, state.path[: state.length])):
+            era = self.eras[state.pages[place // size] * size + place % size]
+            check(era >= state.era, f"row {row} reads at position {place} what was there before the cache was flushed")
             check(found == wanted, f"row {row} reads a wrong token at position {place} of {state.length}: {found}")
 
     def _draw(self, row: int) -> int:

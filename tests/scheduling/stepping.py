@@ -8,8 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from aengine.scheduling.scheduler import Scheduler, enqueue_all
-from aengine.scheduling.sequence import Sequence, Update
+from aengine.cache.radix import packed
+from aengine.scheduling.scheduler import Scheduler
+from aengine.scheduling.sequence import Sequence, Update, sibling_of
 from aengine.types import FinishReason, SamplingParams, StepPlan
 from tests.scheduling.fake_device import FakeDevice, check, naive_output
 
@@ -31,6 +32,16 @@ class Got:
         if update.finite:
             self.token_ids.append(update.token_id)
         self.finish_reason = update.finish_reason
+
+
+class Seen:
+    """In place of a grammar: the tokens it was told of."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def accept(self, token_id: int) -> None:
+        self.tokens.append(token_id)
 
 
 def prompt_of(length: int, first: int = 0) -> list[int]:
@@ -60,12 +71,14 @@ class Stepper:
             max_step_tokens=max_step_tokens,
             max_queue=max_queue,
             prefix_cache=prefix_cache,
+            make_sibling=self._sibling,
         )
         self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
         self.max_step_tokens = max_step_tokens
         self.lookahead = lookahead
         self.in_flight: deque[StepPlan] = deque()
         self.got: dict[Sequence, Got] = {}
+        self._families: dict[int, list[Sequence]] = {}  # by ticket
         self._tickets = itertools.count()
 
     # ---- requests -----------------------------------------------------------------------------------------
@@ -81,25 +94,35 @@ class Stepper:
         tenant: int = 0,
         arrival: float = 0.0,
         priority: int = 0,
+        grammar: bool = False,
     ) -> list[Sequence]:
-        """Enqueue a request with n choices; returns their sequences."""
+        """Enqueue a request with n choices; returns its sequences, a list that grows as they are made."""
         rank = (arrival + priority * AGING, next(self._tickets))
-        sequences = [
-            Sequence(
-                tokens=list(prompt),
-                params=SamplingParams(max_tokens=max_tokens, n=n),
-                seed=(tenant << 32) + seed * 1000 + index,
-                stop_ids=stop_ids,
-                max_total=len(prompt) + max_tokens,
-                rank=rank,
-                salt=f"tenant {tenant}" if tenant else None,
-                index=index,
-            )
-            for index in range(n)
-        ]
-        enqueue_all(self.scheduler, sequences)
-        self.got.update((sequence, Got(list(prompt))) for sequence in sequences)
-        return sequences
+        leader = Sequence(
+            prompt=packed(prompt),
+            params=SamplingParams(max_tokens=max_tokens, n=n),
+            seed=(tenant << 32) + seed * 1000,
+            stop_ids=stop_ids,
+            max_total=len(prompt) + max_tokens,
+            rank=rank,
+            salt=f"tenant {tenant}" if tenant else None,
+            siblings=n - 1,
+            grammar=Seen() if grammar else None,
+        )
+        self.scheduler.add(leader)
+        self.got[leader] = Got(list(prompt))
+        family = self._families[rank[1]] = [leader]
+        return family
+
+    def _sibling(self, leader: Sequence, index: int) -> Sequence:
+        sibling = sibling_of(leader, index)
+        sibling.seed += index - leader.index
+        sibling.grammar = None if leader.grammar is None else Seen()
+        self.got[sibling] = Got(list(leader.prompt))
+        family = self._families[leader.rank[1]]
+        check(len(family) == index, "choices are made in order, and once")
+        family.append(sibling)
+        return sibling
 
     def add(self, prompt: list[int], max_tokens: int = 8, **options: Any) -> Sequence:
         """Enqueue a request with one choice; `options` are those of `request`."""
@@ -112,7 +135,13 @@ class Stepper:
         del got.token_ids[n_tokens:]
         got.finish_reason, got.cut = "stop", True
 
+    def flush(self) -> None:
+        """Forget the prefix cache."""
+        self.scheduler.flush_cache()
+        self.device.flush()
+
     def abort(self, sequence: Sequence) -> None:
+        """End a sequence, with the choices that are still to fork from it."""
         self.scheduler.abort(sequence)
         self.got[sequence].finish_reason = self.got[sequence].finish_reason or "abort"
 
@@ -182,7 +211,10 @@ class Stepper:
             check(got.finish_reason == reason, f"ended by {got.finish_reason}, not by {reason}")
 
     def check_outputs(self) -> None:
-        """Everyone got an end, and what they should."""
+        """Everyone got an end, and what they should; no choice was forgotten."""
+        for family in self._families.values():
+            n, ends = family[0].params.n, {self.got[sequence].finish_reason for sequence in family}
+            check(len(family) == n or bool(ends & {"abort", "error"}), f"{len(family)} of {n} choices were made")
         for sequence, got in self.got.items():
             check(got.finish_reason is not None, f"a client waits for ever: {got}")
             self.check_output(sequence)

@@ -39,7 +39,7 @@ def test_pages_of_the_next_step_are_reserved_before_its_launch() -> None:
     ahead = fill(stepper.schedule())  # feeds a token that is still unknown here, at position 4
     assert ahead.decode == [sequence.row]
     assert ahead.new_pages == [(sequence.row, 1, sequence.pages[1])]
-    assert stepper.scheduler.memory.allocator.references(sequence.pages[1]) == 1
+    assert stepper.scheduler.memory.allocator.held(sequence.pages[1])
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 17])
@@ -117,7 +117,7 @@ def test_pages_and_rows_are_released_at_the_commit_of_the_last_launched_step_tha
     stepper.commit()
     assert stepper.scheduler.running == 0
     assert stepper.scheduler.memory.allocator.free == free
-    assert [new.tokens for new in fill(stepper.schedule()).new_rows] == [successor.tokens]
+    assert [new.tokens for new in fill(stepper.schedule()).new_rows] == [successor.prompt]
     stepper.run()
 
 
@@ -146,13 +146,13 @@ def test_the_token_in_flight_of_a_preemption_victim_is_committed_before_it_re_en
     stepper, older, victim = preempting()
     for _ in range(3):
         stepper.step()
-    assert (older.output_len, victim.output_len) == (2, 2)
+    assert (len(older.output), len(victim.output)) == (2, 2)
     assert stepper.schedule() is None  # a page is promised to the older one, it waits for this step alone
     assert victim.phase is Phase.PREEMPTED
     assert victim.row >= 0
     assert stepper.scheduler.waiting == 0
     stepper.commit()  # the third step, with the victim's token
-    assert victim.output_len == 3
+    assert len(victim.output) == 3
     assert victim.phase is Phase.WAITING
     assert stepper.scheduler.waiting == 1
     stepper.run()
@@ -199,8 +199,10 @@ def test_pages_are_never_swapped_where_the_tree_already_holds_others() -> None:
     stepper.commit()
     assert memory.tree.cached_pages == 2
     assert [first.pages, second.pages] == tables
-    assert set(second.pages) == second.private  # its copies stay its own
-    assert not first.private
+    assert first.beginning is not None
+    assert second.beginning is not None
+    assert set(second.pages) == second.beginning.private  # its copies stay its own
+    assert not first.beginning.private
     stepper.run()
     assert memory.allocator.free + memory.tree.cached_pages == memory.usable_pages  # and go with it
     stepper.check_outputs()
@@ -263,7 +265,8 @@ def test_a_failed_step_takes_the_siblings_with_it_that_wait_for_its_prefill() ->
     stepper = Stepper(max_rows=2, max_step_tokens=8)
     family = stepper.request(prompt_of(12), n=3)
     stepper.schedule()
-    assert stepper.fail() == family
+    assert stepper.fail() == family[:1]  # the others are not made yet
+    assert stepper.scheduler.waiting == 0
     assert stepper.scheduler.idle
 
 
@@ -284,6 +287,41 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_in_the_tree() -
     stepper.run()
     assert retry.cached == 0
     assert stepper.got[bad].token_ids == []
+    stepper.check_outputs()
+
+
+@pytest.mark.parametrize("chunk", range(3))
+def test_a_chunk_that_is_not_finite_ends_its_request_and_leaves_nothing_in_the_tree(chunk: int) -> None:
+    """Though it draws nothing; what was computed before it stays."""
+    stepper = Stepper(page_size=4, max_rows=2, max_step_tokens=8)
+    bad = stepper.add(prompt_of(21))
+    for _ in range(chunk):
+        stepper.schedule()
+        stepper.commit()
+    plan = stepper.schedule()
+    assert plan is not None
+    assert plan.sampled_rows == ([bad.row] if chunk == 2 else [])
+    stepper.schedule()  # the next chunk, which attends to the broken one
+    updates = stepper.commit(broken={bad.row})
+    assert [(update.sequence, update.finite, update.finish_reason) for update in updates] == [(bad, False, "error")]
+    while stepper.in_flight:
+        assert stepper.commit() == []
+    assert stepper.scheduler.memory.tree.cached_pages == 2 * chunk
+    again = stepper.add(prompt_of(21))
+    stepper.run()
+    assert again.cached == 8 * chunk
+    stepper.check_outputs()
+
+
+def test_a_chunk_that_is_not_finite_leaves_those_beside_it_alone() -> None:
+    stepper = Stepper(page_size=4, max_step_tokens=24)
+    decoding = stepper.add(prompt_of(5))
+    stepper.step()
+    good, bad = stepper.add(prompt_of(8, first=1)), stepper.add(prompt_of(40, first=2))
+    stepper.step()
+    stepper.commit(broken={bad.row})
+    stepper.run()
+    assert [stepper.got[one].finish_reason for one in (decoding, good, bad)] == ["length", "length", "error"]
     stepper.check_outputs()
 
 

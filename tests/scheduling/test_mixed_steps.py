@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from aengine.cache.radix import packed
 from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
@@ -22,7 +23,7 @@ def scheduler() -> Scheduler:
 def add(to: Scheduler, number: int, prompt: int, new: int) -> None:
     to.add(
         Sequence(
-            tokens=[number] * prompt,
+            prompt=packed([number] * prompt),
             params=SamplingParams(),
             seed=0,
             stop_ids=(),

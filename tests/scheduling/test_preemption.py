@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aengine.cache.radix import packed
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
 from aengine.types import SamplingParams
@@ -11,7 +12,9 @@ from tests.scheduling.stepping import Stepper, prompt_of
 
 
 def sequence_of(tokens: list[int], ticket: int = 0) -> Sequence:
-    return Sequence(tokens=tokens, params=SamplingParams(), seed=0, stop_ids=(), max_total=99, rank=(0.0, ticket))
+    return Sequence(
+        prompt=packed(tokens), params=SamplingParams(), seed=0, stop_ids=(), max_total=99, rank=(0.0, ticket)
+    )
 
 
 def test_a_resumed_sequence_reads_what_is_left_of_its_pages_from_the_cache() -> None:
@@ -43,7 +46,7 @@ def test_what_a_sequence_gives_back_is_what_it_alone_holds() -> None:
     assert memory.admit(first, headroom=0)
     assert memory.returnable(first) == 3
     first.computed = 10
-    memory.publish(first, 10)  # two of them are the tree's now
+    memory.publish(first)  # two of them are the tree's now
     assert memory.returnable(first) == 3
     second = sequence_of(prompt_of(11), ticket=1)
     assert memory.admit(second, headroom=0)
@@ -52,6 +55,21 @@ def test_what_a_sequence_gives_back_is_what_it_alone_holds() -> None:
     before = memory.available
     memory.release(second)
     assert memory.available == before + 1
+
+
+def test_what_another_choice_still_reads_is_cached_and_stays_locked() -> None:
+    memory = SequenceMemory(num_pages=10, page_size=4, prefix_cache=True)
+    leader, sibling = sequence_of(prompt_of(10)), sequence_of(prompt_of(10))
+    assert memory.admit(leader, headroom=0)
+    leader.launched = 10
+    assert memory.fork(leader, sibling) == (leader.pages[2], sibling.pages[2])
+    leader.computed = 10
+    shared = sibling.pages[:2]
+    memory.release(leader)
+    assert (memory.tree.cached_pages, memory.tree.evictable_pages) == (2, 0)
+    assert memory.tree.match(sequence_of(prompt_of(10)).prompt).pages == shared
+    memory.release(sibling)
+    assert (memory.tree.evictable_pages, memory.available) == (2, 9)
 
 
 def test_a_reservation_evicts_no_more_than_it_needs() -> None:

@@ -40,7 +40,7 @@ def test_a_chat_of_five_turns_finds_four_fifths_of_its_prompts_in_the_cache(look
         reply = stepper.add(history, max_tokens=40)
         stepper.run()
         cached.append(reply.cached)
-        history = reply.tokens
+        history = [*reply.prompt, *reply.output]
     stepper.check_outputs()
     counters = stepper.scheduler.counters
     assert cached == [0, 176, 240, 304, 368]  # everything but the last partly filled page
@@ -100,3 +100,37 @@ def test_a_request_that_has_to_wait_does_not_empty_the_cache_in_vain() -> None:
     assert memory.tree.cached_pages == 4
     stepper.run()
     stepper.check_outputs()
+
+
+@pytest.mark.parametrize("turns", range(1, 7))
+def test_nothing_that_was_begun_before_the_cache_was_flushed_is_found_after_it(turns: int) -> None:
+    """Between two chunks, while they are in flight, while it decodes, and when it has ended."""
+    stepper = Stepper(page_size=4, max_step_tokens=8)
+    running = stepper.add(prompt_of(22), max_tokens=3)
+    for _ in range(turns):
+        stepper.step()
+    stepper.flush()
+    stepper.run()
+    assert stepper.got[running].finish_reason == "length"  # it goes on with what it has
+    memory = stepper.scheduler.memory
+    assert memory.allocator.free == memory.usable_pages
+    again = stepper.add(prompt_of(22), max_tokens=3)
+    stepper.run()
+    assert again.cached == 0
+    third = stepper.add(prompt_of(22), max_tokens=3)
+    stepper.run()
+    assert third.cached == 20
+    stepper.check_outputs()
+
+
+def test_a_request_preempted_before_a_flush_begins_anew_and_is_cached() -> None:
+    stepper = Stepper(num_pages=9, page_size=4, max_rows=2)
+    stepper.add(prompt_of(16), max_tokens=5)
+    victim = stepper.add(prompt_of(8, first=1), max_tokens=20)
+    while not stepper.scheduler.counters.preemptions:
+        stepper.step()
+    stepper.flush()
+    stepper.run()
+    assert stepper.scheduler.memory.tree.cached_pages > 0
+    stepper.check_outputs()
+    assert len(victim.output) == 20

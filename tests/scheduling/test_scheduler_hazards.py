@@ -27,7 +27,7 @@ def test_max_tokens_is_not_off_by_one(max_tokens: int) -> None:
     stepper = Stepper()
     sequences = [stepper.add(prompt_of(length), max_tokens) for length in (1, 15, 16, 17)]
     stepper.run()
-    assert [sequence.output_len for sequence in sequences] == [max_tokens] * 4
+    assert [len(sequence.output) for sequence in sequences] == [max_tokens] * 4
 
 
 def test_an_abort_does_not_free_pages_that_a_step_in_flight_still_writes() -> None:
@@ -134,7 +134,7 @@ def test_the_last_token_drawn_is_never_cached(lookahead: int) -> None:
     sequence = stepper.add(prompt_of(5), max_tokens=3)  # 8 tokens, of which the K and V of 7 were written
     stepper.run()
     assert stepper.scheduler.memory.tree.cached_pages == 1
-    following = stepper.add([*sequence.tokens, 5, 6])
+    following = stepper.add([*sequence.prompt, *sequence.output, 5, 6])
     stepper.run()
     assert following.cached == 4
     stepper.check_outputs()
@@ -148,6 +148,29 @@ def test_the_queue_is_bounded() -> None:
         stepper.add(prompt_of(4, first=2))
     stepper.schedule()
     stepper.add(prompt_of(4, first=2))
+    stepper.run()
+    stepper.check_outputs()
+
+
+def test_every_choice_counts_towards_the_bound_of_the_queue() -> None:
+    stepper = Stepper(max_queue=10, max_rows=4)
+    stepper.request(prompt_of(4), n=6)
+    with pytest.raises(QueueFullError, match="6 requests are waiting"):
+        stepper.request(prompt_of(4, first=1), n=5)
+    stepper.request(prompt_of(4, first=1), n=4)
+    with pytest.raises(QueueFullError, match="10 requests are waiting"):
+        stepper.add(prompt_of(4, first=2))
+    stepper.schedule()
+    assert stepper.scheduler.waiting == 6  # of the first request two, whom rows are missing for, and the second
+    stepper.run()
+    stepper.check_outputs()
+
+
+def test_into_an_empty_queue_goes_a_request_of_any_number_of_choices() -> None:
+    stepper = Stepper(max_queue=3, max_rows=4)
+    stepper.request(prompt_of(4), n=8)
+    with pytest.raises(QueueFullError):
+        stepper.add(prompt_of(4, first=1))
     stepper.run()
     stepper.check_outputs()
 

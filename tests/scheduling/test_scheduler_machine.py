@@ -128,19 +128,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.stepper.abort(sequence)
         self.check()
 
-    @precondition(lambda self: any(sequence.output_len for sequence in self.open))
+    @precondition(lambda self: any(len(sequence.output) for sequence in self.open))
     @rule(which=st.integers(0, 2**16), late=st.integers(0, 3))
     def stop_string(self, which: int, late: int) -> None:
         """A stop string is found `late` tokens after it was drawn."""
-        writing = [sequence for sequence in self.open if sequence.output_len]
+        writing = [sequence for sequence in self.open if len(sequence.output)]
         sequence = writing[which % len(writing)]
-        self.stepper.finish(sequence, max(sequence.output_len - late, 1))
+        self.stepper.finish(sequence, max(len(sequence.output) - late, 1))
         self.check()
 
     @precondition(lambda self: self.stepper.in_flight)
     @rule(which=st.integers(0, 2**16))
     def commit_with_a_broken_row(self, which: int) -> None:
-        rows = self.stepper.in_flight[0].sampled_rows
+        """Whether it draws or not."""
+        plan = self.stepper.in_flight[0]
+        rows = [*plan.sampled_rows, *(chunk.row for chunk in plan.prefill)]
         self.stepper.commit(broken={rows[which % len(rows)]} if rows else ())
         self.check()
 
@@ -163,6 +165,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.stepper.schedule()
             self.check()
             self.stepper.fail()
+        self.check()
+
+    @rule()
+    def flush(self) -> None:
+        self.stepper.flush()
         self.check()
 
     def teardown(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import sys
+import tracemalloc
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from types import FrameType
 
 import pytest
 
-from aengine.cache.radix import Match
+from aengine.cache.radix import Match, RadixTree
 from aengine.scheduling.scheduler import MAX_ADMISSIONS, MAX_LOOKED_UP
+from aengine.types import StepPlan
 from tests.scheduling.stepping import Stepper, prompt_of
 
 
@@ -103,6 +105,53 @@ def test_a_burst_of_long_cached_prompts_is_admitted_by_the_tokens_to_look_up() -
     assert admitted == [9, 9, 6]
 
 
+def test_choices_that_fork_count_towards_the_burst() -> None:
+    stepper = Stepper(num_pages=5000, max_rows=256, max_step_tokens=8192)
+    for first in range(6):
+        stepper.request(prompt_of(3, first), max_tokens=10, n=40)
+    admitted = [len(plan.new_rows) for plan in stepper.run() if plan.new_rows]
+    assert admitted == [80, 80, 80]  # the second request takes it beyond 64
+    stepper.check_outputs()
+
+
+FAMILY, LONG = 128, 30_000  # choices of one request, tokens of its prompt
+
+
+def test_no_step_of_a_request_with_many_choices_of_a_long_prompt_costs_much_per_page() -> None:
+    """Each choice may cost a little more than one that decodes; nothing is done for each page that it shares."""
+    stepper = Stepper(num_pages=10_000, max_rows=256, max_step_tokens=16_384)
+    family = stepper.request(prompt_of(LONG), max_tokens=4, n=FAMILY)
+    most = {"schedule": 0, "commit": 0}
+    while not stepper.scheduler.idle:
+        plans: list[StepPlan | None] = []
+        most["schedule"] = max(most["schedule"], calls(lambda: plans.append(stepper.scheduler.schedule())))  # noqa: B023
+        if (plan := plans[0]) is not None:
+            stepper.device.launch(plan)
+            stepper.in_flight.append(plan)
+        if plan is None or len(stepper.in_flight) > 1:
+            done = stepper.in_flight.popleft()
+            result = stepper.device.result(done)
+            most["commit"] = max(most["commit"], calls(lambda: stepper.scheduler.commit(done, result)))  # noqa: B023
+    assert [len(one.output) for one in family] == [4] * FAMILY
+    assert most["schedule"] < 70 * FAMILY
+    assert most["commit"] < 70 * FAMILY
+
+
+def test_choices_that_wait_take_no_memory_of_their_own() -> None:
+    stepper = Stepper(num_pages=10_000, max_queue=10_000)
+    prompts = [prompt_of(LONG, first) for first in range(20)]
+    tracemalloc.start()
+    try:
+        for prompt in prompts:
+            stepper.request(prompt, n=FAMILY)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    in_the_test = 20 * LONG * 8  # a list of each prompt
+    assert taken - in_the_test < 20 * LONG * 4 * 1.2
+    assert stepper.scheduler.waiting == 20 * FAMILY
+
+
 def test_leaving_the_queue_does_not_search_it() -> None:
     stepper = Stepper(max_queue=10_000)
     sequences = [stepper.add(prompt_of(3, first)) for first in range(5000)]
@@ -111,22 +160,73 @@ def test_leaving_the_queue_does_not_search_it() -> None:
     assert stepper.scheduler.waiting == 3000
 
 
-def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    stepper = Stepper(num_pages=17, max_rows=64)
-    for first in range(3):
-        stepper.add(prompt_of(90, first), max_tokens=40)
-    stepper.step()
-    while stepper.scheduler.memory.available > 2:
+def test_all_choices_of_a_request_leave_for_little_each() -> None:
+    stepper = Stepper(num_pages=10_000, max_rows=256, max_step_tokens=LONG)
+    family = stepper.request(prompt_of(LONG), n=FAMILY)
+    for _ in range(3):
         stepper.step()
-    assert (stepper.scheduler.running, stepper.scheduler.waiting) == (2, 1)
-    looked_up: list[Seq[int]] = []
-    tree = stepper.scheduler.memory.tree
-    match = tree.match
+    while stepper.in_flight:
+        stepper.commit()
 
-    def counted(token_ids: Seq[int], salt: str | None = None) -> Match:
-        looked_up.append(token_ids)
-        return match(token_ids, salt)
+    def leave() -> None:
+        for sequence in family:
+            stepper.scheduler.abort(sequence)
 
-    monkeypatch.setattr(tree, "match", counted)
+    assert calls(leave) < 80 * FAMILY
+    assert stepper.scheduler.idle
+    stepper.scheduler.check_integrity()
+
+
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[Seq[int]]:
+    """Whatever any tree is asked to find."""
+    asked: list[Seq[int]] = []
+    match = RadixTree.match
+
+    def counted(tree: RadixTree, token_ids: Seq[int], salt: str | None = None) -> Match:
+        asked.append(token_ids)
+        return match(tree, token_ids, salt)
+
+    monkeypatch.setattr(RadixTree, "match", counted)
+    return asked
+
+
+def test_a_request_that_has_to_wait_is_not_looked_up_in_every_step(looked_up: list[Seq[int]]) -> None:
+    """Not where next to nothing is free, nor where much is, but not enough: only when somebody has left."""
+    stepper = Stepper(num_pages=101, max_rows=64)
+    stepper.add(list(range(5000, 6264)), max_tokens=1)  # which stays in the cache, and gives way page by page
+    stepper.run()
+    running = stepper.add(prompt_of(160, 2), max_tokens=400)
     stepper.step()
-    assert not looked_up
+    stepper.step()
+    waiting = stepper.add(prompt_of(1500, 3), max_tokens=2)
+    looked_up.clear()
+    cached = stepper.scheduler.memory.tree.cached_pages
+    for _ in range(350):
+        stepper.step()
+    assert stepper.scheduler.memory.tree.cached_pages < cached  # evictions alone are no reason to look again
+    assert stepper.scheduler.waiting == 1
+    assert len(looked_up) == 1
+    stepper.abort(running)
+    while waiting.row < 0:
+        stepper.step()
+    stepper.run()
+    assert len(looked_up) <= 3
+    stepper.check_outputs()
+
+
+def test_a_request_that_has_to_wait_enters_once_its_prefix_is_cached(looked_up: list[Seq[int]]) -> None:
+    """Nobody has left, and no page came free; but it needs fewer."""
+    stepper = Stepper(num_pages=30, page_size=4, max_step_tokens=16)
+    stepper.add(prompt_of(64), max_tokens=20)  # 16 pages
+    stepper.step()
+    waiting = stepper.add(prompt_of(60), max_tokens=4)  # 15 more, or one
+    stepper.step()
+    assert waiting.row < 0
+    steps = 0
+    while waiting.row < 0:
+        stepper.step()
+        steps += 1
+    assert steps <= 5
+    stepper.run()
+    stepper.check_outputs()

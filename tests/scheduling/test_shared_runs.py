@@ -76,8 +76,9 @@ def test_a_row_stands_in_one_run_only() -> None:
 
 def test_a_sequence_that_is_gone_shares_no_longer() -> None:
     stepper = Stepper(page_size=4, max_rows=3)
-    leader, sibling, other = stepper.request(prompt_of(8), max_tokens=12, n=3)
-    assert runs(decoding(stepper)) == [([leader.row, sibling.row, other.row], 8)]
+    family = stepper.request(prompt_of(8), max_tokens=12, n=3)
+    assert runs(decoding(stepper)) == [([0, 1, 2], 8)]
+    leader, sibling, other = family
     gone, left = sibling.row, (leader.row, other.row)
     stepper.abort(sibling)
     stepper.add(prompt_of(8, first=1), max_tokens=12)  # takes over the row, and has nothing in common with them

@@ -6,30 +6,14 @@ import random
 
 import pytest
 
-from aengine.scheduling.sequence import Sequence
-from tests.scheduling.stepping import Stepper, prompt_of
-
-
-class Seen:
-    """In place of a grammar: the tokens it was told of."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-
-    def accept(self, token_id: int) -> None:
-        self.tokens.append(token_id)
-
-
-def bind(sequence: Sequence) -> Sequence:
-    sequence.grammar = Seen()  # type: ignore[assignment]
-    return sequence
+from tests.scheduling.stepping import Seen, Stepper, prompt_of
 
 
 def test_only_steps_in_which_a_grammar_draws_are_structured() -> None:
     stepper = Stepper(max_step_tokens=8)
     (free,) = stepper.request(prompt_of(4), 30)
     first = stepper.schedule()
-    (bound,) = map(bind, stepper.request(prompt_of(12, first=1), 3))
+    bound = stepper.add(prompt_of(12, first=1), 3, grammar=True)
     chunk, last, decode = stepper.schedule(), stepper.schedule(), stepper.schedule()
     assert first is not None
     assert chunk is not None
@@ -39,7 +23,7 @@ def test_only_steps_in_which_a_grammar_draws_are_structured() -> None:
     assert stepper.scheduler.structured(chunk) == []
     assert stepper.scheduler.structured(last) == [bound]
     stepper.run()
-    assert free.output_len == 30
+    assert len(free.output) == 30
     stepper.check_outputs()
 
 
@@ -47,7 +31,7 @@ def test_forks_stand_in_the_order_of_their_draws() -> None:
     stepper = Stepper()
     stepper.request(prompt_of(5), 9)
     stepper.schedule()
-    family = [bind(sequence) for sequence in stepper.request(prompt_of(6, first=1), 4, n=3)]
+    family = stepper.request(prompt_of(6, first=1), 4, n=3, grammar=True)
     plan = stepper.schedule()
     assert plan is not None
     assert plan.sampled_rows[1:] == [sequence.row for sequence in family]
@@ -62,14 +46,12 @@ def test_a_grammar_sees_what_is_committed_whatever_happens(seed: int, lookahead:
     """Small pools preempt, siblings fork or queue up; the flag is right at every step."""
     rng = random.Random(seed)
     stepper = Stepper(num_pages=14, page_size=4, max_rows=4, max_step_tokens=8, lookahead=lookahead, vocab=60)
-    bound: list[Sequence] = []
     for number in range(8):
-        family = stepper.request(
-            prompt_of(rng.randint(1, 12), first=number), rng.randint(1, 20), n=rng.choice([1, 1, 3])
-        )
-        bound += [bind(sequence) for sequence in family if rng.random() < 0.5]
+        prompt = prompt_of(rng.randint(1, 12), first=number)
+        stepper.request(prompt, rng.randint(1, 20), n=rng.choice([1, 1, 3]), grammar=rng.random() < 0.5)
     while not stepper.scheduler.idle:
         plan = stepper.schedule()
+        bound = [sequence for sequence in stepper.got if sequence.grammar is not None]
         if plan is not None:
             drawing = [sequence for sequence in bound if sequence.row in plan.sampled_rows and sequence.row >= 0]
             assert plan.structured == bool(drawing)
@@ -78,5 +60,6 @@ def test_a_grammar_sees_what_is_committed_whatever_happens(seed: int, lookahead:
             stepper.commit()
         stepper.scheduler.check_integrity()
         for sequence in bound:
-            assert sequence.grammar.tokens == sequence.output  # type: ignore[union-attr]
+            assert isinstance(sequence.grammar, Seen)
+            assert sequence.grammar.tokens == sequence.output
     stepper.check_outputs()

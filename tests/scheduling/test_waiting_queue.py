@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+from aengine.cache.radix import packed
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Sequence
 from aengine.types import SamplingParams
@@ -23,7 +24,7 @@ class Counted(Sequence):
 
 def waiting(rank: float, ticket: int = 0, index: int = 0) -> Sequence:
     return Counted(
-        tokens=[1],
+        prompt=packed([1]),
         params=SamplingParams(),
         seed=0,
         stop_ids=(),

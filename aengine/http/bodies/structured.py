@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from aengine.errors import InvalidRequestError
-from aengine.structured import Structured
+from aengine.structured import KINDS, Structured, Thought
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
@@ -37,16 +37,18 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's `structured_outputs`."""
+    """vLLM's `structured_outputs`, and what else a `Structured` may say."""
 
     json: dict[str, Any] | str | None = None
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    thought: Thought | None = None  # may the model think before it? None: never; chats see to it themselves
+    calls: str | None = None  # rules for calls that may stand in its place
 
     def structured(self) -> Structured:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         name = f"structured_outputs.{given[0]}" if len(given) == 1 else "structured_outputs"
         return Structured(
             json=self.json,
@@ -54,6 +56,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
             regex=self.regex,
             choice=None if self.choice is None else tuple(self.choice),
             grammar=self.grammar,
+            thought=self.thought or "never",
+            calls=self.calls,
             origin=name,
         )
 
@@ -63,7 +67,8 @@ def asked_structured(
 ) -> Structured | None:
     """The one thing asked for, by whichever field. `guided` maps fields such as `guided_json` to their values.
 
-    Raises `InvalidRequestError` for more than one.
+    The same one may be asked for by several fields: clients do so that serve several versions of vLLM. Raises
+    `InvalidRequestError` for two that differ.
     """
     asked: list[Structured] = []
     if response_format is not None and (structured := response_format.structured()) is not None:
@@ -75,7 +80,8 @@ def asked_structured(
             kind = name.removeprefix("guided_")
             fields: dict[str, Any] = {kind: tuple(value) if kind == "choice" else value}
             asked.append(Structured(origin=name, **fields))
-    if len(asked) > 1:
-        names = " and ".join(structured.param for structured in asked)
-        raise InvalidRequestError(f"an output can follow one form only, got {names}", asked[1].param)
+    for other in asked[1:]:
+        if msgspec.structs.replace(other, origin=asked[0].origin) != asked[0]:
+            names = " and ".join(structured.param for structured in asked)
+            raise InvalidRequestError(f"an output can follow one form only, got {names}", other.param)
     return asked[0] if asked else None

@@ -42,7 +42,7 @@ class Completions(Endpoint):
         params = _params(body, engine.default_params)
         usage_told = body.usage_told()
         _refuse_what_is_not_done(body)
-        prompts = split_prompts(body.prompt)
+        prompts = split_prompts(body.prompt, params.n)
         echoed = body.echo and body.logprobs is not None
         budget = self._candidates(
             engine,
@@ -97,7 +97,7 @@ async def _submit(
 ) -> StreamLike:
     async def submit(params: SamplingParams) -> StreamLike:
         return await engine.submit(
-            prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
+            prompt, params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt
         )
 
     return await submit_within_context(submit, params, body.max_tokens)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from functools import partial
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aengine.http.door.status_counts import StatusCounts
+from aengine.http.endpoints.metric_families import histogram_family
+from aengine.http.endpoints.vllm_metrics import vllm_families
 from aengine.http.state import ServerState
-from aengine.latency import Histogram, Latencies
+from aengine.latency import Latencies
 from aengine.types import Stats
 
 _GAUGES = {  # field of Stats -> name, help
@@ -43,14 +49,18 @@ _HISTOGRAMS = {  # field of Latencies
 
 
 class Metrics:
-    """One registry per server; nothing global."""
+    """One registry per server; nothing global. As Prometheus' text, or as OpenMetrics where `Accept` names it."""
 
     def __init__(self, state: ServerState) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(state))
+        ProcessCollector(registry=self._registry)
 
     async def show(self, request: Request) -> Response:
-        return Response(generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        encode, content_type = choose_encoder(",".join(request.headers.getlist("accept")))
+        if content_type.startswith("application/openmetrics-text"):
+            encode = partial(openmetrics.generate_latest, escaping=ALLOWUTF8)  # its default makes vllm: a vllm_
+        return Response(encode(self._registry), headers={"Content-Type": content_type})
 
 
 class _EngineCollector(Collector):
@@ -72,9 +82,24 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(
                 "aengine_stalled_readers", "Connections cut because nothing was read for too long.", readers.stalled
             )
+            yield _answers(readers.statuses)
         if engine is not None:
-            yield from _families(engine.stats())
-            yield from _latency_families(engine.latencies)
+            stats, latencies = engine.stats(), engine.latencies
+            yield from _families(stats)
+            yield from _latency_families(latencies)
+            if self._state.config.vllm_metrics:
+                yield from vllm_families(stats, latencies, self._state.model_name or engine.model_name)
+
+
+def _answers(counts: StatusCounts) -> Metric:
+    family = CounterMetricFamily(
+        "aengine_http_responses",
+        "Answers that ended, by the path as the routes write it; 499: the client left before its answer began.",
+        labels=["method", "path", "status"],
+    )
+    for (method, path, status), count in counts.answers.items():
+        family.add_metric([method, path, str(status)], count)
+    return family
 
 
 def _families(stats: Stats) -> Iterator[Metric]:
@@ -86,10 +111,7 @@ def _families(stats: Stats) -> Iterator[Metric]:
 
 def _latency_families(latencies: Latencies) -> Iterator[Metric]:
     for field, (name, text) in _HISTOGRAMS.items():
-        histogram: Histogram = getattr(latencies, field)
-        bounds = [*map(str, histogram.bounds), "+Inf"]
-        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
-        yield HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total)
+        yield histogram_family(name, text, getattr(latencies, field), {})
     ended = CounterMetricFamily("aengine_outputs", "Outputs (n of a request) that ended.", labels=["finish_reason"])
     for reason, count in latencies.ended.items():
         ended.add_metric([reason], count)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 _PARTS = Path(__file__).parent / "page"
 # In the order in which they need each other; together they are one module.
-_SCRIPTS = ("dom.js", "markdown.js", "api.js", "settings.js", "chat.js", "engine.js")
+_SCRIPTS = ("dom.js", "table.js", "markdown.js", "api.js", "settings.js", "chat.js", "engine.js")
 
 
 class Page:

@@ -8,13 +8,16 @@ from typing import cast
 from aengine.errors import InvalidRequestError
 from aengine.http.engine_like import TokenizerLike
 
-MAX_PROMPTS = 1024
+MAX_CHOICES = 1024  # of one request: prompts x n
 
 Prompt = str | list[int]
 
 
-def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[Prompt]:
-    """The prompts in their four spellings: a string, ids, strings, lists of ids. Raises `InvalidRequestError`."""
+def split_prompts(prompt: str | Sequence[str | int | list[int]], n: int) -> list[Prompt]:
+    """The prompts in their four spellings: a string, ids, strings, lists of ids; `n` choices are made of each.
+
+    Raises `InvalidRequestError`.
+    """
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))  # of a million ids, maybe: one pass, within C
@@ -25,8 +28,12 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[Prompt]
         raise InvalidRequestError(
             "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids", "prompt"
         )
-    if len(several) > MAX_PROMPTS:
-        raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts in one request, got {len(several)}", "prompt")
+    if len(several) * n > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"one request makes at most {MAX_CHOICES} choices, {len(several)} prompts with n = {n} "
+            f"would make {len(several) * n}: send fewer prompts, or lower n",
+            "prompt" if len(several) > MAX_CHOICES else "n",
+        )
     return several
 
 

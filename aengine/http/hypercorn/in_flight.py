@@ -1,4 +1,4 @@
-"""The requests that a server is busy with: counted, so that it can leave when they are done, or cut them off."""
+"""The requests that are being answered: counted, so that a server can wait for the last one, or cut them all off."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
 from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.door.status_counts import StatusCounts
 from aengine.http.hypercorn.connection import connection_of, reset_connection, room_to_send
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class InFlight:
         self._idle = asyncio.Event()
         self._idle.set()
         self.stalled = 0  # readers given up since start
+        self.statuses = StatusCounts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as cut:
@@ -42,6 +44,7 @@ class InFlight:
                 await self._answer(scope, receive, one)
             finally:
                 self._answering.discard(one)
+                self.statuses.add(scope, one.status)
                 if not self._answering:
                     self._idle.set()
 
@@ -49,7 +52,7 @@ class InFlight:
         try:
             await self.app(scope, receive, one.send)
         except anyio.get_cancelled_exc_class():
-            if not one.begun:  # its body was still on its way, or its prompt was being read
+            if one.status is None:  # its body was still on its way, or its prompt was being read
                 closed = error_response(one.why, {"Connection": "close"})
                 with anyio.move_on_after(_LAST_WORDS, shield=True):
                     await closed(scope, receive, one.send)
@@ -92,7 +95,7 @@ class InFlight:
 class Answering:
     """One request: the scope of its task, and whether its reader keeps up."""
 
-    __slots__ = ("_all", "_multiplexed", "_send", "begun", "given_up", "moved", "pending", "scope", "why")
+    __slots__ = ("_all", "_multiplexed", "_send", "given_up", "moved", "pending", "scope", "status", "why")
 
     def __init__(self, scope: anyio.CancelScope, send: Send, everyone: Set[Answering], multiplexed: bool) -> None:
         self.scope = scope
@@ -100,13 +103,14 @@ class Answering:
         self._all = everyone
         self._multiplexed = multiplexed  # HTTP/2
         self.why: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
-        self.begun = False
+        self.status: int | None = None  # once the answer has begun
         self.given_up = False
         self.pending = 0  # sends that have not returned: the reader's buffers are full
         self.moved = 0.0  # monotonic seconds when one began after none, or returned
 
     async def send(self, message: Message) -> None:
-        self.begun = True
+        if self.status is None:
+            self.status = message.get("status", 0)
         if not self.pending:
             self.moved = monotonic()
         self.pending += 1
@@ -148,6 +152,6 @@ class Answering:
 
 
 def why_cut(scope: Scope) -> AengineError:
-    """What the client of a reply that is cancelled is told."""
+    """The error for the client of a reply that is cancelled."""
     one: Answering | None = scope.get(ANSWERING)
     return EngineClosedError(SHUTTING_DOWN) if one is None else one.why

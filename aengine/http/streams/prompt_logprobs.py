@@ -44,7 +44,7 @@ class WordedPrompts:
         self._stream.abort()
 
     def of(self, index: int) -> dict[str, Any]:
-        """`prompt_logprobs`: for each token of the prompt its candidates by id, itself among them.
+        """`prompt_logprobs`: for each token of the prompt its candidates by id, itself first among them.
 
         None for the first token, which follows nothing. Nothing at all for a choice that ended before it began.
         """
@@ -63,7 +63,7 @@ class WordedPrompts:
             for rank, (token_id, logprob) in enumerate(zip(score.top_ids, score.top, strict=True), 1)
         }
         own = {"logprob": score.logprob, "rank": score.rank, "decoded_token": text(score.token_id)}
-        return found | {str(score.token_id): own}
+        return {str(score.token_id): own} | {name: one for name, one in found.items() if name != str(score.token_id)}
 
 
 def told_prompts(stream: StreamLike, tokenizer: TokenizerLike, asked: int | None) -> tuple[StreamLike, ToldPrompt]:

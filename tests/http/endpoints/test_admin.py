@@ -6,7 +6,7 @@ import json
 import threading
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True, "stream": True}
@@ -23,7 +23,7 @@ def finish_reasons(event: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_an_aborted_stream_says_so_and_ends(demo: httpx.Client, path: str) -> None:
+def test_an_aborted_stream_says_so_and_ends(demo: httpx2.Client, path: str) -> None:
     name = f"mine-{path}"
     with demo.stream("POST", path, json=BODIES[path], headers={"X-Request-Id": name}) as response:
         lines = response.iter_lines()
@@ -37,7 +37,7 @@ def test_an_aborted_stream_says_so_and_ends(demo: httpx.Client, path: str) -> No
     assert demo.post("/abort", json={"request_id": name}).json() == {"aborted": 0}  # it is forgotten
 
 
-def test_by_the_id_in_the_answer(demo: httpx.Client) -> None:
+def test_by_the_id_in_the_answer(demo: httpx2.Client) -> None:
     with demo.stream("POST", "/v1/completions", json=BODIES["/v1/completions"]) as response:
         lines = response.iter_lines()
         request_id = json.loads(next(lines).removeprefix("data: "))["id"]
@@ -45,13 +45,13 @@ def test_by_the_id_in_the_answer(demo: httpx.Client) -> None:
         assert list(lines)[-2] == "data: [DONE]"
 
 
-def test_an_id_that_nobody_has(demo: httpx.Client) -> None:
+def test_an_id_that_nobody_has(demo: httpx2.Client) -> None:
     assert demo.post("/abort", json={"request_id": "nobody"}).json() == {"aborted": 0}
     refused = demo.post("/abort", json={})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_id")
 
 
-def test_flushing_the_cache(demo: httpx.Client) -> None:
+def test_flushing_the_cache(demo: httpx2.Client) -> None:
     body = {"prompt": "one two three four five six seven eight nine ten " * 5, "max_tokens": 1, "stream": False}
 
     def cached() -> int:
@@ -67,15 +67,15 @@ def test_flushing_the_cache(demo: httpx.Client) -> None:
 def test_a_request_in_the_queue(demo_url: str) -> None:
     body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "n": 32}
     with (
-        httpx.Client(base_url=demo_url, timeout=30, trust_env=False) as client,
+        httpx2.Client(base_url=demo_url, timeout=30, trust_env=False) as client,
         client.stream("POST", "/v1/completions", json=body | {"stream": True}) as running,
     ):
         lines = running.iter_lines()  # held on to: letting go of it would close the connection
         next(lines)  # every row is taken
-        answers: list[httpx.Response] = []
+        answers: list[httpx2.Response] = []
         waiting = threading.Thread(
             target=lambda: answers.append(
-                httpx.post(
+                httpx2.post(
                     f"{demo_url}/v1/completions",
                     json={"prompt": "b", "max_tokens": 5},
                     headers={"X-Request-Id": "queued"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.http.fake_engine import FakeEngine
@@ -43,7 +43,7 @@ ENOUGH: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": IDS, "echo": True, "logprobs": 9, "n": 9, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [IDS] * 10, "prompt_logprobs": 9}),
     (COMPLETIONS, {"prompt": "a", "logprobs": 20, "n": 128, "max_tokens": 50, "stream": True}),  # nothing is kept
-    (COMPLETIONS, {"prompt": [IDS] * 100, "n": 128}),  # no logprobs at all
+    (COMPLETIONS, {"prompt": [IDS] * 8, "n": 128}),  # no logprobs at all
     (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 20, "n": 128, "max_tokens": 50, "stream": True}),
     (CHAT, {"messages": [{"role": "user", "content": "a " * 40}], "prompt_logprobs": 20, "n": 128}),  # stand there once
     (GENERATE, {"input_ids": IDS, "prompt_logprobs": 20, "n": 128, "stream": False}),
@@ -94,7 +94,7 @@ async def test_without_max_tokens_the_output_ends_at_the_bound() -> None:
     assert [one.params.max_tokens for one in engine.submitted] == [25, None, None, 25]
 
 
-def test_an_answer_with_logprobs_of_a_long_prompt(demo: httpx.Client) -> None:
+def test_an_answer_with_logprobs_of_a_long_prompt(demo: httpx2.Client) -> None:
     """The usual way to evaluate a model: as many logprobs as prompts have tokens, over several prompts."""
     prompts = [[(7 * place + start) % 4000 for place in range(500)] for start in range(4)]
     asked = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 2}
@@ -107,7 +107,7 @@ def test_an_answer_with_logprobs_of_a_long_prompt(demo: httpx.Client) -> None:
         assert len(choice["prompt_logprobs"]) == len(prompt)
 
 
-def test_a_streamed_echo_is_the_same_in_pieces(demo: httpx.Client) -> None:
+def test_a_streamed_echo_is_the_same_in_pieces(demo: httpx2.Client) -> None:
     prompt = [(7 * place) % 4000 for place in range(300)]
     asked = {"prompt": prompt, "echo": True, "logprobs": 3, "max_tokens": 2, "temperature": 0, "n": 2}
     whole = demo.post(COMPLETIONS, json=asked).json()["choices"]
@@ -122,7 +122,7 @@ def test_a_streamed_echo_is_the_same_in_pieces(demo: httpx.Client) -> None:
             assert name == "token_logprobs" or joined == choice["logprobs"][name]
 
 
-def streamed(client: httpx.Client, body: dict[str, Any]) -> list[Any]:
+def streamed(client: httpx2.Client, body: dict[str, Any]) -> list[Any]:
     with client.stream("POST", COMPLETIONS, json=body) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     return [json.loads(line) for line in lines if line != "[DONE]"]

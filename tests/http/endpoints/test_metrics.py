@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
-import httpx
+import httpx2
 import msgspec
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from aengine.http.loop_delay import LoopDelay
 from aengine.latency import Histogram
-from tests.http.fake_engine import IDLE
-from tests.http.serving import serving
+from tests.http.fake_engine import IDLE, FakeEngine
+from tests.http.serving import Server, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +31,7 @@ async def test_the_engines_numbers_in_prometheus_format() -> None:
         sample.name: sample.value
         for family in text_string_to_metric_families(response.text)
         for sample in family.samples
-        if family.type in ("gauge", "counter") and not sample.labels
+        if family.type in ("gauge", "counter") and not sample.labels and sample.name.startswith("aengine_")
     }
     assert values.pop("aengine_loop_delay_seconds") < 1
     assert values == {
@@ -51,6 +56,138 @@ async def test_the_engines_numbers_in_prometheus_format() -> None:
     }
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="prometheus-client reads /proc")
+async def test_the_process_tells_of_its_memory_its_processor_time_and_its_files() -> None:
+    async with serving() as server:
+        told = samples((await server.client.get("/metrics")).text)
+        with ExitStack() as files:
+            for _ in range(20):
+                files.enter_context(socket.socket())
+            more = samples((await server.client.get("/metrics")).text)
+    assert more["process_open_fds", ""] - told["process_open_fds", ""] >= 20
+    assert told["process_cpu_seconds_total", ""] > 0
+    assert told["process_resident_memory_bytes", ""] > 2**20
+    assert {name for name, _ in told} >= {
+        "process_virtual_memory_bytes",
+        "process_start_time_seconds",
+        "process_max_fds",
+    }
+
+
+async def answers_counted(server: Server) -> dict[tuple[str, str, str], float]:
+    text = (await server.client.get("/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    found = families["aengine_http_responses"].samples if "aengine_http_responses" in families else []
+    return {(one.labels["method"], one.labels["path"], one.labels["status"]): one.value for one in found}
+
+
+async def test_answers_are_counted_by_method_path_and_status() -> None:
+    async with serving(api_keys=("key",)) as server:
+        known = {"Authorization": "Bearer key"}
+        await server.post("/generate", prompt="x")
+        server.client.headers.update(known)
+        for _ in range(2):
+            await server.post("/generate", prompt="x")
+        await server.post("/generate", prompt=7)
+        await server.client.get("/generate")
+        await server.client.get("/v1/models/fake")
+        await server.client.get("/v1/models/another/one")
+        await server.client.get("/nowhere/7")
+        await server.client.get("/nowhere/8")
+        await server.client.request("BREW", "/health")
+        counted = await answers_counted(server)
+        again = await answers_counted(server)
+    assert counted == {
+        ("POST", "/generate", "401"): 1,
+        ("POST", "/generate", "200"): 2,
+        ("POST", "/generate", "400"): 1,
+        ("GET", "/generate", "405"): 1,
+        ("GET", "/v1/models/{model:path}", "200"): 1,
+        ("GET", "/v1/models/{model:path}", "404"): 1,
+        ("GET", "other", "404"): 2,
+        ("other", "/health", "405"): 1,
+    }
+    assert again == counted | {("GET", "/metrics", "200"): 1}
+
+
+async def test_who_leaves_before_the_answer_begins_is_counted_too() -> None:
+    engine = FakeEngine(held=True)
+    async with serving(engine) as server:
+        raw = await server.connect("/generate", prompt="x", stream=False)
+        stream = await engine.next_stream()
+        raw.close()
+        async with asyncio.timeout(5):
+            await stream.aborted.wait()
+            while len(counted := await answers_counted(server)) < 2:  # it and GET /metrics
+                pass
+    assert counted[("POST", "/generate", "499")] == 1
+
+
+async def test_openmetrics_where_it_is_asked_for() -> None:
+    async with serving(vllm_metrics=True) as server:
+        await server.post("/generate", prompt="x")
+        asked = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+        response = await server.client.get("/metrics", headers={"Accept": asked})
+        plain = await server.client.get("/metrics", headers={"Accept": "text/plain"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert response.text.endswith("\n# EOF\n")
+    families = {family.name: family for family in openmetrics.text_string_to_metric_families(response.text)}
+    assert families["aengine_http_responses"].samples[0].name == "aengine_http_responses_total"
+    assert families["vllm:time_to_first_token_seconds"].type == "histogram"
+    names = {one.name for family in families.values() for one in family.samples}
+    assert "vllm:num_requests_running" in names
+    assert names == {name for name, _ in samples(plain.text)}
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "# EOF" not in plain.text
+
+
+async def test_names_that_routers_of_vllm_read() -> None:
+    """Each with the value that stands under aengine's own name."""
+    async with serving(served_model_name="mine", vllm_metrics=True) as server:
+        latencies = server.engine.latencies
+        for histogram in (latencies.first_token, latencies.inter_token, latencies.whole, latencies.queued):
+            histogram.observe(len(histogram.bounds) / 7)
+        latencies.ended["stop"] = 5
+        server.engine.numbers = msgspec.structs.replace(IDLE, running=2, waiting=3, pages_used=4)
+        text = (await server.client.get("/metrics")).text
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if sample.name.startswith("vllm:") and sample.name != "vllm:cache_config_info":
+                assert labels.pop("model_name") == "mine"
+                assert labels.pop("engine") == "0"
+            found[sample.name, *labels.values()] = sample.value
+    pairs = {
+        "num_requests_running": "requests_running",
+        "num_requests_waiting": "requests_waiting",
+        "kv_cache_usage_perc": "kv_usage_ratio",
+        "gpu_cache_usage_perc": "kv_usage_ratio",
+        "prompt_tokens_total": "prompt_tokens_total",
+        "generation_tokens_total": "generated_tokens_total",
+        "num_preemptions_total": "preemptions_total",
+        "prefix_cache_queries_total": "prompt_tokens_total",
+        "prefix_cache_hits_total": "cached_tokens_total",
+        "gpu_prefix_cache_queries_total": "prompt_tokens_total",
+        "gpu_prefix_cache_hits_total": "cached_tokens_total",
+        "time_to_first_token_seconds_sum": "time_to_first_token_seconds_sum",
+        "inter_token_latency_seconds_sum": "inter_token_latency_seconds_sum",
+        "time_per_output_token_seconds_sum": "inter_token_latency_seconds_sum",
+        "e2e_request_latency_seconds_sum": "request_latency_seconds_sum",
+        "request_queue_time_seconds_sum": "request_queue_time_seconds_sum",
+    }
+    for theirs, ours in pairs.items():
+        assert found[f"vllm:{theirs}",] == found[f"aengine_{ours}",], theirs
+    assert found["vllm:request_success_total", "stop"] == 5
+    assert found["vllm:time_to_first_token_seconds_bucket", "+Inf"] == 1
+    assert found["vllm:cache_config_info", "16", "0", "99"] == 1  # block_size, engine, num_gpu_blocks
+
+
+async def test_and_not_unless_told_to() -> None:
+    async with serving() as server:
+        assert "vllm:" not in (await server.client.get("/metrics")).text
+
+
 def samples(text: str) -> dict[tuple[str, str], float]:
     """By name and label value."""
     return {
@@ -60,10 +197,11 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     }
 
 
-def test_requests_of_the_demo_model_are_timed(demo: httpx.Client) -> None:
+def test_requests_of_the_demo_model_are_timed(demo: httpx2.Client) -> None:
     before = samples(demo.get("/metrics").text)
     whole = {"prompt": "One two three", "max_tokens": 5, "ignore_eos": True, "n": 2}
     demo.post("/v1/completions", json=whole)
+    alone = samples(demo.get("/metrics").text)
     with demo.stream("POST", "/generate", json={"prompt": "a", "ignore_eos": True, "max_tokens": 1000}) as response:
         next(response.iter_lines())
     while (after := samples(demo.get("/metrics").text))["aengine_requests_running", ""]:
@@ -86,10 +224,10 @@ def test_requests_of_the_demo_model_are_timed(demo: httpx.Client) -> None:
         assert after[f"{name}_bucket", "+Inf"] == after[f"{name}_count", ""]
         assert grown(f"{name}_sum") > 0
     queued, first, all_of_it = (
-        grown(f"aengine_{name}_seconds_sum")
+        alone[f"aengine_{name}_seconds_sum", ""] - before[f"aengine_{name}_seconds_sum", ""]
         for name in ("request_queue_time", "time_to_first_token", "request_latency")
     )
-    assert queued < first < queued + first + all_of_it
+    assert 0 < queued < first < all_of_it  # of the one request that had ended by then
 
 
 def test_a_histogram_counts_by_the_smallest_bound_not_exceeded() -> None:

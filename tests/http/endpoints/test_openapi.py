@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -40,7 +40,7 @@ OPERATIONS = [(one.method, one.template) for one in operations(ServerState(Serve
 
 @pytest.fixture(scope="module")
 def short_demo() -> Iterator[str]:
-    with demo_server({"max_model_len": CONTEXT}, api_keys=(KEY,)) as url:
+    with demo_server({"max_model_len": CONTEXT}, api_keys=(KEY,), tokenizer_info=True) as url:
         yield url
 
 
@@ -77,7 +77,7 @@ TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", 
 @pytest.mark.parametrize("fields", [*((form,) for form in FORMS), TOOLS], ids=lambda fields: str(fields[0]))
 def test_so_are_answers_that_follow_a_form_or_may_call_tools(short_demo: str, fields: tuple[str, ...]) -> None:
     """These fields are seldom among all the others that a request may have; here they always are."""
-    document = httpx.get(f"{short_demo}/openapi.json", headers=KEY_HEADER, trust_env=False).json()
+    document = httpx2.get(f"{short_demo}/openapi.json", headers=KEY_HEADER, trust_env=False).json()
     request = document["components"]["schemas"]["ChatRequest"]
     asked = ("messages", "max_tokens", "stream", *fields)
     request["properties"] = {name: without_null(request["properties"][name]) for name in asked}
@@ -133,7 +133,7 @@ async def test_it_asks_for_a_key_exactly_where_the_server_does(keys: tuple[str, 
     assert ("securitySchemes" in document["components"]) == bool(keys)
 
 
-def test_the_schemas_tell_the_ranges(demo: httpx.Client) -> None:
+def test_the_schemas_tell_the_ranges(demo: httpx2.Client) -> None:
     document = demo.get("/openapi.json").json()
     fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
     assert {"type": "number", "minimum": 0, "maximum": 2} in fields["temperature"]["anyOf"]

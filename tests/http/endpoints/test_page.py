@@ -7,7 +7,7 @@ from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.http.fake_engine import FakeEngine
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 MAX_BYTES = 64 * 1024
 
 
-async def page(path: str = "/", method: str = "GET", headers: dict[str, str] | None = None) -> httpx.Response:
+async def page(path: str = "/", method: str = "GET", headers: dict[str, str] | None = None) -> httpx2.Response:
     async with serving(served_model_name="the-secret-name") as server:
         return await server.client.request(method, path, headers=headers)
 
@@ -99,8 +99,8 @@ async def test_it_can_be_switched_off() -> None:
 
 
 def test_the_readme_shows_it() -> None:
-    root = Path(__file__).parents[3]
-    (name,) = re.findall(r"!\[The page.*?\]\((.*?)\)", (root / "README.md").read_text())
-    picture = (root / name).read_bytes()
+    readme = Path(__file__).parents[3] / "aengine" / "http" / "README.md"
+    (name,) = re.findall(r"!\[The page.*?\]\((.*?)\)", readme.read_text())
+    picture = (readme.parent / name).read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 200_000

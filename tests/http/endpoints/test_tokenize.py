@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
+
+from tests.http.demo_server import demo_server
 
 TEXT = "The capital of France is Paris. 👋"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_there_and_back(demo: httpx.Client) -> None:
+def test_there_and_back(demo: httpx2.Client) -> None:
     answer = demo.post("/tokenize", json={"prompt": TEXT}).json()
     assert answer["count"] == len(answer["tokens"]) > 5
     assert answer["max_model_len"] == demo.get("/v1/models").json()["data"][0]["max_model_len"]
@@ -19,12 +21,12 @@ def test_there_and_back(demo: httpx.Client) -> None:
     assert demo.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": TEXT}
 
 
-def test_the_tokens_as_the_vocabulary_writes_them(demo: httpx.Client) -> None:
+def test_the_tokens_as_the_vocabulary_writes_them(demo: httpx2.Client) -> None:
     answer = demo.post("/tokenize", json={"prompt": "a Paris", "return_token_strs": True}).json()
     assert answer["token_strs"] == ["a", "ĠParis"]
 
 
-def test_a_chat_is_counted_as_it_would_be_sent(demo: httpx.Client) -> None:
+def test_a_chat_is_counted_as_it_would_be_sent(demo: httpx2.Client) -> None:
     tokens = demo.post("/tokenize", json=CHAT).json()["tokens"]
     usage = demo.post("/v1/chat/completions", json=CHAT | {"max_tokens": 1}).json()["usage"]
     assert len(tokens) == usage["prompt_tokens"]
@@ -36,14 +38,14 @@ def test_a_chat_is_counted_as_it_would_be_sent(demo: httpx.Client) -> None:
     assert again == tokens
 
 
-def test_the_tools_are_counted_too(demo: httpx.Client) -> None:
+def test_the_tools_are_counted_too(demo: httpx2.Client) -> None:
     chat = CHAT | {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
     tokens = demo.post("/tokenize", json=chat).json()["tokens"]
     usage = demo.post("/v1/chat/completions", json=chat | {"max_tokens": 1}).json()["usage"]
     assert len(tokens) == usage["prompt_tokens"] > len(demo.post("/tokenize", json=CHAT).json()["tokens"])
 
 
-def test_a_long_text_does_not_go_through_the_loop(demo: httpx.Client) -> None:
+def test_a_long_text_does_not_go_through_the_loop(demo: httpx2.Client) -> None:
     text = "one two three " * 2000
     tokens = demo.post("/tokenize", json={"prompt": text}).json()["tokens"]
     assert demo.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
@@ -64,7 +66,7 @@ def test_a_long_text_does_not_go_through_the_loop(demo: httpx.Client) -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(
-    demo: httpx.Client, path: str, body: dict[str, Any], param: str
+    demo: httpx2.Client, path: str, body: dict[str, Any], param: str
 ) -> None:
     response = demo.post(path, json=body)
     assert response.status_code == 400
@@ -72,5 +74,18 @@ def test_what_cannot_be_read_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])
-def test_another_model_is_not_found(demo: httpx.Client, path: str, body: dict[str, Any]) -> None:
+def test_another_model_is_not_found(demo: httpx2.Client, path: str, body: dict[str, Any]) -> None:
     assert demo.post(path, json=body | {"model": "other"}).status_code == 404
+
+
+def test_the_tokenizers_settings(demo: httpx2.Client) -> None:
+    hidden = demo.get("/tokenizer_info")
+    assert hidden.status_code == 404
+    assert hidden.json()["error"]["message"] == "GET /tokenizer_info: the server's knob tokenizer_info is off"
+    with demo_server(tokenizer_info=True) as url:
+        info = httpx2.get(f"{url}/tokenizer_info", trust_env=False).json()
+    assert info["eos_token"] == "<|im_end|>"
+    assert info["chat_template"].startswith("{")
+    ids = {entry["content"]: int(token_id) for token_id, entry in info["added_tokens_decoder"].items()}
+    assert [ids["<|im_end|>"]] == demo.post("/tokenize", json={"prompt": "<|im_end|>"}).json()["tokens"]
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"

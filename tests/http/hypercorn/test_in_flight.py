@@ -14,7 +14,7 @@ from h2.connection import H2Connection
 from h2.events import StreamReset
 from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from aengine.http.door.departure import DepartureMiddleware
 from aengine.http.door.request_id import RequestIdMiddleware
@@ -26,7 +26,7 @@ from aengine.http.streams.replies import StreamingReply
 from aengine.http.streams.running import RunningReplies
 from aengine.types import Fragment
 from tests.http.fake_engine import FakeStream
-from tests.http.serving import hosting
+from tests.http.serving import hosting, with_lifespan
 
 pytestmark = pytest.mark.anyio
 
@@ -162,16 +162,3 @@ async def test_nothing_is_kept_of_http2_streams_that_were_given_up() -> None:
         assert in_flight.stalled == 10
         watching.cancel()
         writer.close()
-
-
-def with_lifespan(app: ASGIApp) -> ASGIApp:
-    async def both(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-        else:
-            await app(scope, receive, send)
-
-    return both

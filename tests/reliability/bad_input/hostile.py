@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from aengine.model.hub import resolve_model
 from tests.http.demo_server import DemoEngine, hosted_demo
@@ -43,16 +43,16 @@ class Hostile:
         self.engine = engine
         self._loop = loop
         self._secrets = secrets_of_the_machine(None if engine.config.model is None else Path(engine.config.model))
-        self.client = httpx.Client(
+        self.client = httpx2.Client(
             base_url=url, timeout=60, trust_env=False, headers={"Authorization": f"Bearer {API_KEY}"}
         )
         self.refusals = 0
 
-    def post(self, path: str, body: bytes | str | dict[str, Any], **headers: str) -> httpx.Response:
+    def post(self, path: str, body: bytes | str | dict[str, Any], **headers: str) -> httpx2.Response:
         data = json.dumps(body) if isinstance(body, dict) else body
         return self.judged(self.client.post(path, content=data, headers=headers), data)
 
-    def judged(self, response: httpx.Response, sent: bytes | str = b"") -> httpx.Response:
+    def judged(self, response: httpx2.Response, sent: bytes | str = b"") -> httpx2.Response:
         asked = sent if isinstance(sent, bytes) else sent.encode()
         case = f"{response.request.url.path} {asked[:200]!r}: {response.status_code} {response.text[:500]}"
         assert response.status_code < 500 or response.status_code == 503, case

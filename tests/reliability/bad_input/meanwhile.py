@@ -8,7 +8,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+import httpx2
 
 from tests.reliability.bad_input.hostile import API_KEY, Hostile
 
@@ -46,7 +46,7 @@ class Meanwhile:
         assert self.asked
 
     def _watch(self) -> None:
-        with httpx.Client(base_url=self._hostile.client.base_url, timeout=30, trust_env=False) as client:
+        with httpx2.Client(base_url=self._hostile.client.base_url, timeout=30, trust_env=False) as client:
             while True:
                 began = time.monotonic()
                 response = client.get("/health")
@@ -60,5 +60,5 @@ class Meanwhile:
     def _send(self, endpoint: str, body: dict[str, Any]) -> None:
         headers = {"Authorization": f"Bearer {API_KEY}"}
         url = self._hostile.client.base_url
-        with httpx.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as client:
+        with httpx2.Client(base_url=url, timeout=60, trust_env=False, headers=headers) as client:
             self.statuses[self._hostile.judged(client.post(endpoint, json=body)).status_code] += 1

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 import pytest
 
 from tests.cli.running import Served, environment
@@ -42,7 +42,7 @@ def process(*args: str) -> Iterator[Served]:
         running.communicate(timeout=30)
 
 
-def send_all(client: httpx.Client) -> dict[str, int]:
+def send_all(client: httpx2.Client) -> dict[str, int]:
     """The prompt in every form and with every fate; statuses by what was tried."""
     chat = {
         "messages": [{"role": "system", "content": PROMPT}, {"role": "user", "content": PROMPT, "name": SECRETS[0]}]
@@ -50,7 +50,7 @@ def send_all(client: httpx.Client) -> dict[str, int]:
     told = {"max_tokens": 3, "temperature": 0}
     tool = {"type": "function", "function": {"name": "f", "description": PROMPT, "parameters": {"type": PROMPT}}}
     deadly = [*SECRET_IDS, DEADLY]
-    tried: dict[str, httpx.Response] = {
+    tried: dict[str, httpx2.Response] = {
         "a stream": client.post("/generate", json={"prompt": PROMPT, **told}),
         "a whole answer": client.post("/v1/completions", json={"prompt": PROMPT, "echo": True, "logprobs": 1, **told}),
         "a chat": client.post("/v1/chat/completions", json={**chat, **told, "user": PROMPT, "cache_salt": PROMPT}),

@@ -44,9 +44,13 @@ function splitBlocks(text) {
         indentOf(next) >= first[1].length + 2 || isSibling(first, next) || (!next.trim() && continues(first, lines, index));
       const source = takeWhile(belongs).join("\n");
       blocks.push({ kind: "list", start: parseInt(first[2], 10), source });
+    } else if (opensTable(lines, at)) {
+      at += 2;
+      blocks.push({ kind: "table", source: [line, lines[at - 1], ...takeWhile((next) => !interrupts(next))].join("\n") });
     } else {
       at++;
-      blocks.push({ kind: "paragraph", source: [line, ...takeWhile((next) => !interrupts(next))].join("\n") });
+      const belongs = (next, index) => !interrupts(next) && !opensTable(lines, index);
+      blocks.push({ kind: "paragraph", source: [line, ...takeWhile(belongs)].join("\n") });
     }
   }
   return blocks;
@@ -97,6 +101,8 @@ function renderBlock(block, depth = 0) {
       return make("blockquote", {}, ...splitBlocks(block.source).map((inner) => renderBlock(inner, depth + 1)));
     case "list":
       return renderList(block, depth);
+    case "table":
+      return renderTable(block.source);
     default:
       return make("p", {}, ...inline(block.source));
   }

@@ -1,0 +1,224 @@
+"""Whatever an engine can be asked, and whatever it can answer, passes through a server unchanged: field by field.
+
+A field without a case here fails: whoever adds one adds its case, and learns whether it reaches the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from aengine import Client, Engine, Fragment, InvalidRequestError, SamplingParams, Structured, Usage
+from aengine.engine.asked import asked_params
+from aengine.engine.consume import collect
+from aengine.types import Choice, Completion, PromptLogprob, TokenLogprob, TopLogprob
+from tests.http.fake_engine import VOCAB_SIZE, FakeEngine, FakeStream, Submitted
+from tests.http.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+PARAMETERS: dict[str, Any] = {
+    "max_tokens": 5,
+    "min_tokens": 2,
+    "temperature": 0.25,
+    "top_k": 3,
+    "top_p": 0.5,
+    "min_p": 0.125,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 1.25,
+    "frequency_penalty": -1.25,
+    "logit_bias": {7: 2.5},
+    "seed": -(2**63),
+    "stop": ("x", "y"),
+    "stop_token_ids": (3,),
+    "bad_words": ("bad",),
+    "allowed_token_ids": (5, 7),
+    "include_stop": True,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+    "shown_special_ids": (5,),
+    "logprobs": 2,
+    "prompt_logprobs": 3,
+    "n": 2,
+    "structured": Structured(regex="yes|no"),
+}
+LOOSELY: dict[str, list[Any]] = {  # what else a caller may write
+    "stop": ["x", ["x", "y"], None, []],
+    "stop_token_ids": [[3], None],
+    "bad_words": ["bad", ["bad"], None],
+    "logit_bias": [None, {}],
+    "structured": [{"regex": "a", "thought": "open"}, {"choice": ["a", "b"]}],
+    "temperature": [0],
+}
+STRUCTURED: dict[str, Any] = {
+    "json": {"type": "object"},
+    "json_object": True,
+    "regex": "a+",
+    "choice": ("a", "b"),
+    "grammar": 'start: "a"',
+    "thought": "possible",
+    "calls": 'calls: "b"',
+    "origin": "mine",
+}
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+ROUTING: dict[str, Any] = {"request_id": "mine", "priority": -3, "cache_salt": "me"}
+CHAT: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
+    "template_kwargs": {"enable_thinking": True},
+    "continue_final_message": True,
+}
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+CANDIDATES = (TopLogprob(3, "c", -0.5), TopLogprob(4, "d", -1.5))
+SCORES = [
+    PromptLogprob(1, -0.25, 1, [1, 2], [-0.25, -2.0]),  # the likeliest,
+    PromptLogprob(2, -2.0, 2, [1, 2], [-0.25, -2.0]),  # another candidate,
+    PromptLogprob(9, -7.5, 8, [1, 2], [-0.25, -2.0]),  # none of them,
+    PromptLogprob(2, -1.0, 1, [1, 2], [-1.0, -1.0]),  # as likely as the first one,
+    PromptLogprob(9, -math.inf, 1000, [1, 2], [-0.25, -math.inf]),  # and impossible
+]
+FRAGMENT: dict[str, Any] = {
+    "text": "é👋",
+    "token_ids": (7, 8),
+    "logprobs": (TokenLogprob(7, "é", -0.25, CANDIDATES), TokenLogprob(8, "👋", -1.25)),
+    "finish_reason": "stop",
+    "usage": Usage(3, 4, 2),
+    "index": 1,
+    "prompt_logprobs": SCORES,
+}
+
+
+def fields_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return kind.__struct_fields__
+
+
+def test_every_field_has_a_case() -> None:
+    assert set(fields_of(SamplingParams)) <= set(PARAMETERS)
+    assert set(fields_of(Structured)) == set(STRUCTURED)
+    assert set(fields_of(Fragment)) == set(FRAGMENT)
+    for field in (*msgspec.structs.fields(SamplingParams), *msgspec.structs.fields(Fragment)):
+        assert (PARAMETERS | FRAGMENT)[field.name] != field.default, field.name
+    options = {*inspect.signature(Engine.submit).parameters} - {"self", "prompt", "params", "sampling"}
+    assert options == set(ROUTING)
+    options = {*inspect.signature(Engine.submit_chat).parameters} - {"self", "messages", "params", "sampling"}
+    assert options == {*ROUTING, *CHAT}
+
+
+@pytest.mark.parametrize("method", ["generate", "complete", "chat_stream", "chat", "submit", "submit_chat"])
+def test_the_same_arguments(method: str) -> None:
+    def arguments(model: type) -> list[inspect.Parameter]:
+        return list(inspect.signature(getattr(model, method)).parameters.values())
+
+    assert arguments(Client) == arguments(Engine)
+
+
+async def arriving(*prompt: Any, **fields: Any) -> tuple[FakeEngine, Submitted]:
+    """What an engine behind a server is asked."""
+    async with serving() as server, Client(server.url) as client:
+        await client.complete(*(prompt or ("x",)), **fields)
+        return server.engine, server.engine.submitted[0]
+
+
+def in_this_process(params: SamplingParams | None, **sampling: Any) -> SamplingParams:
+    """What `Engine` would make of it, by where its caller gave the form."""
+    return unnamed(asked_params(FakeEngine().default_params, params, sampling, VOCAB_SIZE))
+
+
+def unnamed(params: SamplingParams) -> SamplingParams:
+    """Without the name by which errors call the form: `test_errors_call_a_form_as_its_caller_did`."""
+    form = params.structured
+    return (
+        params
+        if form is None
+        else msgspec.structs.replace(params, structured=msgspec.structs.replace(form, origin=None))
+    )
+
+
+@pytest.mark.parametrize("name", fields_of(SamplingParams))
+async def test_a_parameter_arrives(name: str) -> None:
+    for value in [PARAMETERS[name], *LOOSELY.get(name, [])]:
+        _, submitted = await arriving(**{name: value})
+        assert unnamed(submitted.params) == in_this_process(None, **{name: value})
+
+
+@pytest.mark.parametrize("without", ["structured", "allowed_token_ids"])  # they exclude each other
+async def test_all_parameters_at_once_arrive(without: str) -> None:
+    params = SamplingParams(**{name: PARAMETERS[name] for name in fields_of(SamplingParams) if name != without})
+    assert unnamed((await arriving("x", params))[1].params) == in_this_process(params)
+    assert (await arriving("x", SamplingParams()))[1].params == in_this_process(SamplingParams())
+
+
+@pytest.mark.parametrize("name", fields_of(Structured))
+async def test_a_form_arrives(name: str) -> None:
+    form = Structured(**({} if name in KINDS else {"regex": "a"}), **{name: STRUCTURED[name]})
+    _, submitted = await arriving(structured=form)
+    assert unnamed(submitted.params) == in_this_process(None, structured=form)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (Structured(regex="("), "structured.regex"),
+        (Structured(regex="(", origin="mine"), "mine"),
+        (Structured(grammar="(", thought="open"), "structured.grammar"),
+    ],
+)
+async def test_errors_call_a_form_as_its_caller_did(form: Structured, name: str) -> None:
+    class Refusing(FakeEngine):
+        def _admit(self, *given: Any) -> FakeStream:
+            param = given[2].structured.param
+            raise InvalidRequestError(f"{param} cannot be compiled", param)
+
+    async with serving(Refusing()) as server, Client(server.url) as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.complete("x", structured=form)
+    assert (str(caught.value), caught.value.param) == (f"{name} cannot be compiled", name)
+
+
+@pytest.mark.parametrize("name", ["priority", "cache_salt"])
+async def test_a_way_of_routing_arrives(name: str) -> None:
+    assert (await arriving(**{name: ROUTING[name]}))[1].options[name] == ROUTING[name]
+
+
+@pytest.mark.parametrize("name", CHAT)
+async def test_an_option_of_chats_arrives(name: str) -> None:
+    async with serving() as server, Client(server.url) as client:
+        await client.chat(MESSAGES, **{name: CHAT[name]})
+        assert getattr(server.engine.chats[0], name) == CHAT[name]
+
+
+@pytest.mark.parametrize("name", fields_of(Fragment))
+async def test_a_field_of_a_fragment_comes_back(name: str) -> None:
+    last = {"finish_reason": "stop"} if name == "usage" else {}  # where there is the one there is the other
+    sent = Fragment(**({"text": ""} | last | {name: FRAGMENT[name]}))
+    engine = FakeEngine(held=True)
+    async with serving(engine) as server, Client(server.url) as client:
+        fragments = client.generate("x", n=2, logprobs=2, prompt_logprobs=2)
+        receiving = asyncio.create_task(anext(fragments))
+        (await engine.next_stream()).put(sent)
+        assert await receiving == sent
+        await fragments.aclose()
+
+
+async def test_a_completion_is_put_together_alike() -> None:
+    """Its fields and those of its choices are made of fragments, each with all that a fragment may have."""
+    usage = Usage(3, 4, 2)
+    fragments = [Fragment(**(FRAGMENT | {"index": index, "usage": usage if index else None})) for index in (0, 1)]
+    engine, here = FakeEngine(held=True), FakeStream("mine", 1, one_by_one=False)
+    async with serving(engine) as server, Client(server.url) as client:
+        options = {"n": 2, "logprobs": 2, "prompt_logprobs": 2, "request_id": "mine"}
+        task = asyncio.create_task(client.complete("x", **options))
+        for stream in (await engine.next_stream(), here):
+            stream.put(*fragments)
+        there = await task
+    assert there == await collect(here)
+    for struct in (there, *there.choices[1:]):
+        for field in msgspec.structs.fields(type(struct)):
+            assert getattr(struct, field.name) != field.default
+    assert isinstance(there, Completion)
+    assert isinstance(there.choices[1], Choice)
