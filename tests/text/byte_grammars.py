@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from aengine.text.answer.syntax import CallFormat
-from aengine.text.grammar.calls import CallableTool
+from aengine.text.answer.formats.base import CallableTool
+from aengine.text.answer.formats.known import FormatName
 
 SPECIAL = ("<end>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>")
-MARKERS = SPECIAL[1:]
+MARKERS = {text: 256 + index for index, text in enumerate(SPECIAL) if index}
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -23,7 +23,7 @@ SUM = {
     "$defs": {"number": {"type": "integer"}},
 }
 TOOLS = (CallableTool("get_weather", CITY), CallableTool("sum-2", SUM), CallableTool("stop"))
-NAMES = frozenset(tool.name for tool in TOOLS)
+ARGUMENTS = {tool.name: tool.parameters for tool in TOOLS}
 
 
 class Bytes:
@@ -61,7 +61,7 @@ def accepts(grammar: str, text: str, special: bool = False) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def call(name: str, arguments: str, form: CallFormat = "hermes") -> str:
+def call(name: str, arguments: str, form: FormatName = "hermes") -> str:
     if form == "llama3":
         return f'{{"name": "{name}", "parameters": {arguments}}}'
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
-from aengine.text.grammar.calls import PLACED
+from aengine.text.answer.lark import PLACED
 from aengine.text.grammar.source import GrammarLimits, grammar_source
 from aengine.text.grammar.threads import CompileThreads
 from aengine.text.tokens.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ class Grammars:
         self.eos_ids = tuple(token_id for token_id in eos_ids if token_id < vocab_size)
         self.words = -(-vocab_size // 32)  # of a mask
         self._limits = limits or GrammarLimits()
-        self._markers = tokenizer.answer_format.markers
+        self._answers = tokenizer.answer_format
         self._missing = ""  # what it takes to structure outputs at all
         self._tokenizer: LLTokenizer | None = None
         if not self.eos_ids:
@@ -116,7 +116,7 @@ class Grammars:
         if tokenizer is None:
             raise InvalidRequestError(f"{structured.param}: {self._missing}", structured.param)
         # 30 ms for a large schema
-        source = await to_thread.run_sync(grammar_source, structured, self._limits, self._markers)
+        source = await to_thread.run_sync(grammar_source, structured, self._limits, self._answers)
         compiled = self._cached.get(source)
         if compiled is None:
             try:

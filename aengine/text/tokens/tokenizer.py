@@ -17,7 +17,6 @@ from tokenizers import Tokenizer as Backend
 
 from aengine.errors import AengineError, CheckpointError, InvalidRequestError
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
-from aengine.text.answer.thought import THOUGHT_BEGIN
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.template.rendering import ChatTemplates
 from aengine.text.tokens.pieces import PieceTable, rules_of
@@ -155,7 +154,7 @@ class Tokenizer:
         """`encode_chat`, and whether the template has opened the thought that the answer goes on with."""
         token_ids = await self.encode_chat(messages, tools, template_kwargs)
         end = self.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
-        return ChatPrompt(token_ids, end.rstrip().endswith(THOUGHT_BEGIN))
+        return ChatPrompt(token_ids, end.rstrip().endswith(self.answer_format.thought_markers.begin))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary add nothing."""

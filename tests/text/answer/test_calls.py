@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import CallDelta, ContentDelta
+from aengine.text.answer.formats.known import FORMATS, call_format_of
 from aengine.text.answer.parser import AnswerParser
-from aengine.text.answer.syntax import SYNTAXES, call_format_of
 from aengine.text.answer.thought import ThoughtParser
 from tests.text.cutting import answer, cuts, relaxed, shape
 
-NAMES = frozenset({"f", "get_weather"})
+TOOLS = {"f": None, "get_weather": None}
 PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 CALL = f"<tool_call>\n{PARIS}\n</tool_call>"
 
 
 def hermes(**options: bool) -> ToolCallParser:
-    return ToolCallParser(SYNTAXES["hermes"], NAMES, **options)
+    return ToolCallParser(FORMATS["hermes"], TOOLS, **options)
 
 
 def llama(**options: bool) -> ToolCallParser:
-    return ToolCallParser(SYNTAXES["llama3"], NAMES, **options)
+    return ToolCallParser(FORMATS["llama3"], TOOLS, **options)
 
 
 GOOD = [

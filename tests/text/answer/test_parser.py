@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.formats.known import FORMATS
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
-from aengine.text.answer.syntax import SYNTAXES
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
@@ -19,13 +19,13 @@ from aengine.types import SamplingParams
 from tests.text.cutting import answer, cuts, relaxed, shape
 from tests.text.text_families import SPECIAL, byte_level_backend, write_tokenizer
 
-HERMES = SYNTAXES["hermes"]
+HERMES = FORMATS["hermes"]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 THOUGHT = "<think>\nI call f: <tool_call>.\n</think>\n\n"
 
 
 def parser(opened: bool = False) -> AnswerParser:
-    return AnswerParser(ThoughtParser(opened), ToolCallParser(HERMES, frozenset({"f"})))
+    return AnswerParser(ThoughtParser(opened), ToolCallParser(HERMES, {"f": None}))
 
 
 def test_a_thought_then_a_call_then_content() -> None:
@@ -89,13 +89,15 @@ async def test_a_template_that_opens_the_thought(tmp_path: Path, template: str, 
 
 
 def test_markers_that_are_special_tokens_are_seen(tmp_path: Path) -> None:
-    tokenizer = checkpoint(tmp_path, "<tool_call>", special=True, markers=(HERMES.begin, HERMES.end, "<think>"))
+    tokenizer = checkpoint(
+        tmp_path, "<tool_call>", special=True, markers=(HERMES.syntax.begin, HERMES.syntax.end, "<think>")
+    )
     answer_format = tokenizer.answer_format
-    assert answer_format.special_markers == {HERMES.begin, HERMES.end, "<think>"}
+    assert answer_format.special_markers == {HERMES.syntax.begin, HERMES.syntax.end, "<think>"}
     shown = answer_format.shown_special_ids(False, HERMES)
-    assert {tokenizer.token_text(token_id) for token_id in shown} == {HERMES.begin, HERMES.end}
+    assert {tokenizer.token_text(token_id) for token_id in shown} == {HERMES.syntax.begin, HERMES.syntax.end}
     ids = tokenizer.encode_now(f"<think>é<|im_start|>{CALL}<|im_end|>")
-    assert HERMES.begin not in tokenizer.decode(ids)
+    assert HERMES.syntax.begin not in tokenizer.decode(ids)
     for ids_shown, expected in ((shown, f"é{CALL}"), ((), f"é\n{CALL.split(chr(10))[1]}\n")):
         output = OutputText(tokenizer, SamplingParams(shown_special_ids=ids_shown))
         assert "".join([*map(output.feed, ids), output.finish()]) == expected
