@@ -75,3 +75,14 @@ def not_beginning(text: str) -> str:
 def pattern(text: str) -> str:
     """A regular expression that matches a text alone."""
     return re.escape(text).replace("/", "\\/")
+
+
+def avoiding(text: str) -> str:
+    """A regular expression of texts that do not contain this one, whose first character occurs in it but once.
+
+    Without an intersection, of which a grammar may have only a few.
+    """
+    first = f"\\x{ord(text[0]):02x}"
+    begun = "|".join(pattern(text[:end]) for end in range(1, len(text)))
+    broken = "|".join(f"{pattern(text[:end])}[^{first}\\x{ord(text[end]):02x}]" for end in range(1, len(text)))
+    return f"([^{first}]|({begun})*({broken}))*({begun})*"

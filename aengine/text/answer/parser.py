@@ -24,6 +24,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     """What a checkpoint's chat template and vocabulary tell about its answers."""
 
     calls: FormatName | None = None
+    unknown_calls: bool = False  # the template offers tools to the model, and nobody knows how it calls them
     thoughts: bool = False
     thought_markers: ThoughtMarkers = THINK
     markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids

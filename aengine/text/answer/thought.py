@@ -24,8 +24,9 @@ ALL_THOUGHTS = (THINK, MISTRAL_THINK)
 def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtMarkers | None:
     """The markers that chat templates end thoughts with, or, where none does, those that the vocabulary has."""
     text, known = "\n".join(templates), frozenset(vocabulary)
-    spoken_of = [markers for markers in ALL_THOUGHTS if markers.end in text]
-    return next(iter([*spoken_of, *(markers for markers in ALL_THOUGHTS if known.issuperset(markers))]), None)
+    found = [markers for markers in ALL_THOUGHTS if markers.end in text]
+    tokens = [markers for markers in ALL_THOUGHTS if known.issuperset(markers)]
+    return next(iter([*found, *sorted(tokens, key=lambda markers: markers.begin not in text)]), None)
 
 
 class ThoughtParser:

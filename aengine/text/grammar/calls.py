@@ -112,9 +112,9 @@ class CallGrammar(msgspec.Struct, frozen=True):
         closing = literal(syntax.closing.removesuffix(syntax.end)), marker(syntax.end, self.tokens)
         names = [f"call_{index}" for index in range(len(self.tools))]
         rules = [
-            f"group: {sequence(literal(syntax.opening), 'called', more, *closing)}",
+            f"group: {sequence(syntax.opening, 'called', more, *closing)}",
             f"called: {' | '.join(names)}",
         ]
         for name, tool in zip(names, self.tools, strict=True):
             rules += self.form.rules(name, tool, self.tokens)
-        return rules
+        return list(dict.fromkeys(rules))  # some may be the same for all tools

@@ -50,6 +50,8 @@ class Tokenizer:
         token_ids = {token: token_id for token_id, token in tokens.items()}
         self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
         self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
+        if self._templates.takes_tools and self.answer_format.calls is None:
+            self.answer_format = msgspec.structs.replace(self.answer_format, unknown_calls=True)
         if self._thinks_if_asked(settings.templates.values()):
             self.answer_format = msgspec.structs.replace(self.answer_format, thinks_if_asked=True)
         self._quoting_backend = _quoting(backend, control) if self._templates else backend

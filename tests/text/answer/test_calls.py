@@ -252,8 +252,11 @@ def test_time_is_linear(text: str) -> None:
     [
         ("{{ '<tool_call>\\n{\"name\": ' }}", "hermes"),
         ("<tool_call>\n<function=f>", None),
+        ("<tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
+        ("{{ '[TOOL_CALLS]' + call.name + '[ARGS]' }}", "mistral"),
+        ("use [func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
         ("<tool_call>f<arg_key>", None),
-        ('[TOOL_CALLS] {"name": "parameters": }', None),
+        ('[TOOL_CALLS] {"name": "parameters": }', "mistral_list"),
         ("{{ '{\"name\": \"' + call.name + '\", ' + '\"parameters\": ' }}", "llama3"),
         ("{{ '<|python_tag|>' }}", "llama3"),
         ("{{ messages }}", None),

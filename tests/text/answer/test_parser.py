@@ -103,6 +103,42 @@ def test_markers_that_are_special_tokens_are_seen(tmp_path: Path) -> None:
         assert "".join([*map(output.feed, ids), output.finish()]) == expected
 
 
+@pytest.mark.parametrize(
+    ("template", "calls", "unknown", "thought"),
+    [
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]{{ name }}[ARGS][THINK]", "mistral", False, "[THINK]"),
+        ("{% if tools %}{{ tools }}{% endif %}[TOOL_CALLS][/THINK]", "mistral_list", False, "[THINK]"),
+        (
+            "{% for tool in tools %}{% endfor %}<tool_call><function=<parameter=</think>",
+            "qwen3_coder",
+            False,
+            "<think>",
+        ),
+        ("{% if tools %}<tool>{{ tools | tojson }}{% endif %}", None, True, "<think>"),
+        ("the tools {{ messages }}", None, False, "<think>"),
+        ("{% set tools = 1 %}{{ tools }}", None, False, "<think>"),
+    ],
+)
+def test_what_a_template_tells(tmp_path: Path, template: str, calls: str | None, unknown: bool, thought: str) -> None:
+    found = checkpoint(tmp_path, template, special=True, markers=("[THINK]", "[/THINK]", "[ARGS]")).answer_format
+    assert (found.calls, found.unknown_calls) == (calls, unknown)
+    assert found.thoughts
+    assert found.thought_markers.begin == thought
+    if calls is not None:
+        shown = {form for form in found.special_markers if found.markers[form] in found.shown_special_ids(True, None)}
+        assert shown == ({"[THINK]", "[/THINK]"} if thought == "[THINK]" else set())
+    assert "[ARGS]" in found.special_markers
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("template", "opens"), [("a[THINK]\n", True), ("a[THINK]b[/THINK]", False)])
+async def test_mistrals_thoughts(tmp_path: Path, template: str, opens: bool) -> None:
+    tokenizer = checkpoint(tmp_path, template, special=True, markers=("[THINK]", "[/THINK]"))
+    assert (await tokenizer.encode_chat_prompt([{"role": "user", "content": "hi"}])).opens_thought == opens
+    thoughts = ThoughtParser(markers=tokenizer.answer_format.thought_markers)
+    assert shape(answer(thoughts, "[THI", "NK]I <think>.[/THINK]", "4")) == ("I <think>.", "4", [])
+
+
 def test_a_checkpoint_that_knows_neither(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": "{{ messages }}"}))
     assert tokenizer.answer_format.calls is None

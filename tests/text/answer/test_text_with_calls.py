@@ -126,8 +126,8 @@ def test_whatever_is_drawn_ends_and_calls_what_may_be_called(
 ) -> None:
     source = LLMatcher.grammar_from_lark(grammar(special, form, thought=thought, parallel=parallel))
     calls = 0
-    for seed in range(12):
-        text = text_of(draw(LLMatcher(TOKENIZER, source), random.Random(seed), special))
+    for seed in range(8):
+        text = text_of(draw(LLMatcher(TOKENIZER, source), random.Random(seed), special, form))
         found = (
             AnswerParser(ThoughtParser(thought == "open"), ToolCallParser(FORMATS[form], ARGUMENTS)).read(text).calls
         )
@@ -153,8 +153,25 @@ SNIPPETS = [
 ]
 
 
-def draw(matcher: LLMatcher, rng: random.Random, special: bool) -> list[int]:
+ENDS = [
+    "</think>",
+    '"}',
+    "}",
+    '"a": 1',
+    "\n</tool_call>",
+    "\n</parameter>\n",
+    "</function>",
+    ")",
+    "a=1)",
+    "]",
+    '"',
+    "}]",
+]
+
+
+def draw(matcher: LLMatcher, rng: random.Random, special: bool, form: FormatName) -> list[int]:
     """An output of as much of each snippet as is allowed, and of any tokens between; at last it ends."""
+    right = [call("sum-2", '{"a": 7}', form), call("get_weather", '{"city": "Rome"}', form), call("stop", "{}", form)]
     output: list[int] = []
     for number in itertools.count():
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
@@ -163,7 +180,8 @@ def draw(matcher: LLMatcher, rng: random.Random, special: bool) -> list[int]:
         assert number < 500, text_of(output)
         if allowed == [256] or (number > 30 and 256 in allowed):
             return output
-        snippet = rng.choice(SNIPPETS if number < 30 else ["</think>", '"}', "}", '"a": 1', "\n</tool_call>"])
+        begins = number == 0 and rng.random() < 0.5  # where calls have no marker, they begin the answer
+        snippet = rng.choice(right if begins else [*SNIPPETS, *right] if number < 30 else ENDS)
         tokens = ids_of(snippet, special)
         if (taken := matcher.try_consume_tokens(tokens)) == 0:
             tokens, taken = [rng.choice([token for token in allowed if token != 256])], 1

@@ -45,7 +45,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: str = ""  # the marker before a group; empty: there is none
     bare: str = ""  # a character with which an answer may begin a group, without the marker
-    opening: str = ""  # behind the marker, not read by itself: it is the first call's reader's
+    opening: str = ""  # behind the marker, as Lark has it; to read it is the first call's reader's
     separator: str | None = None  # between the calls of a group; None: a group has one
     closing: str = ""  # behind the last call, the end in it
     end: str = ""  # what ends a group; empty: its last call does
@@ -56,7 +56,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All texts that a vocabulary may have as tokens of their own."""
+        """The texts that a vocabulary may have as tokens of their own."""
         return tuple(marker for marker in (self.begin, self.end, *self.inner) if len(marker) > 1)
 
 
@@ -115,7 +115,10 @@ class CallFormat(Protocol):
         ...
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        """Rules in Lark's notation, all names beginning with `rule`, of which `rule` describes a call of the tool."""
+        """Rules in Lark's notation of which `rule` describes a call of the tool.
+
+        Names begin with `rule`, but for rules that are the same for all tools.
+        """
         ...
 
     def new_id(self) -> str:

@@ -10,7 +10,7 @@ from aengine.text.answer.lark import Tokens
 class Hermes:
     syntax = CallSyntax(
         begin="<tool_call>",
-        opening="\n",
+        opening=r'"\n"',
         closing="\n</tool_call>",
         end="</tool_call>",
         noise=" \t\r\n}",  # a brace too many is not spoken of
@@ -18,7 +18,7 @@ class Hermes:
     )
 
     def detect(self, template: str) -> bool:
-        return "<tool_call>" in template and "<arg_key>" not in template  # which is GLM's
+        return "<tool_call>" in template and not any(other in template for other in ("<function=", "<arg_key>"))
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
         return JsonCallReader(tools)
