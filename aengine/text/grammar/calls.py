@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
+from msgspec.structs import replace
 
 from aengine.structured import Thought
 from aengine.text.answer.formats.base import CallableTool, CallFormat, CallSyntax
@@ -21,6 +22,7 @@ from aengine.text.answer.lark import (
     without,
 )
 from aengine.text.answer.thought import THINK, ThoughtMarkers
+from aengine.text.grammar.schema_formats import understood
 from aengine.text.grammar.thoughts import thought_rules
 
 
@@ -116,5 +118,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
             f"called: {' | '.join(names)}",
         ]
         for name, tool in zip(names, self.tools, strict=True):
+            if tool.parameters is not None:
+                tool = replace(tool, parameters=understood(tool.parameters, tool.where, strict=tool.strict))
             rules += self.form.rules(name, tool, self.tokens)
         return list(dict.fromkeys(rules))  # some may be the same for all tools

@@ -17,6 +17,7 @@ from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.answer.parser import AnswerFormat
+from aengine.text.grammar.schema_formats import understood
 from aengine.text.grammar.schema_numbers import with_ends
 from aengine.text.grammar.thoughts import thought_rules
 
@@ -65,7 +66,8 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
         case "json_object":
             return _json_source({"type": "object"})
         case "json":
-            return _json_source(_schema(structured.json, limits))
+            schema = understood(_schema(structured.json, limits), structured.param, strict=structured.strict)
+            return _json_source(schema)
         case "regex":
             regex = structured.regex or ""
             _check_length(len(regex), limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Literal
 
 from aengine.errors import InvalidRequestError
@@ -25,7 +26,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _CALL_END = "</tool_call>"
 _BLANKS = " \t\r\n"
-_LONGEST_WORD = 4096
+_WORD_END = re.compile("[>\n]")
 
 
 class Qwen3Coder:
@@ -147,14 +148,15 @@ class XmlCallReader:
 
     def _read_word(self, text: str, at: int) -> int:
         """Read on in a name or a key."""
-        end = text.find(">", at)
-        self._word.append(text[at:] if end < 0 else text[at:end])
-        if "\n" in self._word[-1] or len(self._word) > _LONGEST_WORD:
+        found = _WORD_END.search(text, at)
+        end = len(text) if found is None else found.start()
+        self._word.append(text[at:end])
+        if found is None:
+            return end
+        if found[0] == "\n":
             self.broken = True
             self._end()
-            return at
-        if end < 0:
-            return len(text)
+            return end
         word = "".join(self._word).strip()
         self._word.clear()
         if self._state == "key":

@@ -7,20 +7,11 @@ import re
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, Schema
+from aengine.text.answer.formats.raw_formats import RAW_FORMATS
 from aengine.text.answer.formats.raw_text import BEGINNINGS, WORDS, as_json
 from aengine.text.answer.formats.schemas import Kind, alternatives, kinds_of
 from aengine.text.answer.lark import avoiding, json_value, literal, place, sequence
 
-_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
-}
 _CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}  # as JSON schemas mean them
 _KNOWN_ESCAPE = re.compile(r"\\[dw.+*?()\[\]{}|/^$-]")
 _GROUP = re.compile(r"\[[^]]*\]|\((\?:)?[^()]*\)")
@@ -67,25 +58,31 @@ def _written(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | N
 
 
 def _text(schema: Schema, kinds: frozenset[Kind], tool: CallableTool, where: str) -> str:
-    """A string as the schema has it, beginning like no value of the other kinds."""
-    bounds = {key: schema[key] for key in ("format", "pattern", "minLength", "maxLength") if key in schema}
-    form, written = bounds.get("format"), bounds.get("pattern")
-    regex = _FORMATS.get(form) if isinstance(form, str) else None
-    known = {"format"} if regex is not None else set()
-    if regex is None and isinstance(written, str) and (regex := _whole(written)) is not None:
-        known = {"pattern"}
-    least, most = bounds.get("minLength", 0), bounds.get("maxLength")
-    if regex is None and _is_count(least) and (most is None or _is_count(most)):
-        known = {"minLength", "maxLength"}
-    if tool.strict and (unknown := [key for key in bounds if key not in known]):
-        path = f"{where}.{unknown[0]}"
-        raise InvalidRequestError(f"{path}: {bounds[unknown[0]]!r} cannot be enforced in this model's format", path)
-    if regex is not None:
-        return f"/{regex}/"
-    if not known or (not least and most is None):
-        others = "".join(sorted({character for kind in kinds for character in BEGINNINGS.get(kind, "")}))
-        return f'("" | /[^<{re.escape(others)}]/ RAW)' if others else "RAW"
-    return f"/[^<]{{{least}}}/ RAW" if most is None else f"/[^<]{{{least},{most}}}/"
+    """A string as the schema has it, beginning like no value of the other kinds.
+
+    Of several bounds one is enough where the tool is not strict: a grammar may have only a few intersections.
+    """
+    form, written = schema.get("format"), schema.get("pattern")
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    bounds: dict[str, str | None] = {}
+    if form is not None:
+        bounds["format"] = RAW_FORMATS.get(form) if isinstance(form, str) else None
+    if written is not None:
+        bounds["pattern"] = _whole(written) if isinstance(written, str) else None
+    if most is not None or least:
+        counts = _is_count(least) and (most is None or _is_count(most))
+        bounds["maxLength" if least == 0 else "minLength"] = (
+            f"[^<]{{{least},{'' if most is None else most}}}" if counts else None
+        )
+    regexes = [f"/{regex}/" for regex in bounds.values() if regex is not None]
+    if tool.strict and len(regexes) < len(bounds):
+        key = next(key for key, regex in bounds.items() if regex is None)
+        path = f"{where}.{key}"
+        raise InvalidRequestError(f"{path}: {schema[key]!r} cannot be enforced in this model's format of calls", path)
+    if regexes:
+        return f"({' & '.join(regexes)})" if tool.strict else regexes[0]
+    others = "".join(sorted({character for kind in kinds for character in BEGINNINGS.get(kind, "")}))
+    return f'("" | /[^<{re.escape(others)}]/ RAW)' if others else "RAW"
 
 
 def _is_count(value: object) -> bool:
