@@ -11,10 +11,11 @@ from tests.scheduling.stepping import Stepper, prompt_of
 
 
 class Seen:
-    """In place of a grammar: the tokens it was told of."""
+    """In place of a grammar: the tokens it was told of, and whether its next mask is late."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.late = False
 
     def accept(self, token_id: int) -> None:
         self.tokens.append(token_id)
@@ -40,6 +41,28 @@ def test_only_steps_in_which_a_grammar_draws_are_structured() -> None:
     assert stepper.scheduler.structured(last) == [bound]
     stepper.run()
     assert free.output_len == 30
+    stepper.check_outputs()
+
+
+def test_who_waits_for_a_mask_sits_out_steps_and_nobody_else_does() -> None:
+    stepper = Stepper()
+    (free,) = stepper.request(prompt_of(4), 30)
+    (bound,) = map(bind, stepper.request(prompt_of(5, first=1), 4))
+    stepper.schedule()
+    stepper.commit()
+    assert bound.output_len == 1
+    bound.grammar.late = True  # type: ignore[union-attr, misc]
+    before = free.output_len
+    for _ in range(5):
+        plan = stepper.schedule()
+        assert plan is not None
+        assert not plan.structured
+        assert plan.decode == [free.row]
+        stepper.commit()
+    assert (bound.output_len, free.output_len) == (1, before + 5)
+    bound.grammar.late = False  # type: ignore[union-attr, misc]
+    stepper.run()
+    assert (bound.output_len, free.output_len) == (4, 30)
     stepper.check_outputs()
 
 
