@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from aengine.errors import InvalidRequestError
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.answer.formats.known import FORMATS, FormatName
@@ -92,5 +93,8 @@ def test_a_thought_may_come_first(special: bool) -> None:
 def test_keywords_that_the_compiler_does_not_know_are_left_to_the_client_unless_strict() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {}, "uniqueItems": True}}}
     assert accepts(CallGrammar([CallableTool("f", schema)], FORMATS["hermes"]).forced(), call("f", '{"a": [1, 2]}'))
+    with pytest.raises(InvalidRequestError, match="items differ"):
+        CallGrammar([CallableTool("f", schema, strict=True)], FORMATS["hermes"]).forced()
+    schema = {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}}
     strict = CallGrammar([CallableTool("f", schema, strict=True)], FORMATS["hermes"]).forced()
-    assert "uniqueItems" in LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(strict), TOKENIZER)
+    assert "contains" in LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(strict), TOKENIZER)

@@ -10,7 +10,7 @@ from typing import Literal
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
 from aengine.text.answer.formats.python_literal import LiteralReader
-from aengine.text.answer.formats.schemas import alternatives, check_strict, further_of, parameters_of
+from aengine.text.answer.formats.schemas import ANNOTATIONS, alternatives, check_parameters, further_of, parameters_of
 from aengine.text.answer.lark import Tokens, json_value, literal, sequence
 
 _BLANKS = " \t\r\n"
@@ -37,7 +37,7 @@ class Pythonic:
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         """The declared parameters, in the schema's order, or any where none are declared."""
-        check_strict(tool)
+        check_parameters(tool)
         schema = object_schema(tool)
         parameters = parameters_of(schema)
         rules = [f"{rule}: {sequence(literal(f'{tool.name}('), f'{rule}_first_0', literal(')'))}"]
@@ -72,12 +72,13 @@ def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> l
     """True, False and None as Python has them; what is within lists and dicts as JSON has it, which is read as well."""
     options: list[str] = []
     rules: list[str] = []
-    for index, each in enumerate(alternatives(schema)):
+    found = alternatives(schema)
+    for index, each in enumerate(found if {} not in found else [schema]):
         if each.get("type") in ("boolean", "null"):
             words = (None,) if each["type"] == "null" else (True, False)
             options += [literal(_PYTHON[word]) for word in words if word in each.get("enum", words)]
             continue
-        if not each:
+        if each.keys() <= ANNOTATIONS:  # anything
             options += [literal(word) for word in _PYTHON.values()]
         options.append(f"{rule}_{index}")
         rules.append(f"{rule}_{index}: {json_value(each, where, lenient=not tool.strict)}")

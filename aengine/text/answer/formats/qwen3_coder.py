@@ -14,7 +14,7 @@ from aengine.text.answer.formats.schemas import (
     EVERYTHING,
     Kind,
     alternatives,
-    check_strict,
+    check_parameters,
     further_of,
     kinds_of,
     parameters_of,
@@ -40,7 +40,7 @@ class Qwen3Coder:
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         """The declared parameters, in the schema's order, or any where none are declared."""
-        check_strict(tool)
+        check_parameters(tool)
         schema = object_schema(tool)
         parts, rules = [], []
         for index, (name, value, required) in enumerate(parameters_of(schema)):

@@ -9,9 +9,11 @@ from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, Schema
 from aengine.text.answer.formats.raw_formats import RAW_FORMATS
 from aengine.text.answer.formats.raw_text import BEGINNINGS, WORDS, as_json
-from aengine.text.answer.formats.schemas import Kind, alternatives, kinds_of
+from aengine.text.answer.formats.schemas import ANNOTATIONS, Kind, alternatives, kinds_of
 from aengine.text.answer.lark import avoiding, json_value, literal, place, sequence
 
+_OF_A_STRING = {"type", "format", "pattern", "minLength", "maxLength", "$defs", "definitions"}
+_LONGEST_PATTERN = 1000
 _CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}  # as JSON schemas mean them
 _KNOWN_ESCAPE = re.compile(r"\\[dw.+*?()\[\]{}|/^$-]")
 _GROUP = re.compile(r"\[[^]]*\]|\((\?:)?[^()]*\)")
@@ -33,6 +35,8 @@ def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: Callab
             case _ if (written := _written(each, stop, kinds)) is not None:
                 options += [literal(text + end) for text in written]
             case None:
+                if tool.strict and not schema.keys() <= ANNOTATIONS:
+                    raise InvalidRequestError(f"{where}: it cannot be enforced in this model's format of calls", where)
                 return [f"{rule}: {texts}", f"{texts}: RAW {literal(end)}", raw]
             case "string":
                 options.append(name.upper())
@@ -75,10 +79,13 @@ def _text(schema: Schema, kinds: frozenset[Kind], tool: CallableTool, where: str
             f"[^<]{{{least},{'' if most is None else most}}}" if counts else None
         )
     regexes = [f"/{regex}/" for regex in bounds.values() if regex is not None]
-    if tool.strict and len(regexes) < len(bounds):
-        key = next(key for key, regex in bounds.items() if regex is None)
+    further = schema.keys() - ANNOTATIONS - _OF_A_STRING
+    if tool.strict and (unknown := [*(key for key, regex in bounds.items() if regex is None), *further]):
+        key = unknown[0]
         path = f"{where}.{key}"
-        raise InvalidRequestError(f"{path}: {schema[key]!r} cannot be enforced in this model's format of calls", path)
+        raise InvalidRequestError(
+            f"{path}: {schema[key]!r:.100} cannot be enforced in this model's format of calls", path
+        )
     if regexes:
         return f"({' & '.join(regexes)})" if tool.strict else regexes[0]
     others = "".join(sorted({character for kind in kinds for character in BEGINNINGS.get(kind, "")}))
@@ -96,7 +103,7 @@ def _whole(searched: str) -> str | None:
     begins, ends = searched.startswith("^"), searched.endswith("$") and not searched.endswith("\\$")
     inner = searched[int(begins) : len(searched) - int(ends)]
     plain = _KNOWN_ESCAPE.sub("_", inner)
-    if re.search(r"[\\.<^$]|\(\?[^:]", plain):
+    if len(searched) > _LONGEST_PATTERN or re.search(r"[\\.<^$]|\(\?[^:]", plain):
         return None
     try:
         re.compile(inner)

@@ -15,8 +15,10 @@ EVERYTHING = frozenset(KINDS)
 
 _DEFINITIONS = ("$defs", "definitions")
 _OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", *_DEFINITIONS}
-_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
-_MAX_DEPTH = 16  # of references and alternatives within each other; what lies deeper may be anything
+ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
+_MAX_DEPTH = 16  # of references to references
+_MAX_ALTERNATIVES = 64  # of one value, looked into; where there are more it may be anything
+_LONGEST = 2**20  # characters of definitions, told again and again
 
 
 class Parameter(NamedTuple):
@@ -45,36 +47,53 @@ def further_of(schema: Schema | None) -> Schema | None:
     return _with_definitions(whole.get("additionalProperties"), whole)
 
 
-def check_strict(tool: CallableTool) -> None:
-    """Raise `InvalidRequestError`, naming the place, where a strict tool's arguments are bound in more ways than by
-    the schemas of its parameters.
+def check_parameters(tool: CallableTool) -> None:
+    """Raise `InvalidRequestError`, naming the place, where parameters with schemas of their own cannot say what the
+    tool's schema says: strict ones with further bounds, and definitions too large to be told of each parameter.
     """
-    if tool.strict:
-        for key in _resolved(object_schema(tool)):
-            if key not in _OF_AN_OBJECT | _ANNOTATIONS:
-                path = f"{tool.where}.{key}"
-                raise InvalidRequestError(f"{path} cannot be enforced in this model's format of calls", path)
+    whole = _resolved(object_schema(tool))
+    for key in whole:
+        if tool.strict and key not in _OF_AN_OBJECT | ANNOTATIONS:
+            path = f"{tool.where}.{key}"
+            raise InvalidRequestError(f"{path} cannot be enforced in this model's format of calls", path)
+    told = sum(any(place in parameter.schema for place in _DEFINITIONS) for parameter in parameters_of(whole))
+    if told * len(json.dumps([whole.get(place) for place in _DEFINITIONS])) > _LONGEST:
+        raise InvalidRequestError(
+            f"{tool.where}: its definitions are too large for {told} parameters that refer to them", tool.where
+        )
 
 
-def alternatives(schema: Schema, depth: int = 0) -> list[Schema]:
+def alternatives(schema: Schema) -> list[Schema]:
     """Schemas of one kind each, of which a value must match one; an empty one for what may be anything."""
-    schema = _resolved(schema)
-    if depth > _MAX_DEPTH:
-        return [{}]
+    found: list[Schema] = []
+    left = [schema]
+    for _ in range(_MAX_ALTERNATIVES):
+        if not left:
+            return found
+        each = _resolved(left.pop(0))
+        branches = _branches(each)
+        if branches is not None:
+            left = [*branches, *left]
+        else:
+            found += [each] if each.get("type") in EVERYTHING else [{}]
+    return [{}]
+
+
+def _branches(schema: Schema) -> list[Schema] | None:
+    """The schemas that it is one of; None where it does not list any."""
     for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)
-        if isinstance(options, list) and options and (key != "allOf" or len(options) == 1):
+        if isinstance(options, list) and 0 < len(options) <= (1 if key == "allOf" else _MAX_ALTERNATIVES):
             rest = {name: value for name, value in schema.items() if name != key}
-            branches = [_joined(rest, option) for option in options]
-            return [each for branch in branches for each in alternatives(branch, depth + 1)]
+            return [_joined(rest, option) for option in options]
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
+    kind = schema.get("type")
+    if isinstance(values, list) and not (isinstance(kind, str) and "const" not in schema):
         kinds = dict.fromkeys(kind_of(value) for value in values)
         return [{"type": kind, "enum": [value for value in values if kind_of(value) == kind]} for kind in kinds]
-    kind = schema.get("type")
     if isinstance(kind, list):
         return [{**schema, "type": each} for each in kind if each in EVERYTHING] or [{}]
-    return [schema] if kind in EVERYTHING else [{}]
+    return None
 
 
 def kinds_of(schemas: Iterable[Schema]) -> frozenset[Kind]:
