@@ -30,6 +30,11 @@ from aengine.http.hypercorn.traced import TracedSends
 from aengine.http.hypercorn.workers import only_worker
 from aengine.standard_streams import lasting_streams
 
+_UNKNOWN_CALLS = (
+    "tools: this chat template's way to write calls is not known, so that calls stay text and tool_choice cannot force "
+    "them; the knob tool_format (--tool-format) names it"
+)
+
 EngineFactory = Callable[[EngineConfig], AbstractAsyncContextManager[EngineLike]]
 
 
@@ -123,6 +128,8 @@ class Application:
                     self._http.app = TracedSends(self._http.app, engine.timeline)
                 _forget_garbage()
                 state.ready(engine)
+                if engine.answer_format.unknown_calls and state.config.tool_format == "auto":
+                    _say(_UNKNOWN_CALLS)
                 _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
                 self.settled.set()
                 try:

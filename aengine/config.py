@@ -123,7 +123,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0
     tool_format: Annotated[
-        Literal["auto", "hermes", "llama3", "off"],
+        Literal["auto", "hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder", "off"],
         Meta(description="how the model writes calls of tools; auto: as its chat template does"),
     ] = "auto"
     reasoning: Annotated[

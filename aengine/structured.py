@@ -28,6 +28,7 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     regex: str | None = None  # matched against the whole output
     choice: tuple[str, ...] | None = None  # one of these texts
     grammar: str | None = None  # in Lark's notation, as llguidance reads it; `start` is the start rule
+    strict: bool = False  # of `json`: a format that is not known, and that items differ, is refused, not passed over
     thought: Thought = "never"
     calls: str | None = None  # rules in Lark's notation; what their rule `calls` describes may take the form's place
     origin: str | None = None  # the name of the request's field, for errors

@@ -48,7 +48,7 @@ class EngineTalk:
         prompt = await self._engine.encode_chat(messages, template_kwargs=template_kwargs)
         form = self._engine.answer_format
         thinks = form.thoughts and sampling.get("structured") is None  # a given form leaves no room for thoughts
-        parser = ThoughtParser(prompt.opens_thought) if thinks else None
+        parser = ThoughtParser(prompt.opens_thought, form.thought_markers) if thinks else None
         shown = (*sampling.get("shown_special_ids", ()), *form.shown_special_ids(thinks, None))
         asked = sampling | {"shown_special_ids": shown}
         async with aclosing(self._engine.generate(prompt.token_ids, **asked)) as fragments:

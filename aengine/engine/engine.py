@@ -99,6 +99,7 @@ class Engine:
             ready.runtime.runner,
             lookahead=self.config.lookahead,
             fill_masks=ready.grammars.fill,
+            prepare_mask=ready.grammars.prepare,
             fail_request=self._fail_request,
             timeline=self.timeline,
         )

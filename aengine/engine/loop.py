@@ -35,6 +35,7 @@ class StepLoop:
         *,
         lookahead: bool,
         fill_masks: Callable[[Sequence[Matcher | None]], Awaitable[NDArray[np.int32]]],
+        prepare_mask: Callable[[Matcher, Callable[[], None]], None],
         fail_request: Callable[[LiveRequest, AengineError], None],
         timeline: Timeline | None = None,
     ) -> None:
@@ -42,6 +43,7 @@ class StepLoop:
         self._runner = runner
         self._lookahead = lookahead
         self._fill_masks = fill_masks
+        self._prepare_mask = prepare_mask
         self._fail_request = fail_request
         self._mark = unmarked if timeline is None else timeline.mark
         self._wake = asyncio.Event()
@@ -109,6 +111,11 @@ class StepLoop:
         self.last_step = time.monotonic()
         updates = self._scheduler.commit(step.plan, result)
         self._mark("commit", count=len(updates))
+        if step.plan.structured:
+            for sequence in (update.sequence for update in updates):
+                grammar = sequence.owner.grammar if isinstance(sequence.owner, LiveChoice) else None
+                if grammar is not None and grammar.late and sequence.phase is not Phase.FINISHED:
+                    self._prepare_mask(grammar, self.wake)
         return updates
 
     async def _draw(self, step: LaunchedStep) -> None:

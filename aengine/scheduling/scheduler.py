@@ -221,6 +221,8 @@ class Scheduler:
             drawn = len(sequence.output) + sequence.pending
             if not sequence.decoding or drawn >= sequence.max_output:
                 continue  # still in prefill, or its last draw is in flight
+            if sequence.grammar is not None and sequence.grammar.late:
+                continue  # what it may draw is being worked out: nobody waits for that
             if launched == len(sequence.pages) * page_size:
                 if not self._find_page(sequence, stalled):
                     stalled += 1

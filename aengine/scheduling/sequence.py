@@ -23,6 +23,11 @@ class Phase(enum.Enum):
 class Grammar(Protocol):
     """What an output must match, as far as it has come."""
 
+    @property
+    def late(self) -> bool:
+        """Whether its next mask is still being worked out: no step carries the sequence until it is there."""
+        ...
+
     def accept(self, token_id: int) -> None:
         """Move on by one committed token."""
         ...

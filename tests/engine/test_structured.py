@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from typing import Any
 
 import anyio
@@ -13,6 +14,8 @@ import pytest
 
 import aengine
 from aengine import Completion, InvalidRequestError, Structured
+from aengine.text.grammar import matcher
+from aengine.text.grammar.matcher import Mask, Matcher
 from tests.engine.conftest import idle
 from tests.engine.schemas import schema
 from tests.engine.test_lifetime import sabotaged
@@ -215,6 +218,40 @@ async def test_masks_that_cannot_be_filled_fail_the_step_alone(engine: aengine.E
         await engine.complete(PROMPT, structured=JSON)
     engine._loop._fill_masks = fill
     check(await engine.complete(PROMPT, structured=JSON, max_tokens=150), JSON)
+
+
+async def test_slow_masks_change_no_output(monkeypatch: pytest.MonkeyPatch, expected: list[tuple[int, ...]]) -> None:
+    monkeypatch.setattr(matcher, "SLOW_SECONDS", -1.0)
+    completions, _ = await complete_all(FORMS)
+    assert [completion.token_ids for completion in completions] == expected
+
+
+async def test_nobody_waits_for_anothers_slow_mask(engine: aengine.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is worked out beside the steps, which go on without the output that needs it."""
+    monkeypatch.setattr(matcher, "SLOW_SECONDS", -1.0)
+    fill, filling, go_on = Matcher.fill, threading.Event(), threading.Event()
+
+    def held(self: Matcher, mask: Mask) -> Mask:
+        if threading.current_thread().name.startswith("aengine-slow-masks"):
+            filling.set()
+            go_on.wait(20)
+        return fill(self, mask)
+
+    monkeypatch.setattr(Matcher, "fill", held)
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as group:
+
+            async def slow() -> None:
+                check(await engine.complete(PROMPT, structured=CODE), CODE)
+                assert go_on.is_set()
+
+            group.start_soon(slow)
+            await anyio.to_thread.run_sync(filling.wait)
+            neighbour = await engine.complete(PROMPT, max_tokens=30, ignore_eos=True)
+            assert neighbour.usage.completion_tokens == 30
+            assert not go_on.is_set()
+            go_on.set()
+    await idle(engine)
 
 
 async def test_a_grammar_that_becomes_too_large_ends_its_request_alone(engine: aengine.Engine) -> None:

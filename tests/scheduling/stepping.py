@@ -35,10 +35,11 @@ class Got:
 
 
 class Seen:
-    """In place of a grammar: the tokens it was told of."""
+    """In place of a grammar: the tokens it was told of, and whether its next mask is late."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.late = False
 
     def accept(self, token_id: int) -> None:
         self.tokens.append(token_id)

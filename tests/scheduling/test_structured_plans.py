@@ -27,6 +27,28 @@ def test_only_steps_in_which_a_grammar_draws_are_structured() -> None:
     stepper.check_outputs()
 
 
+def test_who_waits_for_a_mask_sits_out_steps_and_others_do_not() -> None:
+    stepper = Stepper()
+    bound = stepper.add(prompt_of(5, first=1), 4, grammar=True)
+    free = stepper.add(prompt_of(5, first=2), 9)
+    for _ in range(2):
+        stepper.schedule()
+        stepper.commit()
+    assert isinstance(bound.grammar, Seen)
+    bound.grammar.late = True
+    before = len(bound.output)
+    for _ in range(3):
+        plan = stepper.schedule()
+        assert plan is not None
+        assert plan.decode == [free.row]
+        stepper.commit()
+    assert len(bound.output) == before
+    bound.grammar.late = False
+    stepper.run()
+    assert (len(bound.output), len(free.output)) == (4, 9)
+    stepper.check_outputs()
+
+
 def test_forks_stand_in_the_order_of_their_draws() -> None:
     stepper = Stepper()
     stepper.request(prompt_of(5), 9)

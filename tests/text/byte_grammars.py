@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from aengine.text.answer.syntax import CallFormat
-from aengine.text.grammar.calls import CallableTool
+from aengine.text.answer.formats.base import CallableTool
+from aengine.text.answer.formats.known import FormatName
 
-SPECIAL = ("<end>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>")
-MARKERS = SPECIAL[1:]
+SPECIAL = (
+    "<end>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "[THINK]",
+    "[/THINK]",
+)
+MARKERS = {text: 256 + index for index, text in enumerate(SPECIAL) if index}
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -23,7 +38,7 @@ SUM = {
     "$defs": {"number": {"type": "integer"}},
 }
 TOOLS = (CallableTool("get_weather", CITY), CallableTool("sum-2", SUM), CallableTool("stop"))
-NAMES = frozenset(tool.name for tool in TOOLS)
+ARGUMENTS = {tool.name: tool.parameters for tool in TOOLS}
 
 
 class Bytes:
@@ -61,7 +76,44 @@ def accepts(grammar: str, text: str, special: bool = False) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def call(name: str, arguments: str, form: CallFormat = "hermes") -> str:
-    if form == "llama3":
-        return f'{{"name": "{name}", "parameters": {arguments}}}'
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+def call(name: str, arguments: str, form: FormatName = "hermes") -> str:
+    """A call, its arguments given as JSON, as a chat template of the format writes it."""
+    return calls([(name, arguments)], form)
+
+
+def calls(written: Sequence[tuple[str, str]], form: FormatName) -> str:
+    """Calls one after the other."""
+    match form:
+        case "hermes":
+            objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]
+            return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+        case "llama3":
+            return "; ".join(f'{{"name": "{name}", "parameters": {arguments}}}' for name, arguments in written)
+        case "mistral":
+            return "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in written)
+        case "mistral_list":
+            objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]
+            return f"[TOOL_CALLS][{', '.join(objects)}]"
+        case "qwen3_coder":
+            return "\n".join(
+                f"<tool_call>\n<function={name}>\n{_elements(json.loads(arguments))}</function>\n</tool_call>"
+                for name, arguments in written
+            )
+        case "pythonic":
+            return f"[{', '.join(f'{name}({_keywords(json.loads(arguments))})' for name, arguments in written)}]"
+
+
+def _elements(arguments: dict[str, object]) -> str:
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+
+
+def _keywords(arguments: dict[str, object]) -> str:
+    texts = {
+        key: repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    return ", ".join(f"{key}={text}" for key, text in texts.items())

@@ -11,7 +11,10 @@ from aengine.structured import KINDS, Structured, Thought
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """`name`, `description` and `strict` change nothing: every schema is followed to the letter."""
+    """`name` and `description` change nothing, and every schema is followed.
+
+    With `strict`, a `format` that is not known is refused; else it is an annotation. So is `uniqueItems`.
+    """
 
     schema: dict[str, Any] | None = None
     name: str | None = None
@@ -33,7 +36,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
             return Structured(json_object=True, origin=name)
         if self.json_schema is None or self.json_schema.schema is None:
             raise InvalidRequestError("response_format of type json_schema needs json_schema.schema", name)
-        return Structured(json=self.json_schema.schema, origin=name)
+        return Structured(json=self.json_schema.schema, strict=bool(self.json_schema.strict), origin=name)
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):

@@ -12,11 +12,12 @@ from aengine.errors import InvalidRequestError
 from aengine.http.openai.tools import ToolUse
 from aengine.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.formats.base import CallableTool, CallFormat
+from aengine.text.answer.formats.known import FORMATS
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
-from aengine.text.answer.syntax import SYNTAXES, CallSyntax
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.answer.thought_tokens import ThoughtTokens
-from aengine.text.grammar.calls import CallableTool, CallGrammar
+from aengine.text.grammar.calls import CallGrammar
 from aengine.types import SamplingParams
 
 
@@ -53,10 +54,10 @@ class AnswerReading:
         self._may_think = may_think
         self._thoughts = answer_format.thoughts if config.reasoning == "auto" else config.reasoning == "think"
         call_format = answer_format.calls if config.tool_format == "auto" else config.tool_format
-        self._syntax: CallSyntax | None = None
+        self._calls: CallFormat | None = None
         if call_format is not None and call_format != "off" and tools.callable_tools:
-            self._syntax = SYNTAXES[call_format]
-        if tools.forced and self._syntax is None:
+            self._calls = FORMATS[call_format]
+        if tools.forced and self._calls is None:
             raise InvalidRequestError(
                 "tool_choice: this model's way to call tools is not known, so that it cannot be made to; "
                 "the server's knob tool_format names it",
@@ -65,15 +66,15 @@ class AnswerReading:
         self._formed = formed is not None and not tools.forced
         # JSON never begins with a marker; any other form might, and Llama 3's calls are JSON themselves.
         json = formed is not None and (formed.json is not None or formed.json_object)
-        if self._formed and (not json or (self._syntax is not None and self._syntax.bare)):
-            self._syntax = None
+        if self._formed and (not json or (self._calls is not None and self._calls.syntax.bare)):
+            self._calls = None
 
     def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
         """What the engine is asked for: markers that can be seen, and a grammar where the request binds the answer."""
-        markers = self._format.shown_special_ids(self._thoughts, self._syntax)
+        markers = self._format.shown_special_ids(self._thoughts, self._calls)
         structured = params.structured
         if structured is not None and self._formed:
-            calls = None if self._syntax is None else self._calls(self._syntax).rules()
+            calls = None if self._calls is None else self._grammar(self._calls).rules()
             structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought), calls=calls)
         elif (grammar := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=grammar, origin="tools")
@@ -87,37 +88,40 @@ class AnswerReading:
         """The grammar, in Lark's notation, of an answer that must call tools, or may call some of them or in some way
         only; None where it may say what it likes.
         """
-        tools, syntax = self._tools, self._syntax
-        if syntax is None:
+        tools, calls = self._tools, self._calls
+        if calls is None:
             return None
         thought = self._thought(opens_thought)
         if tools.forced:
-            return self._calls(syntax).forced(thought)
+            return self._grammar(calls).forced(thought)
         if len(tools.callable_tools) == len(tools.offered) and not any(tool.function.strict for tool in tools.offered):
             return None
         if self._thoughts and thought == "never":
             thought = "possible"  # nothing keeps free text from beginning with one, which is then read as one
-        return self._calls(syntax).within_text(thought)
+        return self._grammar(calls).within_text(thought)
 
     def reader(self, opens_thought: bool, bytes_of: Callable[[int], bytes]) -> ChoiceReader:
         """A reader of one answer. `opens_thought`: the prompt ends within a thought; `bytes_of`: a token's bytes."""
-        thought = ThoughtTokens(bytes_of, opens_thought) if self._may_begin_with_thought(opens_thought) else None
+        thought: ThoughtTokens | None = None
+        if self._may_begin_with_thought(opens_thought):
+            thought = ThoughtTokens(bytes_of, self._format.thought_markers, opens_thought)
         return ChoiceReader(self.parser(opens_thought), thought)
 
     def parser(self, opens_thought: bool) -> AnswerParser:
         """A parser for the text of one answer."""
-        syntax = self._syntax
+        calls = self._calls
+        markers = self._format.thought_markers
         return AnswerParser(
-            ThoughtParser(opens_thought) if self._may_begin_with_thought(opens_thought) else None,
-            None if syntax is None else ToolCallParser(syntax, self._tools.names, self._tools.parallel),
-            calls_begin=syntax.begin if self._formed and syntax is not None else None,
+            ThoughtParser(opens_thought, markers) if self._may_begin_with_thought(opens_thought) else None,
+            None if calls is None else ToolCallParser(calls, self._tools.schemas, self._tools.parallel),
+            calls_begin=calls.syntax.begin if self._formed and calls is not None else None,
         )
 
     def _may_begin_with_thought(self, opens_thought: bool) -> bool:
         """What has a form and no thought before it may begin with anything, a marker too."""
         return self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
 
-    def _calls(self, syntax: CallSyntax) -> CallGrammar:
+    def _grammar(self, form: CallFormat) -> CallGrammar:
         """What the model may call, with whatever arguments where nobody asked for more."""
         names = self._tools.names
         tools = [
@@ -130,7 +134,7 @@ class AnswerReading:
             for index, tool in enumerate(self._tools.offered)
             if tool.function.name in names
         ]
-        return CallGrammar(tools, syntax, self._tools.parallel, self._format.markers)
+        return CallGrammar(tools, form, self._tools.parallel, self._format.markers, self._format.thought_markers)
 
     def _thought(self, opens_thought: bool) -> Thought:
         """Where nobody looks for thoughts, there are none to keep out of the way of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.chat import AllowedToolsChoice, ChosenTool, Tool
@@ -21,6 +21,11 @@ class ToolUse(NamedTuple):
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tool.function.name for tool in self.callable_tools)
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any] | None]:
+        """The callable tools' names, with the JSON schema of each one's arguments."""
+        return {tool.function.name: tool.function.parameters for tool in self.callable_tools}
 
 
 def tool_use(body: ChatRequest) -> ToolUse:

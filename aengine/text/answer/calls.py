@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Collection
 from typing import Literal
 
-from aengine.text.answer.call_reader import CallReader
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
+from aengine.text.answer.formats.base import CallFormat, Tools
 from aengine.text.answer.marker_search import MarkerSearch
-from aengine.text.answer.syntax import CallSyntax
 
 
 class ToolCallParser:
-    """Turns text into content and calls of the tools `names`, without `parallel` into one call at most.
+    """Turns text into content and calls of `tools`, without `parallel` into one call at most.
 
     What looks like a call but is none by the time its arguments begin is content, to the last character; later
     mistakes are handed on within the arguments, which have been told by then. Blanks around calls are dropped.
@@ -24,9 +21,8 @@ class ToolCallParser:
         "_after_call",
         "_blanks",
         "_edge",
+        "_form",
         "_marker",
-        "_names",
-        "_noise",
         "_parallel",
         "_reader",
         "_search",
@@ -34,21 +30,22 @@ class ToolCallParser:
         "_state",
         "_syntax",
         "_tells",
+        "_tools",
         "calls",
     )
 
-    def __init__(self, syntax: CallSyntax, names: Collection[str], parallel: bool = True) -> None:
-        self._syntax = syntax
-        self._names = names
+    def __init__(self, form: CallFormat, tools: Tools, parallel: bool = True) -> None:
+        self._form = form
+        self._syntax = form.syntax
+        self._tools = tools
         self._parallel = parallel
         self.calls = 0
         self._state: Literal["text", "call", "behind call"] = "text"
-        self._search = MarkerSearch(syntax.begin)
-        self._noise = " \t\r\n}" + syntax.separator  # what may stand behind a call: a brace too many is not spoken of
+        self._search = MarkerSearch(form.syntax.begin)
         self._blanks: list[str] = []  # belong to no call and are not known to be content
         self._spoken = False  # there has been content
         self._after_call = False  # and none since the last call
-        self._reader = CallReader(names)
+        self._reader = form.reader(tools, first=True)
         self._marker = ""  # in front of the call that is being read
         self._tells = False  # that call
         self._edge = ""  # the beginning of what ends or follows a call
@@ -80,19 +77,19 @@ class ToolCallParser:
             begun = text.lstrip()
             self._blanks.append(text[: len(text) - len(begun)])
             text = begun
-            if text.startswith("{"):
-                self._begin_call("")
+            if text and text[0] == self._syntax.bare:
+                self._begin_call("", first=True)
                 return text
         before, rest = self._search.feed(text)
         self._speak(before, deltas)
         if rest is None:
             return ""
-        self._begin_call(self._syntax.begin)
+        self._begin_call(self._syntax.begin, first=True)
         return rest
 
-    def _begin_call(self, marker: str) -> None:
+    def _begin_call(self, marker: str, *, first: bool) -> None:
         self._state = "call"
-        self._reader = CallReader(self._names)
+        self._reader = self._form.reader(self._tools, first)
         self._marker = marker
         self._tells = False
 
@@ -105,7 +102,7 @@ class ToolCallParser:
             self._after_call = True
             self._tells = self._parallel or not self.calls
             if self._tells:
-                deltas.append(CallDelta(self.calls, "", f"call_{secrets.token_hex(12)}", reader.name))
+                deltas.append(CallDelta(self.calls, "", reader.id or self._form.new_id(), reader.name))
                 self.calls += 1
         arguments = reader.take_arguments()
         if arguments and self._tells:
@@ -118,21 +115,22 @@ class ToolCallParser:
         return text[taken:]
 
     def _read_behind(self, text: str) -> str:
-        """Over the end marker, or, where calls have none, to the next call."""
-        end = self._syntax.end or "{"
+        """Over the group's end, or to its next call."""
+        end, further = self._syntax.end, self._syntax.further
         text, self._edge = self._edge + text, ""
-        rest = text.lstrip(self._noise)
+        rest = text.lstrip(self._syntax.noise)
         self._blanks.append(text[: len(text) - len(rest)])
+        if not rest:
+            return ""
+        if rest[0] in further:
+            self._begin_call("", first=False)
+            return rest
         if end.startswith(rest) and rest != end:
             self._edge = rest
             return ""
-        if not rest.startswith(end):
-            self._state = "text"
-            return rest
-        if not self._syntax.end:
-            self._begin_call("")
-            return rest
         self._state = "text"
+        if not end or not rest.startswith(end):
+            return rest
         self._blanks.clear()
         return rest[len(end) :]
 

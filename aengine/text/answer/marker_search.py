@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 class MarkerSearch:
-    """Lets the text before a marker through; holds back only an end that may become the marker."""
+    """Lets the text before a marker through; holds back only an end that may become the marker.
+
+    An empty marker is never found.
+    """
 
     __slots__ = ("_marker", "held")
 
@@ -18,6 +21,8 @@ class MarkerSearch:
         Once the marker is found the search begins anew.
         """
         text, self.held = self.held + text, ""
+        if not self._marker:
+            return text, None
         at = text.find(self._marker)
         if at >= 0:
             return text[:at], text[at + len(self._marker) :]

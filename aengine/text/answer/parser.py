@@ -9,13 +9,13 @@ import msgspec
 
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import Answer, ContentDelta, Delta, put_together
-from aengine.text.answer.syntax import SYNTAXES, CallFormat, CallSyntax, call_format_of
-from aengine.text.answer.thought import THOUGHT_BEGIN, THOUGHT_END, ThoughtParser
+from aengine.text.answer.formats.base import CallFormat
+from aengine.text.answer.formats.known import FORMATS, FormatName, call_format_of
+from aengine.text.answer.thought import ALL_THOUGHTS, THINK, ThoughtMarkers, ThoughtParser, thoughts_of
 
 _MARKERS = (
-    THOUGHT_BEGIN,
-    THOUGHT_END,
-    *(marker for syntax in SYNTAXES.values() for marker in (syntax.begin, syntax.end) if marker),
+    *(marker for markers in ALL_THOUGHTS for marker in markers),
+    *(marker for form in FORMATS.values() for marker in form.syntax.markers),
 )
 _READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is linear only in small pieces
 
@@ -23,17 +23,19 @@ _READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is 
 class AnswerFormat(msgspec.Struct, frozen=True):
     """What a checkpoint's chat template and vocabulary tell about its answers."""
 
-    calls: CallFormat | None = None
+    calls: FormatName | None = None
+    unknown_calls: bool = False  # the template offers tools to the model, and nobody knows how it calls them
     thoughts: bool = False
+    thought_markers: ThoughtMarkers = THINK
     markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
     special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
     thinks_if_asked: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
 
-    def shown_special_ids(self, thoughts: bool, calls: CallSyntax | None) -> tuple[int, ...]:
+    def shown_special_ids(self, thoughts: bool, calls: CallFormat | None) -> tuple[int, ...]:
         """The ids that must be written in the text for these to be found in it."""
-        looked_for = {THOUGHT_BEGIN, THOUGHT_END} if thoughts else set()
+        looked_for = set(self.thought_markers) if thoughts else set()
         if calls is not None:
-            looked_for |= {calls.begin, calls.end}
+            looked_for |= set(calls.syntax.markers)
         return tuple(sorted(self.markers[marker] for marker in self.special_markers & looked_for))
 
 
@@ -43,10 +45,11 @@ def answer_format_of(
     """Find out from chat templates and from the vocabulary, as text to id."""
     templates = list(templates)
     markers = {marker: token_ids[marker] for marker in _MARKERS if marker in token_ids}
+    thoughts = thoughts_of(templates, markers)
     return AnswerFormat(
         calls=call_format_of(templates),
-        thoughts=any(THOUGHT_END in template for template in templates)
-        or (THOUGHT_BEGIN in markers and THOUGHT_END in markers),
+        thoughts=thoughts is not None,
+        thought_markers=thoughts or THINK,
         markers=markers,
         special_markers=frozenset(marker for marker, token_id in markers.items() if token_id in special_ids),
     )

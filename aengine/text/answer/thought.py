@@ -1,14 +1,32 @@
-"""The thought that a model writes between `<think>` and `</think>` before it answers."""
+"""The thought that a model writes between two markers before it answers."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 from aengine.text.answer.deltas import ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.marker_search import MarkerSearch
 
-THOUGHT_BEGIN = "<think>"
-THOUGHT_END = "</think>"
+
+class ThoughtMarkers(NamedTuple):
+    """What a family of models writes around a thought."""
+
+    begin: str
+    end: str
+
+
+THINK = ThoughtMarkers("<think>", "</think>")  # almost everybody
+MISTRAL_THINK = ThoughtMarkers("[THINK]", "[/THINK]")  # Magistral and later
+ALL_THOUGHTS = (THINK, MISTRAL_THINK)
+
+
+def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtMarkers | None:
+    """The markers that chat templates end thoughts with, or, where none does, those that the vocabulary has."""
+    text, known = "\n".join(templates), frozenset(vocabulary)
+    found = [markers for markers in ALL_THOUGHTS if markers.end in text]
+    tokens = [markers for markers in ALL_THOUGHTS if known.issuperset(markers)]
+    return next(iter([*found, *sorted(tokens, key=lambda markers: markers.begin not in text)]), None)
 
 
 class ThoughtParser:
@@ -18,14 +36,15 @@ class ThoughtParser:
     depend on how the text is cut, and time is linear in it.
     """
 
-    __slots__ = ("_blanks", "_breaks", "_edge", "_opened", "_search", "_state", "_told")
+    __slots__ = ("_blanks", "_breaks", "_edge", "_marker", "_opened", "_search", "_state", "_told")
 
-    def __init__(self, opened: bool = False) -> None:
+    def __init__(self, opened: bool = False, markers: ThoughtMarkers = THINK) -> None:
         self._opened = opened
+        self._marker = markers.begin
         self._state: Literal["start", "thought", "gap", "answer"] = "start"
         self._blanks: list[str] = []  # before anything else has come
         self._edge = ""  # the beginning of a marker, behind them
-        self._search = MarkerSearch(THOUGHT_END)
+        self._search = MarkerSearch(markers.end)
         self._told = False  # something of the thought
         self._breaks: list[str] = []  # line breaks that are dropped if the thought ends here
 
@@ -71,11 +90,11 @@ class ThoughtParser:
         text = self._edge + text
         begun = text.lstrip()
         self._blanks.append(text[: len(text) - len(begun)])
-        if THOUGHT_BEGIN.startswith(begun) and begun != THOUGHT_BEGIN:
+        if self._marker.startswith(begun) and begun != self._marker:
             self._edge = begun
             return ""
-        if begun.startswith(THOUGHT_BEGIN):  # some models repeat what the prompt ends with
-            self._state, text = "thought", begun[len(THOUGHT_BEGIN) :]
+        if begun.startswith(self._marker):  # some models repeat what the prompt ends with
+            self._state, text = "thought", begun[len(self._marker) :]
         else:
             self._state = "thought" if self._opened else "answer"
             text = "".join(self._blanks) + begun

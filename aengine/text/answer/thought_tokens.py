@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from aengine.text.answer.thought import THOUGHT_BEGIN, THOUGHT_END
-
-_BEGIN, _END = THOUGHT_BEGIN.encode(), THOUGHT_END.encode()
+from aengine.text.answer.thought import ThoughtMarkers
 
 
 class ThoughtTokens:
@@ -17,14 +15,15 @@ class ThoughtTokens:
     within a thought already.
     """
 
-    __slots__ = ("_begun", "_bytes_of", "_length", "_starts", "_tail", "count", "over")
+    __slots__ = ("_begin_marker", "_begun", "_bytes_of", "_end_marker", "_length", "_starts", "_tail", "count", "over")
 
-    def __init__(self, bytes_of: Callable[[int], bytes], opened: bool) -> None:
+    def __init__(self, bytes_of: Callable[[int], bytes], markers: ThoughtMarkers, opened: bool) -> None:
         self._bytes_of = bytes_of
+        self._begin_marker, self._end_marker = markers.begin.encode(), markers.end.encode()
         self._begun = opened
         self._tail = b""  # the beginning of a marker, maybe
         self._length = 0  # bytes of the thought
-        self._starts: deque[int] = deque(maxlen=len(_END))  # where in them the latest tokens begin
+        self._starts: deque[int] = deque(maxlen=len(self._end_marker))  # where in them the latest tokens begin
         self.count = 0
         self.over = False  # no further token counts
 
@@ -41,11 +40,11 @@ class ThoughtTokens:
 
     def _begin(self, data: bytes) -> None:
         self._tail = (self._tail + data).lstrip()
-        if self._tail.startswith(_BEGIN):
-            data, self._tail, self._begun = self._tail.removeprefix(_BEGIN), b"", True
+        if self._tail.startswith(self._begin_marker):
+            data, self._tail, self._begun = self._tail.removeprefix(self._begin_marker), b"", True
             if data:
                 self._think(data)
-        elif not _BEGIN.startswith(self._tail):
+        elif not self._begin_marker.startswith(self._tail):
             self.over = True
 
     def _think(self, data: bytes) -> None:
@@ -53,9 +52,9 @@ class ThoughtTokens:
         self._length += len(data)
         self.count += 1
         tail = self._tail + data
-        place = tail.find(_END)
+        place = tail.find(self._end_marker)
         if place >= 0:
             end = self._length - len(tail) + place
             self.count -= sum(start >= end for start in self._starts)
             self.over = True
-        self._tail = tail[1 - len(_END) :]
+        self._tail = tail[1 - len(self._end_marker) :]

@@ -1,13 +1,16 @@
-"""Structured output: compiled grammars, the state of one output within its grammar, and masks of allowed tokens."""
+"""Structured output: compiled grammars, and masks of allowed tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
+import sys
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from anyio import to_thread
@@ -16,7 +19,9 @@ from numpy.typing import NDArray
 
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
-from aengine.text.grammar.calls import PLACED
+from aengine.text.answer.lark import PLACED
+from aengine.text.grammar.matcher import SLOW_SECONDS, Mask, line_of, reason
+from aengine.text.grammar.matcher import Matcher as Matcher
 from aengine.text.grammar.source import GrammarLimits, grammar_source
 from aengine.text.grammar.threads import CompileThreads
 from aengine.text.tokens.tokenizer import Tokenizer
@@ -24,59 +29,15 @@ from aengine.text.tokens.tokenizer import Tokenizer
 MAX_CACHED = 32
 MAX_LEXER_STATES = 50_000  # of one grammar, shared by all that use it: about 30 MB
 MAX_FILL_THREADS = 8
-
-_PLACE = re.compile(r"^at (\d+)\(\d+\): ")
-_QUOTED_LINE = re.compile(r"^\s*\d+ \| ", re.MULTILINE)
+MEASURE_EVERY = 64  # fills at least, between two that measure each mask in vain
 
 
-class Matcher:
-    """Where one output stands in its grammar. Cheap to make and to copy: the compiled grammar is shared.
+class _Compiled(NamedTuple):
+    """A grammar at its start, with its first mask."""
 
-    `accept` only notes a token; the next fill takes it into account, off the loop.
-    """
-
-    __slots__ = ("_matcher", "_noted", "param", "source")
-
-    def __init__(self, matcher: LLMatcher, source: str, param: str) -> None:
-        self._matcher = matcher
-        self._noted: list[int] = []
-        self.source = source  # of the grammar
-        self.param = param  # the request's field that asked for it
-
-    def copy(self) -> Matcher:
-        """The same state, from here on independent."""
-        twin = Matcher(self._matcher.deep_copy(), self.source, self.param)
-        twin._noted = list(self._noted)
-        return twin
-
-    def accept(self, token_id: int) -> None:
-        """Move on by one token of the output, one that the last mask allowed."""
-        self._noted.append(token_id)
-
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens; ValueError if there are not that many."""
-        noted = min(count, len(self._noted))
-        del self._noted[len(self._noted) - noted :]
-        if count > noted and not self._matcher.rollback(count - noted):
-            raise ValueError(f"cannot take back {count} tokens")
-
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing but the end may follow."""
-        self.advance()
-        return bool(self._matcher.is_stopped())
-
-    @property
-    def error(self) -> str | None:
-        """Why the grammar cannot be followed any further: a token that it forbids, or too much to compute."""
-        return _reason(self._matcher.get_error()) if self._matcher.is_error() else None
-
-    def advance(self) -> LLMatcher:
-        """The library's matcher, with all tokens taken in."""
-        if self._noted:
-            self._matcher.consume_tokens(self._noted)
-            self._noted.clear()
-        return self._matcher
+    matcher: LLMatcher
+    mask: Mask
+    slow: bool
 
 
 class Grammars:
@@ -91,7 +52,7 @@ class Grammars:
         self.eos_ids = tuple(token_id for token_id in eos_ids if token_id < vocab_size)
         self.words = -(-vocab_size // 32)  # of a mask
         self._limits = limits or GrammarLimits()
-        self._markers = tokenizer.answer_format.markers
+        self._answers = tokenizer.answer_format
         self._missing = ""  # what it takes to structure outputs at all
         self._tokenizer: LLTokenizer | None = None
         if not self.eos_ids:
@@ -102,10 +63,17 @@ class Grammars:
             vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, self.eos_ids))
             self._tokenizer = LLTokenizer(vocabulary, eos_token=list(self.eos_ids))
         self._parser_limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        self._cached: OrderedDict[str, LLMatcher] = OrderedDict()  # by source, the latest used last
+        self._cached: OrderedDict[str, _Compiled] = OrderedDict()  # by source, the latest used last
         self._compiling = CompileThreads()
-        self._executor = LLExecutor(num_threads=max(1, min(MAX_FILL_THREADS, (os.cpu_count() or 1) - 1)))
+        threads = max(1, min(MAX_FILL_THREADS, (os.cpu_count() or 1) - 1))
+        self._executor = LLExecutor(num_threads=threads)
         self._filling = ThreadPoolExecutor(1, thread_name_prefix="aengine-masks")
+        self._measuring = ThreadPoolExecutor(threads, thread_name_prefix="aengine-mask")
+        self._fills = MEASURE_EVERY  # since each mask of one was measured
+        self._measures = False  # in the next fill, what each mask costs
+        self._beside = ThreadPoolExecutor(
+            max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=_give_way
+        )
 
     async def matcher(self, structured: Structured) -> Matcher:
         """A matcher at the start of the output.
@@ -116,7 +84,7 @@ class Grammars:
         if tokenizer is None:
             raise InvalidRequestError(f"{structured.param}: {self._missing}", structured.param)
         # 30 ms for a large schema
-        source = await to_thread.run_sync(grammar_source, structured, self._limits, self._markers)
+        source = await to_thread.run_sync(grammar_source, structured, self._limits, self._answers)
         compiled = self._cached.get(source)
         if compiled is None:
             try:
@@ -133,7 +101,7 @@ class Grammars:
         self._cached.move_to_end(source)
         if len(self._cached) > MAX_CACHED:
             self._cached.popitem(last=False)
-        return Matcher(compiled.deep_copy(), source, structured.param)
+        return Matcher(compiled.matcher.deep_copy(), source, structured.param, compiled.mask, compiled.slow)
 
     async def fill(self, matchers: Sequence[Matcher | None]) -> NDArray[np.int32]:
         """One mask per matcher, [matchers, words] int32: bit i % 32 of word i // 32 tells whether token i may follow.
@@ -141,6 +109,9 @@ class Grammars:
         The end-of-sequence tokens may exactly where the output may end. None allows everything. Look at each
         matcher's `error` afterwards: with one, its mask allows nothing but an end that it must not come to.
         """
+        working = [matcher.working for matcher in matchers if matcher is not None and matcher.working is not None]
+        if working:
+            await asyncio.wait(working)
         loop = asyncio.get_running_loop()
         masks = await loop.run_in_executor(self._filling, self._fill, matchers)
         for matcher in matchers:
@@ -148,27 +119,63 @@ class Grammars:
                 self._cached.pop(matcher.source, None)  # what it shares with its copies may have become too large
         return masks
 
+    def prepare(self, matcher: Matcher, done: Callable[[], None]) -> None:
+        """Fill the next mask of a matcher that is late beside the steps; `done` is called when it is there."""
+        if not matcher.late or matcher.working is not None:
+            return
+        loop = asyncio.get_running_loop()
+        matcher.working = loop.run_in_executor(self._beside, matcher.fill, np.empty(self.words, dtype=np.int32))
+
+        def filled(future: asyncio.Future[Mask]) -> None:
+            matcher.filled(future)
+            done()
+
+        matcher.working.add_done_callback(filled)
+
     def close(self) -> None:
         """Let go of the threads."""
         self._filling.shutdown()
+        self._measuring.shutdown()
+        self._beside.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    def _compile(self, tokenizer: LLTokenizer, source: str) -> _Compiled:
         """Raises `_RefusedError` with the reason."""
-        if (compiled := self._cached.get(source)) is not None:
-            return compiled  # while this one waited for its place
+        if (known := self._cached.get(source)) is not None:
+            return known  # while this one waited for its place
         compiled = LLMatcher(tokenizer, source, log_level=0, limits=self._parser_limits)
-        trial = compiled.deep_copy()
-        trial.compute_bitmask()  # some grammars are too large for their first token already
-        for matcher in (compiled, trial):
-            if matcher.is_error():
-                raise _RefusedError(matcher.get_error())
-        return compiled
+        mask = np.empty(self.words, dtype=np.int32)
+        # Some grammars are too large for their first token already. The first time the lexer is made as well.
+        trials = [Matcher(compiled.deep_copy(), source, "") for _ in range(2)]
+        for trial in trials:
+            trial.fill(mask)
+            for matcher in (compiled, trial.advance()):
+                if matcher.is_error():
+                    raise _RefusedError(matcher.get_error())
+        return _Compiled(compiled, mask, trials[1].slow)
 
     def _fill(self, matchers: Sequence[Matcher | None]) -> NDArray[np.int32]:
         masks = np.full((len(matchers), self.words), -1, dtype=np.int32)
-        bound = [(matcher.advance(), place) for place, matcher in enumerate(matchers) if matcher is not None]
-        if bound:
+        empty: list[tuple[int, Matcher]] = []
+        for place, matcher in enumerate(matchers):
+            if matcher is None:
+                continue
+            if (mask := matcher.take_mask()) is None:
+                empty.append((place, matcher))
+            else:
+                masks[place] = mask
+        if len(empty) == 1:
+            place, matcher = empty[0]
+            matcher.fill(masks[place])
+        elif empty and self._measures:
+            list(self._measuring.map(lambda each: each[1].fill(masks[each[0]]), empty))
+            self._measures = False
+            self._fills = MEASURE_EVERY if any(matcher.slow for _, matcher in empty) else 0
+        elif empty:
+            begin = time.monotonic()
+            bound = [(matcher.advance(), place) for place, matcher in empty]
             self._executor.unsafe_compute_mask_ptr(bound, masks.ctypes.data, masks.strides[0], len(masks))
+            self._fills += 1
+            self._measures = self._fills >= MEASURE_EVERY and time.monotonic() - begin > SLOW_SECONDS
         return masks
 
 
@@ -193,15 +200,13 @@ class _RefusedError(ValueError):
     """A grammar that does not compile, in the library's words. where: the line's place in the request, if it tells."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(_reason(message))
-        line = _PLACE.match(message)
-        quoted = None if line is None else re.search(rf"^ *{line[1]} \| .*$", message, re.MULTILINE)
-        placed = None if quoted is None else PLACED.search(quoted[0])
+        super().__init__(reason(message))
+        line = line_of(message)
+        placed = None if line is None else PLACED.search(line)
         self.where = None if placed is None else placed[1]
 
 
-def _reason(message: str) -> str:
-    """The library's message without the lines of the grammar that it quotes."""
-    quoted = _QUOTED_LINE.search(message)
-    reason = message[: quoted.start()] if quoted else message
-    return _PLACE.sub("", reason).replace("<non-verbose/>", "").strip()[:500]
+def _give_way() -> None:
+    """Let this thread be the last to get a processor, where threads have priorities of their own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

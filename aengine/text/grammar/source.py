@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ from llguidance import LLMatcher
 
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
-from aengine.text.grammar.calls import PLACED
+from aengine.text.answer.lark import PLACED
+from aengine.text.answer.parser import AnswerFormat
+from aengine.text.grammar.schema_formats import understood
 from aengine.text.grammar.schema_numbers import with_ends
 from aengine.text.grammar.thoughts import thought_rules
 
@@ -39,17 +41,17 @@ class GrammarLimits(NamedTuple):
     seconds: float = 5.0  # to compile
 
 
-def grammar_source(structured: Structured, limits: GrammarLimits, tokens: Collection[str] = ()) -> str:
+def grammar_source(structured: Structured, limits: GrammarLimits, answers: AnswerFormat | None = None) -> str:
     """The grammar as llguidance reads it: in Lark's notation, or as JSON of two that are.
 
-    tokens: the markers of thoughts and calls that are tokens of their own. Raises `InvalidRequestError`, naming the
+    answers: how the model writes thoughts and calls. Raises `InvalidRequestError`, naming the
     field, for what is out of bounds.
     """
     try:
         source = _source(structured, limits) + _OPTIONS
         source.encode()
         if structured.thought != "never" or structured.calls is not None:
-            source = _within(structured, source, limits, tokens)
+            source = _within(structured, source, limits, answers or AnswerFormat())
     except InvalidRequestError:
         raise
     except UnicodeEncodeError:
@@ -64,7 +66,8 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
         case "json_object":
             return _json_source({"type": "object"})
         case "json":
-            return _json_source(_schema(structured.json, limits))
+            schema = understood(_schema(structured.json, limits), structured.param, strict=structured.strict)
+            return _json_source(schema)
         case "regex":
             regex = structured.regex or ""
             _check_length(len(regex), limits)
@@ -78,9 +81,9 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
             return _lark_source(structured.grammar or "", limits)
 
 
-def _within(structured: Structured, source: str, limits: GrammarLimits, tokens: Collection[str]) -> str:
+def _within(structured: Structured, source: str, limits: GrammarLimits, answers: AnswerFormat) -> str:
     """The form with what may come before it, and what may take its place."""
-    head, rules = thought_rules(structured.thought, tokens)
+    head, rules = thought_rules(structured.thought, answers.markers, answers.thought_markers)
     start = f"start: {head}@answer"
     if structured.calls is not None:
         start = f"start: {head}(calls | @answer)\n{_lark_source(structured.calls, limits)}"

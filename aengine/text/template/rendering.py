@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, meta
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
@@ -65,6 +65,7 @@ class ChatTemplates:
         )
         self._knows_developer = any("developer" in source for source in sources.values())
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
+        self.takes_tools = any(self._refers_to("tools", source) for source in sources.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
 
     def __bool__(self) -> bool:
@@ -154,6 +155,10 @@ class ChatTemplates:
             raise CheckpointError(
                 f"{self._where}: chat template {name!r} cannot be used: {type(error).__name__}: {error}"[:_MAX_MESSAGE]
             ) from error
+
+    def _refers_to(self, name: str, source: str) -> bool:
+        """Whether a template that compiles reads a variable which it does not set itself."""
+        return name in source and name in meta.find_undeclared_variables(self._sandbox.parse(source))
 
     def _to_json(
         self,

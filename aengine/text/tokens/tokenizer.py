@@ -17,7 +17,6 @@ from tokenizers import Tokenizer as Backend
 
 from aengine.errors import AengineError, CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
-from aengine.text.answer.thought import THOUGHT_BEGIN, THOUGHT_END
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.template.rendering import ChatTemplates
 from aengine.text.tokens.fewest import fewest_tokens, longest_token
@@ -61,6 +60,8 @@ class Tokenizer:
         self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
         self._control = control
         self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
+        if self._templates.takes_tools and self.answer_format.calls is None:
+            self.answer_format = msgspec.structs.replace(self.answer_format, unknown_calls=True)
         if self._thinks_if_asked(settings.templates.values()):
             self.answer_format = msgspec.structs.replace(self.answer_format, thinks_if_asked=True)
         self._quoting_backend = _quoting(backend, control) if self._templates else backend
@@ -203,10 +204,11 @@ class Tokenizer:
             messages, tools, template_kwargs, add_generation_prompt, continue_final_message, context
         )
         end = self.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
-        opens = end.rstrip().endswith(THOUGHT_BEGIN)
+        markers = self.answer_format.thought_markers
+        opens = end.rstrip().endswith(markers.begin)
         if continue_final_message:
             content = str(messages[-1].get("content"))
-            opens = opens or content.rfind(THOUGHT_BEGIN) > content.rfind(THOUGHT_END)
+            opens = opens or content.rfind(markers.begin) > content.rfind(markers.end)
         return ChatPrompt(token_ids, opens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

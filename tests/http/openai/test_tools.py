@@ -97,6 +97,50 @@ async def test_calls_in_llamas_way() -> None:
     assert await message(saying(*words, form=AnswerFormat(calls="llama3"))) == (expected, "tool_calls")
 
 
+WEATHER = named(
+    "f", parameters={"type": "object", "properties": {"city": {"type": "string"}, "a": {"type": "integer"}}}
+)
+F_CITY = {"type": "function", "function": {"name": "f", "arguments": '{"city": "a <b>\\n", "a": 1}'}}
+
+
+XML_END = "<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ("mistral", ["[TOOL_CALLS]", "f", "[ARGS]", '{"city": "a <b>', '\\n", "a": 1}']),
+        ("mistral_list", ["[TOOL_CALLS]", ' [{"name": "f", "arguments": {"city": "a <b>', '\\n", "a": 1}}', "]"]),
+        ("pythonic", ["[f(", "city='a <b>", "\\n'", ",a=1", ")]"]),
+        (
+            "qwen3_coder",
+            ["<tool_call>\n", "<function=f>\n<par", "ameter=city>\na ", "<b>\n", "\n</parameter>\n", XML_END],
+        ),
+    ],
+)
+async def test_calls_as_other_families_write_them(calls: Any, words: list[str]) -> None:
+    engine = saying("I look. " if calls != "pythonic" else "", *words, form=AnswerFormat(calls=calls))
+    async with serving(engine) as server:
+        whole = (await server.post(PATH, messages=HELLO, tools=[WEATHER])).json()["choices"][0]
+        _, *chunks, _ = await server.events(PATH, messages=HELLO, tools=[WEATHER], stream=True)
+    (call,) = whole["message"]["tool_calls"]
+    streamed = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert {key: call[key] for key in F_CITY} == F_CITY
+    assert "".join(call["function"]["arguments"] for call in streamed) == F_CITY["function"]["arguments"]
+    assert len(streamed) > 2
+    assert whole["message"]["content"] == (None if calls == "pythonic" else "I look.")
+    assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("unknown", "knob", "lines"), [(True, "auto", 1), (True, "off", 0), (False, "auto", 0)])
+async def test_a_template_whose_calls_nobody_knows_gets_a_line(
+    unknown: bool, knob: Any, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(saying("a", form=AnswerFormat(unknown_calls=unknown)), tool_format=knob) as server:
+        await server.post(PATH, messages=HELLO)
+    assert capsys.readouterr().err.count("tool_format") == lines
+
+
 async def test_continuous_usage_grows_with_the_tokens_that_were_read() -> None:
     engine = saying(*ALL)
     options = {"include_usage": True, "continuous_usage_stats": True}

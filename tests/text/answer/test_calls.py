@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import CallDelta, ContentDelta
+from aengine.text.answer.formats.known import FORMATS, call_format_of
 from aengine.text.answer.parser import AnswerParser
-from aengine.text.answer.syntax import SYNTAXES, call_format_of
 from aengine.text.answer.thought import ThoughtParser
 from tests.text.cutting import answer, cuts, relaxed, shape
 
-NAMES = frozenset({"f", "get_weather"})
+TOOLS = {"f": None, "get_weather": None}
 PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 CALL = f"<tool_call>\n{PARIS}\n</tool_call>"
 
 
 def hermes(**options: bool) -> ToolCallParser:
-    return ToolCallParser(SYNTAXES["hermes"], NAMES, **options)
+    return ToolCallParser(FORMATS["hermes"], TOOLS, **options)
 
 
 def llama(**options: bool) -> ToolCallParser:
-    return ToolCallParser(SYNTAXES["llama3"], NAMES, **options)
+    return ToolCallParser(FORMATS["llama3"], TOOLS, **options)
 
 
 GOOD = [
@@ -252,8 +252,11 @@ def test_time_is_linear(text: str) -> None:
     [
         ("{{ '<tool_call>\\n{\"name\": ' }}", "hermes"),
         ("<tool_call>\n<function=f>", None),
+        ("<tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
+        ("{{ '[TOOL_CALLS]' + call.name + '[ARGS]' }}", "mistral"),
+        ("use [func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
         ("<tool_call>f<arg_key>", None),
-        ('[TOOL_CALLS] {"name": "parameters": }', None),
+        ('[TOOL_CALLS] {"name": "parameters": }', "mistral_list"),
         ("{{ '{\"name\": \"' + call.name + '\", ' + '\"parameters\": ' }}", "llama3"),
         ("{{ '<|python_tag|>' }}", "llama3"),
         ("{{ messages }}", None),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.formats.known import FORMATS
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
-from aengine.text.answer.syntax import SYNTAXES
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
@@ -19,13 +19,13 @@ from aengine.types import SamplingParams
 from tests.text.cutting import answer, cuts, relaxed, shape
 from tests.text.text_families import SPECIAL, byte_level_backend, write_tokenizer
 
-HERMES = SYNTAXES["hermes"]
+HERMES = FORMATS["hermes"]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 THOUGHT = "<think>\nI call f: <tool_call>.\n</think>\n\n"
 
 
 def parser(opened: bool = False) -> AnswerParser:
-    return AnswerParser(ThoughtParser(opened), ToolCallParser(HERMES, frozenset({"f"})))
+    return AnswerParser(ThoughtParser(opened), ToolCallParser(HERMES, {"f": None}))
 
 
 def test_a_thought_then_a_call_then_content() -> None:
@@ -89,16 +89,54 @@ async def test_a_template_that_opens_the_thought(tmp_path: Path, template: str, 
 
 
 def test_markers_that_are_special_tokens_are_seen(tmp_path: Path) -> None:
-    tokenizer = checkpoint(tmp_path, "<tool_call>", special=True, markers=(HERMES.begin, HERMES.end, "<think>"))
+    tokenizer = checkpoint(
+        tmp_path, "<tool_call>", special=True, markers=(HERMES.syntax.begin, HERMES.syntax.end, "<think>")
+    )
     answer_format = tokenizer.answer_format
-    assert answer_format.special_markers == {HERMES.begin, HERMES.end, "<think>"}
+    assert answer_format.special_markers == {HERMES.syntax.begin, HERMES.syntax.end, "<think>"}
     shown = answer_format.shown_special_ids(False, HERMES)
-    assert {tokenizer.token_text(token_id) for token_id in shown} == {HERMES.begin, HERMES.end}
+    assert {tokenizer.token_text(token_id) for token_id in shown} == {HERMES.syntax.begin, HERMES.syntax.end}
     ids = tokenizer.encode_now(f"<think>é<|im_start|>{CALL}<|im_end|>")
-    assert HERMES.begin not in tokenizer.decode(ids)
+    assert HERMES.syntax.begin not in tokenizer.decode(ids)
     for ids_shown, expected in ((shown, f"é{CALL}"), ((), f"é\n{CALL.split(chr(10))[1]}\n")):
         output = OutputText(tokenizer, SamplingParams(shown_special_ids=ids_shown))
         assert "".join([*map(output.feed, ids), output.finish()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "unknown", "thought"),
+    [
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]{{ name }}[ARGS][THINK]", "mistral", False, "[THINK]"),
+        ("{% if tools %}{{ tools }}{% endif %}[TOOL_CALLS][/THINK]", "mistral_list", False, "[THINK]"),
+        (
+            "{% for tool in tools %}{% endfor %}<tool_call><function=<parameter=</think>",
+            "qwen3_coder",
+            False,
+            "<think>",
+        ),
+        ("{% if tools %}<tool>{{ tools | tojson }}{% endif %}", None, True, "<think>"),
+        ("the tools {{ messages }}", None, False, "<think>"),
+        ("{% set tools = 1 %}{{ tools }}", None, False, "<think>"),
+    ],
+)
+def test_what_a_template_tells(tmp_path: Path, template: str, calls: str | None, unknown: bool, thought: str) -> None:
+    found = checkpoint(tmp_path, template, special=True, markers=("[THINK]", "[/THINK]", "[ARGS]")).answer_format
+    assert (found.calls, found.unknown_calls) == (calls, unknown)
+    assert found.thoughts
+    assert found.thought_markers.begin == thought
+    if calls is not None:
+        shown = {form for form in found.special_markers if found.markers[form] in found.shown_special_ids(True, None)}
+        assert shown == ({"[THINK]", "[/THINK]"} if thought == "[THINK]" else set())
+    assert "[ARGS]" in found.special_markers
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("template", "opens"), [("a[THINK]\n", True), ("a[THINK]b[/THINK]", False)])
+async def test_mistrals_thoughts(tmp_path: Path, template: str, opens: bool) -> None:
+    tokenizer = checkpoint(tmp_path, template, special=True, markers=("[THINK]", "[/THINK]"))
+    assert (await tokenizer.encode_chat_prompt([{"role": "user", "content": "hi"}])).opens_thought == opens
+    thoughts = ThoughtParser(markers=tokenizer.answer_format.thought_markers)
+    assert shape(answer(thoughts, "[THI", "NK]I <think>.[/THINK]", "4")) == ("I <think>.", "4", [])
 
 
 def test_a_checkpoint_that_knows_neither(tmp_path: Path) -> None:

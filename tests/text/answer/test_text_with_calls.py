@@ -13,11 +13,11 @@ import pytest
 from llguidance import LLMatcher
 
 from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.formats.known import FORMATS, FormatName
 from aengine.text.answer.parser import AnswerParser
-from aengine.text.answer.syntax import SYNTAXES, CallFormat
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.grammar.calls import CallGrammar
-from tests.text.byte_grammars import CITY, MARKERS, NAMES, SUM, TOKENIZER, TOOLS, accepts, call, ids_of, text_of
+from tests.text.byte_grammars import ARGUMENTS, CITY, MARKERS, SUM, TOKENIZER, TOOLS, accepts, call, ids_of, text_of
 
 SCHEMAS: dict[str, Any] = {
     "get_weather": CITY,
@@ -34,8 +34,8 @@ BARE_BAD = [call("get_weather", "{}", "llama3"), '{"name": "stop"}', "{", "<|pyt
 special = pytest.mark.parametrize("special", [False, True])
 
 
-def grammar(special: bool, form: CallFormat = "hermes", *, thought: Any = "never", parallel: bool = True) -> str:
-    return CallGrammar(TOOLS, SYNTAXES[form], parallel, MARKERS if special else ()).within_text(thought)
+def grammar(special: bool, form: FormatName = "hermes", *, thought: Any = "never", parallel: bool = True) -> str:
+    return CallGrammar(TOOLS, FORMATS[form], parallel, MARKERS if special else {}).within_text(thought)
 
 
 def before(thought: str) -> list[str]:
@@ -102,8 +102,8 @@ def test_a_marker_that_is_spelled_out_is_none_the_less_one(special: bool, spelle
 
 
 def test_a_thought_may_name_tokens_where_its_own_markers_are_text() -> None:
-    calls = ["<tool_call>", "</tool_call>"]
-    source = CallGrammar(TOOLS, SYNTAXES["hermes"], tokens=calls).within_text("possible")
+    calls = {text: MARKERS[text] for text in ("<tool_call>", "</tool_call>")}
+    source = CallGrammar(TOOLS, FORMATS["hermes"], tokens=calls).within_text("possible")
     ids = [*ids_of("<think>no ", False), *ids_of("<tool_call>", True), *ids_of(" here</think>Hello", False)]
     matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(source))
     assert matcher.try_consume_tokens(ids) == len(ids)
@@ -119,16 +119,18 @@ def test_a_thought_whose_end_is_spelled_out_does_not_go_on() -> None:
 
 @special
 @pytest.mark.parametrize("thought", THOUGHTS)
-@pytest.mark.parametrize("form", list(SYNTAXES))
+@pytest.mark.parametrize("form", list(FORMATS))
 @pytest.mark.parametrize("parallel", [False, True])
 def test_whatever_is_drawn_ends_and_calls_what_may_be_called(
-    form: CallFormat, thought: str, parallel: bool, special: bool
+    form: FormatName, thought: str, parallel: bool, special: bool
 ) -> None:
     source = LLMatcher.grammar_from_lark(grammar(special, form, thought=thought, parallel=parallel))
     calls = 0
-    for seed in range(12):
-        text = text_of(draw(LLMatcher(TOKENIZER, source), random.Random(seed), special))
-        found = AnswerParser(ThoughtParser(thought == "open"), ToolCallParser(SYNTAXES[form], NAMES)).read(text).calls
+    for seed in range(8):
+        text = text_of(draw(LLMatcher(TOKENIZER, source), random.Random(seed), special, form))
+        found = (
+            AnswerParser(ThoughtParser(thought == "open"), ToolCallParser(FORMATS[form], ARGUMENTS)).read(text).calls
+        )
         for each in found:
             jsonschema.validate(json.loads(each.arguments), SCHEMAS[each.name])
         assert len(found) <= 1 or parallel
@@ -151,8 +153,25 @@ SNIPPETS = [
 ]
 
 
-def draw(matcher: LLMatcher, rng: random.Random, special: bool) -> list[int]:
+ENDS = [
+    "</think>",
+    '"}',
+    "}",
+    '"a": 1',
+    "\n</tool_call>",
+    "\n</parameter>\n",
+    "</function>",
+    ")",
+    "a=1)",
+    "]",
+    '"',
+    "}]",
+]
+
+
+def draw(matcher: LLMatcher, rng: random.Random, special: bool, form: FormatName) -> list[int]:
     """An output of as much of each snippet as is allowed, and of any tokens between; at last it ends."""
+    right = [call("sum-2", '{"a": 7}', form), call("get_weather", '{"city": "Rome"}', form), call("stop", "{}", form)]
     output: list[int] = []
     for number in itertools.count():
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
@@ -161,7 +180,8 @@ def draw(matcher: LLMatcher, rng: random.Random, special: bool) -> list[int]:
         assert number < 500, text_of(output)
         if allowed == [256] or (number > 30 and 256 in allowed):
             return output
-        snippet = rng.choice(SNIPPETS if number < 30 else ["</think>", '"}', "}", '"a": 1', "\n</tool_call>"])
+        begins = number == 0 and rng.random() < 0.5  # where calls have no marker, they begin the answer
+        snippet = rng.choice(right if begins else [*SNIPPETS, *right] if number < 30 else ENDS)
         tokens = ids_of(snippet, special)
         if (taken := matcher.try_consume_tokens(tokens)) == 0:
             tokens, taken = [rng.choice([token for token in allowed if token != 256])], 1

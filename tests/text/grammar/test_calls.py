@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from aengine.errors import InvalidRequestError
 from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.formats.base import CallableTool
+from aengine.text.answer.formats.known import FORMATS, FormatName
 from aengine.text.answer.parser import AnswerParser
-from aengine.text.answer.syntax import SYNTAXES, CallFormat
 from aengine.text.answer.thought import ThoughtParser
-from aengine.text.grammar.calls import CallableTool, CallGrammar
-from tests.text.byte_grammars import MARKERS, NAMES, TOKENIZER, TOOLS, accepts, call
+from aengine.text.grammar.calls import CallGrammar
+from tests.text.byte_grammars import ARGUMENTS, MARKERS, TOKENIZER, TOOLS, accepts, call, calls
 from tests.text.cutting import answer
 
 GOOD = [
@@ -23,11 +25,8 @@ GOOD = [
     ("stop", "{}"),
 ]
 BAD = [
-    ("get_weather", '{"city": 5}'),
     ("get_weather", "{}"),
     ("get_weather", '{"town": "Rome"}'),
-    ("get_weather", '{"city":\n\n"Rome"}'),
-    ("get_weather", '{\n"city": "Rome"}'),
     ("sum-2", '{"a": 7.5}'),
     ("sum-2", '{"a": 7, "how": "well"}'),
     ("stop", '{"a": 1}'),
@@ -35,14 +34,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("form", list(SYNTAXES))
+@pytest.mark.parametrize("form", list(FORMATS))
 @pytest.mark.parametrize("special", [False, True])
-def test_right_calls_pass_and_wrong_ones_do_not(form: CallFormat, special: bool) -> None:
-    grammar = CallGrammar(TOOLS, SYNTAXES[form], tokens=MARKERS if special else ()).forced()
+def test_right_calls_pass_and_wrong_ones_do_not(form: FormatName, special: bool) -> None:
+    grammar = CallGrammar(TOOLS, FORMATS[form], tokens=MARKERS if special else {}).forced()
     for name, arguments in GOOD:
         text = call(name, arguments, form)
         assert accepts(grammar, text, special), text
-        (found,) = answer(ToolCallParser(SYNTAXES[form], NAMES), text).calls
+        (found,) = answer(ToolCallParser(FORMATS[form], ARGUMENTS), text).calls
         assert (found.name, json.loads(found.arguments)) == (name, json.loads(arguments))
     for name, arguments in BAD:
         assert not accepts(grammar, call(name, arguments, form), special), (name, arguments)
@@ -50,17 +49,23 @@ def test_right_calls_pass_and_wrong_ones_do_not(form: CallFormat, special: bool)
         assert not accepts(grammar, text, special), text
 
 
-@pytest.mark.parametrize("form", list(SYNTAXES))
-def test_several_calls_only_where_they_may_be(form: CallFormat) -> None:
-    several = SYNTAXES[form].separator.join(call(*each, form) for each in GOOD)
-    assert accepts(CallGrammar(TOOLS, SYNTAXES[form]).forced(), several)
-    assert not accepts(CallGrammar(TOOLS, SYNTAXES[form], parallel=False).forced(), several)
-    assert accepts(CallGrammar(TOOLS, SYNTAXES[form], parallel=False).forced(), call(*GOOD[0], form))
-    assert len(answer(ToolCallParser(SYNTAXES[form], NAMES), several).calls) == len(GOOD)
+@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral", "mistral_list"])
+def test_json_is_written_in_one_way(form: FormatName) -> None:
+    for arguments in ('{"city": 5}', '{"city":\n\n"Rome"}', '{\n"city": "Rome"}', '{"city":"Rome"}'):
+        assert not accepts(CallGrammar(TOOLS, FORMATS[form]).forced(), call("get_weather", arguments, form))
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_several_calls_only_where_they_may_be(form: FormatName) -> None:
+    several = calls(GOOD, form)
+    assert accepts(CallGrammar(TOOLS, FORMATS[form]).forced(), several)
+    assert not accepts(CallGrammar(TOOLS, FORMATS[form], parallel=False).forced(), several)
+    assert accepts(CallGrammar(TOOLS, FORMATS[form], parallel=False).forced(), call(*GOOD[0], form))
+    assert len(answer(ToolCallParser(FORMATS[form], ARGUMENTS), several).calls) == len(GOOD)
 
 
 def test_a_named_tool_is_the_only_one() -> None:
-    grammar = CallGrammar(TOOLS[2:], SYNTAXES["hermes"]).forced()
+    grammar = CallGrammar(TOOLS[2:], FORMATS["hermes"]).forced()
     assert accepts(grammar, call("stop", "{}"))
     assert not accepts(grammar, call(*GOOD[0]))
 
@@ -68,8 +73,8 @@ def test_a_named_tool_is_the_only_one() -> None:
 @pytest.mark.parametrize("special", [False, True])
 def test_a_thought_may_come_first(special: bool) -> None:
     def grammar(thought: Any) -> str:
-        tokens = MARKERS if special else ()
-        return CallGrammar(TOOLS, SYNTAXES["hermes"], parallel=False, tokens=tokens).forced(thought)
+        tokens = MARKERS if special else {}
+        return CallGrammar(TOOLS, FORMATS["hermes"], parallel=False, tokens=tokens).forced(thought)
 
     stop = call("stop", "{}")
     own, opened = f"<think>\nI <b>stop</b>.\n</think>\n\n{stop}", f"I stop.\n\n</think>{stop}"
@@ -80,13 +85,16 @@ def test_a_thought_may_come_first(special: bool) -> None:
     assert not accepts(grammar("open"), stop, special)
     assert not accepts(grammar("never"), own, special)
     assert not accepts(grammar("open"), f"I stop.</think> or {stop}", special)
-    parser = AnswerParser(ThoughtParser(), ToolCallParser(SYNTAXES["hermes"], NAMES))
+    parser = AnswerParser(ThoughtParser(), ToolCallParser(FORMATS["hermes"], ARGUMENTS))
     found = parser.read(own)
     assert (found.reasoning, found.content, found.calls[0].name) == ("I <b>stop</b>.", "", "stop")
 
 
 def test_keywords_that_the_compiler_does_not_know_are_left_to_the_client_unless_strict() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {}, "uniqueItems": True}}}
-    assert accepts(CallGrammar([CallableTool("f", schema)], SYNTAXES["hermes"]).forced(), call("f", '{"a": [1, 2]}'))
-    strict = CallGrammar([CallableTool("f", schema, strict=True)], SYNTAXES["hermes"]).forced()
-    assert "uniqueItems" in LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(strict), TOKENIZER)
+    assert accepts(CallGrammar([CallableTool("f", schema)], FORMATS["hermes"]).forced(), call("f", '{"a": [1, 2]}'))
+    with pytest.raises(InvalidRequestError, match="items differ"):
+        CallGrammar([CallableTool("f", schema, strict=True)], FORMATS["hermes"]).forced()
+    schema = {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}}
+    strict = CallGrammar([CallableTool("f", schema, strict=True)], FORMATS["hermes"]).forced()
+    assert "contains" in LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(strict), TOKENIZER)

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
+from aengine.text.answer.formats.base import CallableTool
+from aengine.text.answer.formats.known import FORMATS
 from aengine.text.answer.parser import AnswerFormat
-from aengine.text.answer.syntax import SYNTAXES
-from aengine.text.grammar.calls import CallableTool, CallGrammar
+from aengine.text.grammar.calls import CallGrammar
 from aengine.text.grammar.grammars import MAX_CACHED, Grammars, Matcher
 from aengine.text.tokens.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.anyio
 
-HERMES = SYNTAXES["hermes"]
+HERMES = FORMATS["hermes"]
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 120}},

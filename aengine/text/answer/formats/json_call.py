@@ -3,57 +3,62 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection
 from typing import Literal
 
-from aengine.text.answer.syntax import ARGUMENT_KEYS
+from aengine.text.answer.formats.base import CallableTool, object_schema
+from aengine.text.answer.json_value import JsonValue
+from aengine.text.answer.lark import json_value, literal, sequence
 
 _BLANKS = " \t\r\n"
-_IN_STRING = re.compile(r'["\\]')
-_IN_OBJECT = re.compile(r'["{}\[\]]')
-_AFTER_SCALAR = re.compile(r"[ \t\r\n,}\]]")
+_ARGUMENT_KEYS = ("arguments", "parameters")  # either is understood, whichever the model was trained on
 
 
-class CallReader:
+class JsonCallReader:
     """Takes the text of `{"name": ..., "arguments": {...}}` in any pieces and in any order of keys.
 
     A call has begun as soon as its name, one of `names`, and its arguments' first brace are there: what then comes
     of the arguments can be taken as it comes, unchecked. Until then `raw` has all the text. Time is linear.
+
+    opening: a character that must stand before the object.
     """
 
     __slots__ = (
         "_arguments",
-        "_depth",
-        "_escaped",
         "_expects",
         "_key",
         "_names",
-        "_quoted",
+        "_opening",
         "_role",
-        "_scalar",
+        "_scan",
         "_value",
         "broken",
         "done",
         "has_arguments",
+        "id",
         "name",
         "raw",
     )
 
-    def __init__(self, names: Collection[str]) -> None:
+    id: str | None
+
+    def __init__(self, names: Collection[str], opening: str = "") -> None:
         self._names = names
+        self._opening = opening
+        self.id = None
         self.name: str | None = None
         self.has_arguments = False
         self.done = False  # the object is closed
         self.broken = False  # the next character cannot be part of a call
         self.raw: list[str] = []
         self._arguments: list[str] = []  # not taken yet
-        self._expects: Literal["object", "first key", "key", "colon", "value", "comma"] = "object"
+        self._expects: Literal["opening", "object", "first key", "key", "colon", "value", "comma"] = (
+            "opening" if opening else "object"
+        )
         self._role: Literal["", "key", "name", "arguments", "other"] = ""  # of the value that is being read, if any
         self._key = ""
         self._value: list[str] = []
-        self._depth = 0  # open braces and brackets of the value
-        self._quoted = self._escaped = self._scalar = False
+        self._scan = JsonValue("")
 
     @property
     def begun(self) -> bool:
@@ -87,10 +92,13 @@ class CallReader:
     def _structure(self, character: str) -> bool:
         """Take a character between values, or begin the value that it starts. False: it does not belong here."""
         match self._expects:
+            case "opening" if character == self._opening:
+                self._expects = "object"
             case "object" if character == "{":
                 self._expects = "first key"
             case "first key" | "key" if character == '"':
                 self._role = "key"
+                self._scan = JsonValue(character)
             case "colon" if character == ":":
                 self._expects = "value"
             case "value":
@@ -107,11 +115,11 @@ class CallReader:
         return True
 
     def _begin_value(self, character: str) -> bool:
-        self._scalar = character not in '"{['
+        self._scan = JsonValue(character)
         if self._key == "name" and self.name is None:
             self._role = "name"
             return character == '"'
-        if self._key in ARGUMENT_KEYS and not self.has_arguments:
+        if self._key in _ARGUMENT_KEYS and not self.has_arguments:
             self._role = "arguments"
             self.has_arguments = character == "{"
             return self.has_arguments
@@ -120,42 +128,17 @@ class CallReader:
 
     def _read_value(self, text: str, at: int) -> int:
         """Read on in a value; where the part of the text ends that belongs to it."""
-        begin, ended = at, False
-        while at < len(text) and not ended:
-            if self._escaped:
-                self._escaped = False
-                at += 1
-                continue
-            if self._scalar:
-                found = _AFTER_SCALAR.search(text, at)
-                at, ended = (len(text), False) if found is None else (found.start(), True)
-                continue
-            found = (_IN_STRING if self._quoted else _IN_OBJECT).search(text, at)
-            if found is None:
-                at = len(text)
-                continue
-            at = found.end()
-            self._step(found[0])
-            ended = not self._depth and not self._quoted
+        end, ended = self._scan.read(text, at)
         if self._role == "arguments":
-            self._arguments.append(text[begin:at])
+            self._arguments.append(text[at:end])
         elif self._role != "other":
-            self._value.append(text[begin:at])
+            self._value.append(text[at:end])
         if ended:
             self._end_value()
-        return at
-
-    def _step(self, character: str) -> None:
-        if self._quoted:
-            self._escaped = character == "\\"
-            self._quoted = self._escaped
-        elif character == '"':
-            self._quoted = True
-        else:
-            self._depth += 1 if character in "{[" else -1
+        return end
 
     def _end_value(self) -> None:
-        role, self._role, self._scalar = self._role, "", False
+        role, self._role = self._role, ""
         self._expects = "colon" if role == "key" else "comma"
         if role not in ("key", "name"):
             return
@@ -171,3 +154,12 @@ class CallReader:
             self.name = value
         else:
             self.broken = True
+
+
+def json_call_rules(rule: str, tool: CallableTool, key: str, behind: str = "") -> list[str]:
+    """A call as such an object, with the arguments under `key`; `behind`: what may follow them, as Lark has it."""
+    head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
+    return [
+        f"{rule}: {sequence(literal(head), f'{rule}_arguments', behind, literal('}'))}",
+        f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
+    ]

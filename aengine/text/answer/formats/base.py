@@ -1,0 +1,131 @@
+"""What a format of tool calls consists of: what is between calls, a reader of one call, and its rules of grammar."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from aengine.text.answer.lark import Tokens
+
+Schema = Mapping[str, Any]
+Tools = Mapping[str, Schema | None]  # those that may be called: the JSON schema of each one's arguments, if it has one
+
+
+class CallableTool(msgspec.Struct, frozen=True):
+    """A tool that may be called.
+
+    parameters: the arguments' JSON schema; None: there are none. strict: what the compiler does not know of it is
+    refused; else it is not enforced, and the arguments are the client's to check. where: the schema's place in the
+    request, for errors.
+    """
+
+    name: str
+    parameters: Schema | None = None
+    strict: bool = False
+    where: str = ""
+
+
+_NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def object_schema(tool: CallableTool) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object in any case."""
+    return {**(_NO_PARAMETERS if tool.parameters is None else tool.parameters), "type": "object"}
+
+
+class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands around calls. A group is a marker, one call or several, and an end: `begin opening call ... closing`.
+
+    A call's own text is its reader's and its rules'. Blanks are read wherever they may stand; a grammar writes them as
+    they are given here.
+    """
+
+    begin: str = ""  # the marker before a group; empty: there is none
+    bare: str = ""  # a character with which an answer may begin a group, without the marker
+    opening: str = ""  # behind the marker, as Lark has it; to read it is the first call's reader's
+    separator: str | None = None  # between the calls of a group; None: a group has one
+    closing: str = ""  # behind the last call, the end in it
+    end: str = ""  # what ends a group; empty: its last call does
+    further: str = ""  # characters that begin another call of the group
+    noise: str = " \t\r\n"  # characters that may stand behind a call and are not spoken of
+    between: str | None = None  # between groups; None: an answer without text has one
+    inner: tuple[str, ...] = ()  # markers within a call
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that a vocabulary may have as tokens of their own."""
+        return tuple(marker for marker in (self.begin, self.end, *self.inner) if len(marker) > 1)
+
+
+class CallReader(Protocol):
+    """Takes the text of one call in any pieces.
+
+    Once it has begun it stays a call, and its arguments can be taken as they come, unchecked. Until then `raw` has all
+    the text. Time is linear.
+    """
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def id(self) -> str | None:
+        """The call's id, where the model wrote one before the arguments."""
+        ...
+
+    @property
+    def begun(self) -> bool: ...
+
+    @property
+    def done(self) -> bool:
+        """The call is complete."""
+        ...
+
+    @property
+    def broken(self) -> bool:
+        """The next character cannot be part of a call."""
+        ...
+
+    @property
+    def raw(self) -> list[str]: ...
+
+    def feed(self, text: str) -> int:
+        """Read on; how many characters belong to the call. All of them, unless it is then done or broken."""
+        ...
+
+    def take_arguments(self) -> str:
+        """What has come of the arguments, as JSON, since the last time; nothing before the call has begun."""
+        ...
+
+
+class CallFormat(Protocol):
+    """One way to write calls: all that parser and grammar need to know of it."""
+
+    @property
+    def syntax(self) -> CallSyntax: ...
+
+    def detect(self, template: str) -> bool:
+        """Whether a chat template speaks of this format. Formats are asked in the order of their table."""
+        ...
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        """A reader of a call of one of `tools`; the first one of a group reads the group's opening as well."""
+        ...
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        """Rules in Lark's notation of which `rule` describes a call of the tool.
+
+        Names begin with `rule`, but for rules that are the same for all tools.
+        """
+        ...
+
+    def new_id(self) -> str:
+        """A random id for a call."""
+        ...
+
+
+def call_id() -> str:
+    """An id as OpenAI's look."""
+    return f"call_{secrets.token_hex(12)}"

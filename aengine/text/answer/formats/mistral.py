@@ -1,0 +1,155 @@
+"""`[TOOL_CALLS]` and a call or several: `name[ARGS]{...}` (Mistral Small 3.2, Magistral, Devstral and later) or a list
+of JSON objects (Mistral 7B v0.3, Nemo, Large, Small 3.1).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Collection
+from typing import Literal
+
+from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, object_schema
+from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
+from aengine.text.answer.json_value import JsonValue
+from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
+
+_BEGIN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_ID = "[A-Za-z0-9]{9}"  # chat templates refuse calls with any other id
+_WRITTEN_ID = f'(/, "id": "{_ID}"/)?'
+_BLANKS = " \t\r\n"
+_NAME = re.compile(r"[\w.-]*")
+
+
+class Mistral:
+    syntax = CallSyntax(begin=_BEGIN, between="", noise=" \t\r\n}", inner=(_CALL_ID, _ARGS))
+
+    def detect(self, template: str) -> bool:
+        return _BEGIN in template and _ARGS in template
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return NamedCallReader(tools)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        written_id = f"({marker(_CALL_ID, tokens)} /{_ID}/)?" if _CALL_ID in tokens else ""
+        return [
+            f"{rule}: {sequence(literal(tool.name), written_id, marker(_ARGS, tokens), f'{rule}_arguments')}",
+            f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
+        ]
+
+    def new_id(self) -> str:
+        return _new_id()
+
+
+class MistralList:
+    syntax = CallSyntax(
+        begin=_BEGIN,
+        opening=r"/ ?\[/",
+        separator=", ",
+        closing="]",
+        end="]",
+        further="{",
+        noise=" \t\r\n,}",
+    )
+
+    def detect(self, template: str) -> bool:
+        return _BEGIN in template
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return JsonCallReader(tools, opening="[" if first else "")
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return json_call_rules(rule, tool, "arguments", behind=_WRITTEN_ID)
+
+    def new_id(self) -> str:
+        return _new_id()
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
+
+
+class NamedCallReader:
+    """Takes `name[CALL_ID]id[ARGS]{...}`, without either marker as well. The call has begun with the first brace."""
+
+    __slots__ = ("_arguments", "_names", "_scan", "_state", "_tag", "_word", "broken", "done", "id", "name", "raw")
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.name: str | None = None
+        self.id: str | None = None
+        self.done = False
+        self.broken = False
+        self.raw: list[str] = []
+        self._names = names
+        self._arguments: list[str] = []  # not taken yet
+        self._state: Literal["name", "marker", "id", "arguments"] = "name"
+        self._word: list[str] = []  # what has come of a name or an id
+        self._tag = ""  # the beginning of a marker
+        self._scan = JsonValue("{")
+
+    @property
+    def begun(self) -> bool:
+        return self._state == "arguments"
+
+    def feed(self, text: str) -> int:
+        at = 0
+        while at < len(text) and not self.done and not self.broken:
+            if self._state == "arguments":
+                end, self.done = self._scan.read(text, at)
+                self._arguments.append(text[at:end])
+                at = end
+            elif text[at] in _BLANKS and not self._tag:
+                at += 1
+                self._end_word()
+            elif self._state == "marker":
+                at = self._read_marker(text, at)
+            else:
+                at = self._read_word(text, at)
+        if not self.begun:
+            self.raw.append(text[:at])
+        return at
+
+    def take_arguments(self) -> str:
+        arguments = "".join(self._arguments)
+        self._arguments.clear()
+        return arguments
+
+    def _read_word(self, text: str, at: int) -> int:
+        found = _NAME.match(text, at)
+        end = at if found is None else found.end()
+        self._word.append(text[at:end])
+        if end < len(text):
+            self._end_word()
+            self.broken = self.broken or self._state in ("name", "id")
+        return end
+
+    def _end_word(self) -> None:
+        """A name or an id is over, if one has begun."""
+        word = "".join(self._word)
+        self._word.clear()
+        if not word:
+            return
+        if self._state == "id":
+            self.id = word if re.fullmatch(_ID, word) else None
+        elif word in self._names:
+            self.name = word
+        else:
+            self.broken = True
+            return
+        self._state = "marker"
+
+    def _read_marker(self, text: str, at: int) -> int:
+        tag = self._tag + text[at]
+        known = ("{", _ARGS, _CALL_ID)
+        if not any(each.startswith(tag) for each in known):
+            self.broken = True
+            return at
+        self._tag = "" if tag in known else tag
+        if tag == "{":
+            self._state = "arguments"
+            return at  # the brace is the object's
+        if tag == _CALL_ID:
+            self._state = "id"
+        return at + 1

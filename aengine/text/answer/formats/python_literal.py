@@ -1,0 +1,188 @@
+"""A Python literal, turned into JSON while it is being written."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Literal
+
+_BLANKS = " \t\r\n"
+_WORD = re.compile(r"[\w.+-]*")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
+_ESCAPES |= {character: character for character in "\\'\""}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_ESCAPE_END = {"'": re.compile(r"['\\]"), '"': re.compile(r'["\\]')}
+
+Expects = Literal["value", "value or end", "key or end", "colon", "comma", "nothing"]
+
+
+class LiteralReader:
+    """Takes one literal in any pieces: a string, a number, True, False, None, a list, a tuple, a dict, or JSON.
+
+    Whatever is a key becomes a string. Time is linear.
+    """
+
+    __slots__ = ("_closers", "_comma", "_escape", "_expects", "_pieces", "_quote", "_word", "broken")
+
+    def __init__(self) -> None:
+        self.broken = False  # the next character cannot be part of a literal
+        self._expects: Expects = "value"
+        self._closers: list[str] = []  # of what is open, innermost last
+        self._comma = False  # one has come, and nothing since
+        self._quote = ""  # of the string that is open
+        self._escape = ""  # the beginning of an escape within it
+        self._word = ""  # the beginning of a number or name
+        self._pieces: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        """The literal is complete. A number or a name is so only with the character behind it, or with `end`."""
+        return self._expects == "nothing"
+
+    def feed(self, text: str, at: int = 0) -> int:
+        """Read on from a place in the text: where the part of it ends that belongs to the literal."""
+        while at < len(text) and not self.done and not self.broken:
+            if self._quote:
+                at = self._read_string(text, at)
+                continue
+            end = 0 if (found := _WORD.match(text, at)) is None else found.end()
+            self._word += text[at:end]
+            if (at := end) == len(text):
+                break
+            if self._word:
+                self._end_word()
+            elif text[at] in _BLANKS or self._take(text[at]):
+                at += 1
+            else:
+                self.broken = True
+        return at
+
+    def end(self) -> None:
+        """No further text will come."""
+        if self._word:
+            self._end_word()
+
+    def take(self) -> str:
+        """What has come of the JSON since the last time."""
+        pieces = "".join(self._pieces)
+        self._pieces.clear()
+        return pieces
+
+    def _take(self, character: str) -> bool:
+        """A character between strings and words. False: it does not belong here."""
+        if (
+            self._closers
+            and character == self._closers[-1]
+            and self._expects in ("value or end", "key or end", "comma")
+        ):
+            self._pieces.append("}" if self._closers.pop() == "}" else "]")
+            self._comma, self._expects = False, "value"
+            self._end_value()
+        elif character == "," and self._expects == "comma":
+            self._comma = True
+            self._expects = "key or end" if self._closers[-1] == "}" else "value or end"
+        elif character == ":" and self._expects == "colon":
+            self._pieces.append(": ")
+            self._expects = "value"
+        elif character in "'\"" and self._may_begin():
+            self._begin('"')
+            self._quote = character
+        elif character in "[({" and self._expects in ("value", "value or end"):
+            self._begin("{" if character == "{" else "[")
+            self._closers.append({"[": "]", "(": ")", "{": "}"}[character])
+            self._expects = "key or end" if character == "{" else "value or end"
+        else:
+            return False
+        return True
+
+    def _may_begin(self) -> bool:
+        return self._expects in ("value", "value or end", "key or end")
+
+    def _begin(self, text: str) -> None:
+        self._pieces.append(f", {text}" if self._comma else text)
+        self._comma = False
+
+    def _end_value(self) -> None:
+        if self._expects == "key or end":
+            self._expects = "colon"
+        else:
+            self._expects = "comma" if self._closers else "nothing"
+
+    def _end_word(self) -> None:
+        word, self._word = self._word, ""
+        value = _WORDS.get(word) or _number(word)
+        if value is None or not self._may_begin():
+            self.broken = True
+            return
+        self._begin(json.dumps(word) if self._expects == "key or end" else value)
+        self._end_value()
+
+    def _read_string(self, text: str, at: int) -> int:
+        if self._escape:
+            return self._read_escape(text, at)
+        found = _ESCAPE_END[self._quote].search(text, at)
+        end = len(text) if found is None else found.start()
+        self._say(text[at:end])
+        if found is None:
+            return end
+        if found[0] == "\\":
+            self._escape = "\\"
+        else:
+            self._quote = ""
+            self._pieces.append('"')
+            self._end_value()
+        return found.end()
+
+    def _read_escape(self, text: str, at: int) -> int:
+        """One more character of an escape."""
+        escape, character = self._escape, text[at]
+        kind = escape[1:2] or character
+        if kind in _HEX_DIGITS:
+            if len(escape) > 1 and character not in "0123456789abcdefABCDEF":
+                return self._end_escape(escape, at)  # none, after all
+            if len(escape) == 1 + _HEX_DIGITS[kind]:
+                return self._end_escape(_character(int(escape[2:] + character, 16)), at + 1)
+        elif kind in "01234567":
+            if len(escape) > 1 and character not in "01234567":
+                return self._end_escape(chr(int(escape[1:], 8)), at)
+            if len(escape) == 3:
+                return self._end_escape(chr(int(escape[1:] + character, 8)), at + 1)
+        else:
+            return self._end_escape(_ESCAPES.get(character, escape + character), at + 1)
+        self._escape += character
+        return at + 1
+
+    def _end_escape(self, text: str, at: int) -> int:
+        self._escape = ""
+        self._say(text)
+        return at
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._pieces.append(json.dumps(text, ensure_ascii=_is_surrogate(text))[1:-1])
+
+
+def _character(code: int) -> str:
+    return chr(code) if code < 0x110000 else "\ufffd"
+
+
+def _is_surrogate(text: str) -> bool:
+    return len(text) == 1 and "\ud800" <= text <= "\udfff"
+
+
+def _number(word: str) -> str | None:
+    """A number as JSON writes it."""
+    try:
+        if math.isfinite(float(json.loads(word, parse_constant=float))):
+            return word
+    except (ValueError, OverflowError):
+        pass
+    for kind in (lambda text: int(text, 0), int, float):
+        try:
+            value = kind(word)
+            return json.dumps(value) if math.isfinite(value) else None
+        except (ValueError, OverflowError):
+            continue
+    return None

@@ -1,0 +1,166 @@
+"""A list of Python calls that the whole answer is, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4, ToolACE."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from typing import Literal
+
+from aengine.errors import InvalidRequestError
+from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
+from aengine.text.answer.formats.python_literal import LiteralReader
+from aengine.text.answer.formats.schemas import ANNOTATIONS, alternatives, check_parameters, further_of, parameters_of
+from aengine.text.answer.lark import Tokens, json_value, literal, sequence
+
+_BLANKS = " \t\r\n"
+_WORD = re.compile(r"[\w.-]*")
+_PYTHON = {True: "True", False: "False", None: "None"}
+
+
+class Pythonic:
+    syntax = CallSyntax(
+        bare="[",
+        opening='"["',
+        separator=", ",
+        closing="]",
+        end="]",
+        further=string.ascii_letters + "_",
+        noise=" \t\r\n,",
+    )
+
+    def detect(self, template: str) -> bool:
+        return re.search(r"\[\s*func_name1?\(", template) is not None
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return PythonCallReader(tools, first)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        """The declared parameters, in the schema's order, or any where none are declared."""
+        check_parameters(tool)
+        schema = object_schema(tool)
+        parameters = parameters_of(schema)
+        rules = [f"{rule}: {sequence(literal(f'{tool.name}('), f'{rule}_first_0', literal(')'))}"]
+        for index, (name, value, required) in enumerate(parameters):
+            one, where = f"{rule}_{index}", f"{tool.where}.properties.{name}"
+            if _WORD.fullmatch(name) is None:
+                raise InvalidRequestError(f"{where}: the name cannot be written in this model's format of calls", where)
+            first, more = f"{rule}_first_{index + 1}", f"{rule}_more_{index + 1}"
+            behind = f"{literal(', ')} {one}"
+            rules += [
+                f"{rule}_first_{index}: {one} {more}{'' if required else f' | {first}'}",
+                f"{rule}_more_{index}: {behind if required else f'({behind})?'} {more}",
+                f"{one}: {literal(f'{name}=')} {one}_value",
+                *_value_rules(f"{one}_value", value, tool, where),
+            ]
+        last, further = len(parameters), further_of(schema)
+        if further is None:
+            rules.append(f'{rule}_first_{last}: ""')
+        else:
+            rules += [
+                f"{rule}_first_{last}: ({rule}_any ({literal(', ')} {rule}_any)*)?",
+                f"{rule}_any: /[A-Za-z_][A-Za-z0-9_]*/ {literal('=')} {rule}_any_value",
+                *_value_rules(f"{rule}_any_value", further, tool, f"{tool.where}.additionalProperties"),
+            ]
+        return [*rules, f'{rule}_more_{last}: ""']
+
+    def new_id(self) -> str:
+        return call_id()
+
+
+def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
+    """True, False and None as Python has them; what is within lists and dicts as JSON has it, which is read as well."""
+    options: list[str] = []
+    rules: list[str] = []
+    found = alternatives(schema)
+    for index, each in enumerate(found if {} not in found else [schema]):
+        if each.get("type") in ("boolean", "null"):
+            words = (None,) if each["type"] == "null" else (True, False)
+            options += [literal(_PYTHON[word]) for word in words if word in each.get("enum", words)]
+            continue
+        if each.keys() <= ANNOTATIONS:  # anything
+            options += [literal(word) for word in _PYTHON.values()]
+        options.append(f"{rule}_{index}")
+        rules.append(f"{rule}_{index}: {json_value(each, where, lenient=not tool.strict)}")
+    return [f"{rule}: {' | '.join(options)}", *rules]
+
+
+class PythonCallReader:
+    """Takes `name(key=value, ...)`, a `[` before the first call. The call has begun with the first `=` or the end."""
+
+    __slots__ = ("_arguments", "_expects", "_keys", "_tools", "_value", "_word", "broken", "done", "id", "name", "raw")
+
+    def __init__(self, tools: Tools, first: bool) -> None:
+        self.name: str | None = None
+        self.id: str | None = None
+        self.done = False
+        self.broken = False
+        self.raw: list[str] = []
+        self._tools = tools
+        self._arguments: list[str] = []  # not taken yet
+        self._expects: Literal["opening", "name", "key", "value", "comma"] = "opening" if first else "name"
+        self._word = ""  # what has come of a name or key
+        self._keys = 0
+        self._value = LiteralReader()
+
+    @property
+    def begun(self) -> bool:
+        return self.done or self._keys > 0
+
+    def feed(self, text: str) -> int:
+        at = 0
+        while at < len(text) and not self.done and not self.broken:
+            if self._expects == "value":
+                at = self._read_value(text, at)
+            elif self._expects in ("name", "key") and (end := _end_of_word(text, at)) > at:
+                self._word += text[at:end]
+                at = end
+            elif text[at] in _BLANKS or self._take(text[at]):
+                at += 1
+            else:
+                self.broken = True
+                if self.begun:
+                    self._arguments.append("}")
+        if not self.begun:
+            self.raw.append(text[:at])
+        return at
+
+    def take_arguments(self) -> str:
+        arguments = "".join(self._arguments)
+        self._arguments.clear()
+        return arguments
+
+    def _take(self, character: str) -> bool:
+        """A character between words and values. False: it does not belong here."""
+        word = self._word
+        match self._expects:
+            case "opening" if character == "[":
+                self._expects = "name"
+            case "name" if character == "(" and word in self._tools:
+                self.name, self._expects = word, "key"
+            case "key" if character == "=" and word:
+                self._expects, self._value = "value", LiteralReader()
+                self._arguments.append(f"{', ' if self._keys else '{'}{json.dumps(word, ensure_ascii=False)}: ")
+                self._keys += 1
+            case "key" | "comma" if character == ")" and not word:
+                self._arguments.append("}" if self._keys else "{}")
+                self.done = True
+            case "comma" if character == ",":
+                self._expects = "key"
+            case _:
+                return False
+        self._word = ""
+        return True
+
+    def _read_value(self, text: str, at: int) -> int:
+        end = self._value.feed(text, at)
+        self._arguments.append(self._value.take())
+        if self._value.done:
+            self._expects = "comma"
+        self.broken = self._value.broken
+        return end
+
+
+def _end_of_word(text: str, at: int) -> int:
+    found = _WORD.match(text, at)
+    return at if found is None else found.end()

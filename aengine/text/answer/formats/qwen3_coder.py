@@ -1,0 +1,193 @@
+"""XML between `<tool_call>` and `</tool_call>`, an element a parameter, strings as they are: Qwen3-Coder and later."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+from aengine.errors import InvalidRequestError
+from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
+from aengine.text.answer.formats.raw_rules import raw_value_rules
+from aengine.text.answer.formats.raw_text import RawText
+from aengine.text.answer.formats.schemas import (
+    EVERYTHING,
+    Kind,
+    alternatives,
+    check_parameters,
+    further_of,
+    kinds_of,
+    parameters_of,
+)
+from aengine.text.answer.lark import Tokens, literal, sequence
+from aengine.text.answer.marker_search import MarkerSearch
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_CALL_END = "</tool_call>"
+_BLANKS = " \t\r\n"
+_WORD_END = re.compile("[>\n]")
+
+
+class Qwen3Coder:
+    syntax = CallSyntax(begin="<tool_call>", opening=r'"\n"', closing=f"\n{_CALL_END}", end=_CALL_END, between="\n")
+
+    def detect(self, template: str) -> bool:
+        return "<tool_call>" in template and _FUNCTION in template and _PARAMETER in template
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return XmlCallReader(tools)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        """The declared parameters, in the schema's order, or any where none are declared."""
+        check_parameters(tool)
+        schema = object_schema(tool)
+        parts, rules = [], []
+        for index, (name, value, required) in enumerate(parameters_of(schema)):
+            parameter, where = f"{rule}_{index}", f"{tool.where}.properties.{name}"
+            if set(name) & {">", "\n"}:
+                raise InvalidRequestError(f"{where}: the name cannot be written in this model's format of calls", where)
+            parts.append(parameter if required else f"{parameter}?")
+            rules += _parameter_rules(parameter, literal(f"{_PARAMETER}{name}>\n"), value, tool, where)
+        if (further := further_of(schema)) is not None:
+            parts.append(f"{rule}_further*")
+            head = sequence(literal(_PARAMETER), "/[^<>\\n]+/", literal(">\n"))
+            rules += _parameter_rules(f"{rule}_further", head, further, tool, f"{tool.where}.additionalProperties")
+        head = literal(f"{_FUNCTION}{tool.name}>\n")
+        return [f"{rule}: {sequence(head, *parts, literal(_FUNCTION_END))}", *rules]
+
+    def new_id(self) -> str:
+        return call_id()
+
+
+def _parameter_rules(rule: str, head: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
+    end = f"\n{_PARAMETER_END}\n"
+    return [f"{rule}: {head} {rule}_value", *raw_value_rules(f"{rule}_value", schema, _PARAMETER_END, end, tool, where)]
+
+
+class XmlCallReader:
+    """Takes `<function=name>`, any number of `<parameter=key>value</parameter>`, and `</function>`.
+
+    The call has begun with its name. A value ends with the first `</parameter>`. What belongs between parameters to no
+    call ends it, so that its arguments are JSON all the same.
+    """
+
+    __slots__ = (
+        "_arguments",
+        "_keys",
+        "_kinds",
+        "_search",
+        "_state",
+        "_tag",
+        "_tools",
+        "_value",
+        "_word",
+        "broken",
+        "done",
+        "id",
+        "name",
+        "raw",
+    )
+
+    def __init__(self, tools: Tools) -> None:
+        self.name: str | None = None
+        self.id: str | None = None
+        self.done = False
+        self.broken = False
+        self.raw: list[str] = []
+        self._tools = tools
+        self._kinds: dict[str, frozenset[Kind]] = {}  # of the declared parameters
+        self._arguments: list[str] = []  # not taken yet
+        self._state: Literal["function", "name", "parameters", "key", "value"] = "function"
+        self._tag = ""  # the beginning of a tag
+        self._word: list[str] = []  # of a name or a key, what has come
+        self._keys = 0
+        self._search = MarkerSearch(_PARAMETER_END)
+        self._value: RawText | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self.name is not None
+
+    def feed(self, text: str) -> int:
+        at = 0
+        while at < len(text) and not self.done and not self.broken:
+            if self._state in ("function", "parameters"):
+                at = self._read_tag(text, at)
+            elif self._state == "value":
+                at = self._read_value(text, at)
+            else:
+                at = self._read_word(text, at)
+        if not self.begun:
+            self.raw.append(text[:at])
+        return at
+
+    def take_arguments(self) -> str:
+        arguments = "".join(self._arguments)
+        self._arguments.clear()
+        return arguments
+
+    def _read_tag(self, text: str, at: int) -> int:
+        if not self._tag and text[at] in _BLANKS:
+            return at + 1
+        tag = self._tag + text[at]
+        known = (_FUNCTION,) if self._state == "function" else (_PARAMETER, _FUNCTION_END, _CALL_END)
+        if not any(each.startswith(tag) for each in known):
+            self.broken = True
+            self._end()
+            return at
+        self._tag = "" if tag in known else tag
+        if tag == _FUNCTION:
+            self._state = "name"
+        elif tag == _PARAMETER:
+            self._state = "key"
+        elif tag in known:
+            self.done = True
+            self._end()
+        return at + 1
+
+    def _read_word(self, text: str, at: int) -> int:
+        """Read on in a name or a key."""
+        found = _WORD_END.search(text, at)
+        end = len(text) if found is None else found.start()
+        self._word.append(text[at:end])
+        if found is None:
+            return end
+        if found[0] == "\n":
+            self.broken = True
+            self._end()
+            return end
+        word = "".join(self._word).strip()
+        self._word.clear()
+        if self._state == "key":
+            self._begin_value(word)
+        elif word in self._tools:
+            self.name, self._state = word, "parameters"
+            self._arguments.append("{")
+            declared = parameters_of(self._tools[word])
+            self._kinds = {name: kinds_of(alternatives(schema)) for name, schema, _ in declared}
+        else:
+            self.broken = True
+            return end
+        return end + 1
+
+    def _begin_value(self, key: str) -> None:
+        self._state = "value"
+        self._value = RawText(self._kinds.get(key, EVERYTHING))
+        self._arguments.append(f"{', ' if self._keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        self._keys += 1
+
+    def _read_value(self, text: str, at: int) -> int:
+        before, rest = self._search.feed(text[at:])
+        if self._value is not None:
+            self._arguments.append(self._value.feed(before))
+            if rest is not None:
+                self._arguments.append(self._value.finish())
+        if rest is None:
+            return len(text)
+        self._state = "parameters"
+        return len(text) - len(rest)
+
+    def _end(self) -> None:
+        if self.begun:
+            self._arguments.append("}")

@@ -1,0 +1,120 @@
+"""Strings that are written as they are, without quotes, and other values as JSON: rules of grammar for them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from aengine.errors import InvalidRequestError
+from aengine.text.answer.formats.base import CallableTool, Schema
+from aengine.text.answer.formats.raw_formats import RAW_FORMATS
+from aengine.text.answer.formats.raw_text import BEGINNINGS, WORDS, as_json
+from aengine.text.answer.formats.schemas import ANNOTATIONS, Kind, alternatives, kinds_of
+from aengine.text.answer.lark import avoiding, json_value, literal, place, sequence
+
+_OF_A_STRING = {"type", "format", "pattern", "minLength", "maxLength", "$defs", "definitions"}
+_LONGEST_PATTERN = 1000
+_CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}  # as JSON schemas mean them
+_KNOWN_ESCAPE = re.compile(r"\\[dw.+*?()\[\]{}|/^$-]")
+_GROUP = re.compile(r"\[[^]]*\]|\((\?:)?[^()]*\)")
+
+
+def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: CallableTool, where: str) -> list[str]:
+    """Rules of which `rule` describes a value and the text behind it, `end`, of which `stop` is the beginning of no
+    value's part. where: the schema's place in the request.
+    """
+    found = alternatives(schema)
+    kinds = kinds_of(found)
+    texts = f"{rule}_text".upper()
+    raw = f"RAW: /{avoiding(stop)}/"  # the same for all values
+    options: list[str] = []
+    rules: list[str] = []
+    for index, each in enumerate(found):
+        name = f"{rule}_{index}"
+        match each.get("type"):
+            case _ if (written := _written(each, stop, kinds)) is not None:
+                options += [literal(text + end) for text in written]
+            case None:
+                if tool.strict and not schema.keys() <= ANNOTATIONS:
+                    raise InvalidRequestError(f"{where}: it cannot be enforced in this model's format of calls", where)
+                return [f"{rule}: {texts}", f"{texts}: RAW {literal(end)}", raw]
+            case "string":
+                options.append(name.upper())
+                text = _text(each, kinds, tool, where)
+                rules.append(f"{name.upper()}: {sequence(text, literal(end))}{place(where)}")
+            case "boolean" | "null" as kind:
+                options += [literal(word + end) for word, (meant, _) in WORDS.items() if meant == kind]
+            case _:
+                options.append(f"{name} {literal(end)}")
+                rules.append(f"{name}: {json_value(each, where, lenient=not tool.strict)}")
+    if not options:
+        raise InvalidRequestError(f"{where}: none of its values can be written in this model's format of calls", where)
+    return [f"{rule}: {' | '.join(options)}", *rules, raw]
+
+
+def _written(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | None:
+    """The texts of the values that are listed, if any are; those that would be read as something else are left out."""
+    values = schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    texts = [(value if isinstance(value, str) else json.dumps(value), value) for value in values]
+    return [text for text, value in texts if stop not in text and json.loads(as_json(text, kinds)) == value]
+
+
+def _text(schema: Schema, kinds: frozenset[Kind], tool: CallableTool, where: str) -> str:
+    """A string as the schema has it, beginning like no value of the other kinds.
+
+    Of several bounds one is enough where the tool is not strict: a grammar may have only a few intersections.
+    """
+    form, written = schema.get("format"), schema.get("pattern")
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    bounds: dict[str, str | None] = {}
+    if form is not None:
+        bounds["format"] = RAW_FORMATS.get(form) if isinstance(form, str) else None
+    if written is not None:
+        bounds["pattern"] = _whole(written) if isinstance(written, str) else None
+    if most is not None or least:
+        counts = _is_count(least) and (most is None or _is_count(most))
+        bounds["maxLength" if least == 0 else "minLength"] = (
+            f"[^<]{{{least},{'' if most is None else most}}}" if counts else None
+        )
+    regexes = [f"/{regex}/" for regex in bounds.values() if regex is not None]
+    further = schema.keys() - ANNOTATIONS - _OF_A_STRING
+    if tool.strict and (unknown := [*(key for key, regex in bounds.items() if regex is None), *further]):
+        key = unknown[0]
+        path = f"{where}.{key}"
+        raise InvalidRequestError(
+            f"{path}: {schema[key]!r:.100} cannot be enforced in this model's format of calls", path
+        )
+    if regexes:
+        return f"({' & '.join(regexes)})" if tool.strict else regexes[0]
+    others = "".join(sorted({character for kind in kinds for character in BEGINNINGS.get(kind, "")}))
+    return f'("" | /[^<{re.escape(others)}]/ RAW)' if others else "RAW"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _whole(searched: str) -> str | None:
+    """A regex that is searched for, as one that the whole text matches. None where it says too much to be sure that it
+    can be written like that, and that the text behind the value is no part of what it matches.
+    """
+    begins, ends = searched.startswith("^"), searched.endswith("$") and not searched.endswith("\\$")
+    inner = searched[int(begins) : len(searched) - int(ends)]
+    plain = _KNOWN_ESCAPE.sub("_", inner)
+    if len(searched) > _LONGEST_PATTERN or re.search(r"[\\.<^$]|\(\?[^:]", plain):
+        return None
+    try:
+        re.compile(inner)
+        if any(re.match(each, "<") for each in re.findall(r"\[[^]]*\]", plain)):
+            return None
+    except (re.error, OverflowError, RecursionError):
+        return None
+    while (flat := _GROUP.sub("_", plain)) != plain:
+        plain = flat
+    if "|" in plain and (begins or ends):
+        return None
+    inner = re.sub(r"\\[dw]", lambda found: _CLASSES[found[0]], inner)
+    inner = re.sub(r"(?<!\\)/", r"\\/", inner)
+    return f"{'' if begins else '[^<]*'}({inner}){'' if ends else '[^<]*'}"

@@ -1,0 +1,114 @@
+"""Strings that are written as they are, without quotes, as JSON and as a grammar has them."""
+
+from __future__ import annotations
+
+import json
+
+from aengine.text.answer.formats.python_literal import LiteralReader
+from aengine.text.answer.formats.schemas import Kind, kind_of
+
+WORDS: dict[str, tuple[Kind, str]] = {
+    "true": ("boolean", "true"),
+    "false": ("boolean", "false"),
+    "null": ("null", "null"),
+    "True": ("boolean", "true"),
+    "False": ("boolean", "false"),
+    "None": ("null", "null"),
+}
+BEGINNINGS: dict[Kind, str] = {"number": "-0123456789", "integer": "-0123456789", "array": "[", "object": "{"}
+
+
+class RawText:
+    """Turns a value as it is written, in any pieces, into JSON of one of its kinds.
+
+    A string comes as it is written; what might be something else comes as a whole. One line break on either side is
+    none of the value's.
+    """
+
+    __slots__ = ("_begun", "_held", "_kinds", "_starts", "_whole", "_words")
+
+    def __init__(self, kinds: frozenset[Kind]) -> None:
+        self._kinds = kinds
+        self._starts = "".join(BEGINNINGS.get(kind, "") for kind in kinds)
+        self._words = [word for word, (kind, _) in WORDS.items() if kind in kinds]
+        self._begun = False  # the line break at its start has come, or cannot come any more
+        self._held = ""  # a line break that may be the last one
+        self._whole: list[str] | None = []  # what has come, unless it is known to be a string
+
+    def feed(self, text: str) -> str:
+        """The JSON that is sure now."""
+        if text and not self._begun:
+            self._begun = True
+            text = text.removeprefix("\n")
+        if not text:
+            return ""
+        text, self._held = self._held + text, ""
+        if text.endswith("\n"):
+            text, self._held = text[:-1], "\n"
+        if self._whole is None:
+            return _inner(text)
+        self._whole.append(text)
+        if not self._is_string():
+            return ""
+        begun, self._whole = "".join(self._whole), None
+        return f'"{_inner(begun)}'
+
+    def finish(self) -> str:
+        """The rest of the JSON, once the value is complete."""
+        if self._whole is None:
+            return '"'
+        return as_json("".join(self._whole), self._kinds)
+
+    def _is_string(self) -> bool:
+        """Whether it can be nothing else, now that more has come."""
+        if "string" not in self._kinds or self._whole is None:
+            return False
+        if self._kinds == {"string"}:
+            return True
+        begun = "".join(self._whole[:8])
+        return bool(begun) and begun[0] not in self._starts and not any(word.startswith(begun) for word in self._words)
+
+
+def as_json(text: str, kinds: frozenset[Kind]) -> str:
+    """A whole value as JSON: what it says if that is of one of the kinds, else a string.
+
+    Without strings among the kinds, blanks around it say nothing, and JSON of another kind is the client's to refuse.
+    """
+    mixed = "string" in kinds
+    said = text if mixed else text.strip()
+    if said in WORDS and (not mixed or WORDS[said][0] in kinds):
+        return WORDS[said][1]
+    if not mixed or said[:1] in "-0123456789[{":
+        value = _json_of(said)
+        if value is not None and (not mixed or _is_of(value, kinds)):
+            return value
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json_of(text: str) -> str | None:
+    """Text that is JSON, or a Python literal, as JSON."""
+    try:
+        json.loads(text, parse_constant=_refuse)
+        return text
+    except (ValueError, RecursionError):
+        pass
+    reader = LiteralReader()
+    rest = text[reader.feed(text) :]
+    reader.end()
+    return reader.take() if reader.done and not rest.strip() else None
+
+
+def _is_of(value: str, kinds: frozenset[Kind]) -> bool:
+    try:
+        kind = kind_of(json.loads(value))
+    except (ValueError, RecursionError):
+        return False
+    return kind in kinds or (kind == "integer" and "number" in kinds)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _inner(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

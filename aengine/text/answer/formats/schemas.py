@@ -1,0 +1,155 @@
+"""What formats that are not JSON need of a tool's schema: its parameters, and the kinds that a value may be of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+from aengine.errors import InvalidRequestError
+from aengine.text.answer.formats.base import CallableTool, Schema, object_schema
+
+Kind = Literal["string", "number", "integer", "boolean", "null", "array", "object"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+EVERYTHING = frozenset(KINDS)
+
+_DEFINITIONS = ("$defs", "definitions")
+_OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", *_DEFINITIONS}
+ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
+_MAX_DEPTH = 16  # of references to references
+_MAX_ALTERNATIVES = 64  # of one value, looked into; where there are more it may be anything
+_LONGEST = 2**20  # characters of definitions, told again and again
+
+
+class Parameter(NamedTuple):
+    """One of a tool's parameters. Its schema brings the definitions that it refers to."""
+
+    name: str
+    schema: Schema
+    required: bool
+
+
+def parameters_of(schema: Schema | None) -> list[Parameter]:
+    """The declared parameters, in the schema's order; those that are required and not declared come last."""
+    whole = _resolved(schema or {})
+    properties, required = whole.get("properties"), whole.get("required")
+    declared = properties if isinstance(properties, dict) else {}
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    found = [Parameter(name, _with_definitions(value, whole), name in names) for name, value in declared.items()]
+    return found + [Parameter(name, {}, True) for name in dict.fromkeys(names) if name not in declared]
+
+
+def further_of(schema: Schema | None) -> Schema | None:
+    """The schema of parameters that are not declared. None: there may be none, or it declares some."""
+    whole = _resolved(schema or {})
+    if whole.get("properties") or whole.get("required") or whole.get("additionalProperties") is False:
+        return None
+    return _with_definitions(whole.get("additionalProperties"), whole)
+
+
+def check_parameters(tool: CallableTool) -> None:
+    """Raise `InvalidRequestError`, naming the place, where parameters with schemas of their own cannot say what the
+    tool's schema says: strict ones with further bounds, and definitions too large to be told of each parameter.
+    """
+    whole = _resolved(object_schema(tool))
+    for key in whole:
+        if tool.strict and key not in _OF_AN_OBJECT | ANNOTATIONS:
+            path = f"{tool.where}.{key}"
+            raise InvalidRequestError(f"{path} cannot be enforced in this model's format of calls", path)
+    told = sum(any(place in parameter.schema for place in _DEFINITIONS) for parameter in parameters_of(whole))
+    if told * len(json.dumps([whole.get(place) for place in _DEFINITIONS])) > _LONGEST:
+        raise InvalidRequestError(
+            f"{tool.where}: its definitions are too large for {told} parameters that refer to them", tool.where
+        )
+
+
+def alternatives(schema: Schema) -> list[Schema]:
+    """Schemas of one kind each, of which a value must match one; an empty one for what may be anything."""
+    found: list[Schema] = []
+    left = [schema]
+    for _ in range(_MAX_ALTERNATIVES):
+        if not left:
+            return found
+        each = _resolved(left.pop(0))
+        branches = _branches(each)
+        if branches is not None:
+            left = [*branches, *left]
+        else:
+            found += [each] if each.get("type") in EVERYTHING else [{}]
+    return [{}]
+
+
+def _branches(schema: Schema) -> list[Schema] | None:
+    """The schemas that it is one of; None where it does not list any."""
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(key)
+        if isinstance(options, list) and 0 < len(options) <= (1 if key == "allOf" else _MAX_ALTERNATIVES):
+            rest = {name: value for name, value in schema.items() if name != key}
+            return [_joined(rest, option) for option in options]
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    kind = schema.get("type")
+    if isinstance(values, list) and not (isinstance(kind, str) and "const" not in schema):
+        kinds = dict.fromkeys(kind_of(value) for value in values)
+        return [{"type": kind, "enum": [value for value in values if kind_of(value) == kind]} for kind in kinds]
+    if isinstance(kind, list):
+        return [{**schema, "type": each} for each in kind if each in EVERYTHING] or [{}]
+    return None
+
+
+def kinds_of(schemas: Iterable[Schema]) -> frozenset[Kind]:
+    """The kinds that values of one of these, as `alternatives` has them, are of."""
+    found: set[Kind] = set()
+    for schema in schemas:
+        found |= {schema["type"]} if "type" in schema else EVERYTHING
+    return frozenset(found)
+
+
+def kind_of(value: object) -> Kind:
+    """What JSON schemas call a value; a number without a fraction is an integer."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case str():
+            return "string"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _resolved(schema: Schema) -> Schema:
+    """The schema that it refers to, with what stands beside the reference."""
+    for _ in range(_MAX_DEPTH):
+        path = schema.get("$ref")
+        if not isinstance(path, str):
+            return schema
+        target = dict(_definitions(schema)).get(path)
+        if not isinstance(target, dict):
+            return {}
+        schema = {**target, **{name: value for name, value in schema.items() if name != "$ref"}}
+    return {}
+
+
+def _definitions(schema: Schema) -> Iterator[tuple[str, object]]:
+    for place in _DEFINITIONS:
+        defined = schema.get(place)
+        for name, value in (defined if isinstance(defined, dict) else {}).items():
+            yield f"#/{place}/{name}", value
+
+
+def _with_definitions(schema: object, whole: Schema) -> Schema:
+    if not isinstance(schema, dict):
+        return {}
+    if '"$ref"' not in json.dumps(schema):
+        return schema
+    return {**schema, **{place: whole[place] for place in _DEFINITIONS if place in whole}}
+
+
+def _joined(rest: dict[str, Any], option: object) -> Schema:
+    return {**rest, **option} if isinstance(option, dict) else rest

@@ -1,0 +1,121 @@
+"""Where one output stands in its grammar, and what its next mask costs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+Mask = NDArray[np.int32]
+
+SLOW_SECONDS = 0.005  # of a processor for one mask: about a step, behind whose forward pass masks are filled
+SLOW_TOKENS = 16  # after a slow mask so many are taken to be slow
+
+_PLACE = re.compile(r"^at (\d+)\(\d+\): ")
+_QUOTED_LINE = re.compile(r"^\s*\d+ \| ", re.MULTILINE)
+
+
+class Matcher:
+    """The state of one output. Cheap to make and to copy: the compiled grammar is shared.
+
+    `accept` only notes a token; the next fill takes it into account, off the loop. A matcher is `late` while its masks
+    are slow and the next one is not there: a step that carried its output would wait for it, and with it all others.
+    """
+
+    __slots__ = ("_mask", "_matcher", "_noted", "_quick", "param", "source", "working")
+
+    def __init__(
+        self, matcher: LLMatcher, source: str, param: str, mask: Mask | None = None, slow: bool = False
+    ) -> None:
+        self._matcher = matcher
+        self._noted: list[int] = []
+        self._mask = mask
+        self._quick = 0 if slow else SLOW_TOKENS  # masks since the last slow one
+        self.working: asyncio.Future[Mask] | None = None  # the mask that is being filled beside the steps
+        self.source = source  # of the grammar
+        self.param = param  # the request's field that asked for it
+
+    def copy(self) -> Matcher:
+        """The same state, from here on independent."""
+        twin = Matcher(self._matcher.deep_copy(), self.source, self.param, self._mask, self.slow)
+        twin._noted = list(self._noted)
+        return twin
+
+    def accept(self, token_id: int) -> None:
+        """Move on by one token of the output, one that the last mask allowed."""
+        self._mask = None
+        self._noted.append(token_id)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens; ValueError if there are not that many."""
+        self._mask = None
+        noted = min(count, len(self._noted))
+        del self._noted[len(self._noted) - noted :]
+        if count > noted and not self._matcher.rollback(count - noted):
+            raise ValueError(f"cannot take back {count} tokens")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing but the end may follow."""
+        self.advance()
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be followed any further: a token that it forbids, or too much to compute."""
+        return reason(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    def take_mask(self) -> Mask | None:
+        """The next mask, [words] int32, if it is there already. Once: what is drawn from it comes by `accept`."""
+        mask, self._mask = self._mask, None
+        return mask
+
+    @property
+    def slow(self) -> bool:
+        """Whether the next mask is taken to need longer than a step may wait."""
+        return self._quick < SLOW_TOKENS
+
+    @property
+    def late(self) -> bool:
+        """Whether the output has to sit out steps until its mask is there."""
+        return self._mask is None and self._quick < SLOW_TOKENS
+
+    def advance(self) -> LLMatcher:
+        """The library's matcher, with all tokens taken in."""
+        if self._noted:
+            self._matcher.consume_tokens(self._noted)
+            self._noted.clear()
+        return self._matcher
+
+    def fill(self, mask: Mask) -> Mask:
+        """Fill and return a mask, [words] int32, in whatever thread, and see what it costs."""
+        begin = time.thread_time()
+        self.advance().unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._quick = 0 if time.thread_time() - begin > SLOW_SECONDS else self._quick + 1
+        return mask
+
+    def filled(self, future: asyncio.Future[Mask]) -> None:
+        """Keep the mask that was filled beside the steps. Without one, the next step has to fill it."""
+        self.working = None
+        if future.cancelled() or future.exception() is not None:
+            self._quick = SLOW_TOKENS
+        else:
+            self._mask = future.result()
+
+
+def reason(message: str) -> str:
+    """The library's message without the lines of the grammar that it quotes."""
+    quoted = _QUOTED_LINE.search(message)
+    text = message[: quoted.start()] if quoted else message
+    return _PLACE.sub("", text).replace("<non-verbose/>", "").strip()[:500]
+
+
+def line_of(message: str) -> str | None:
+    """The line of the grammar that the library's message is about, as it quotes it."""
+    line = _PLACE.match(message)
+    quoted = None if line is None else re.search(rf"^ *{line[1]} \| .*$", message, re.MULTILINE)
+    return None if quoted is None else quoted[0]

@@ -1,0 +1,113 @@
+"""What JSON schemas say of texts in words that the compiler does not know: formats, and pydantic's decimal numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from aengine.errors import InvalidRequestError
+
+_COMPILED = frozenset(
+    {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
+)
+_ANY_TEXT = frozenset({"path", "file-path", "directory-path", "binary", "password"})  # they bind no character
+_BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_EITHER = {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}]}
+
+# A part of what the format allows is enough: a single address is a network, too.
+_SAID_OTHERWISE: dict[str, dict[str, Any]] = {
+    **{f"ipv4{kind}": {"format": "ipv4"} for kind in ("network", "interface")},
+    **{f"ipv6{kind}": {"format": "ipv6"} for kind in ("network", "interface")},
+    **{f"ipvany{kind}": _EITHER for kind in ("address", "network", "interface")},
+    "base64": {"pattern": _BASE64},
+    "base64url": {"pattern": _BASE64.replace("+/", "_-")},
+    "byte": {"pattern": _BASE64},
+    **{
+        f"uuid{version}": {
+            "pattern": rf"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+        }
+        for version in range(1, 9)
+    },
+}
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")  # names to schemas
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
+_DEEPEST = 100  # deeper schemas are refused elsewhere
+
+_DECIMAL = "^(?!^[-+.]*$)[+-]?0*"  # what pydantic's patterns of decimal numbers begin with: not signs and points alone
+_PLACES = re.compile(r"\\d\{0,(\d+)\}\\\.\\d\{0,(\d+)\}")  # before and behind the point
+_DIGITS = re.compile(r"\[\\d\.\]\{1,(\d+)\}")  # the point is one of them
+_BEHIND = re.compile(r"\\\.\?\\d\{0,(\d+)\}")
+_MOST_BEFORE, _MOST_BEHIND = 19, 9  # digits, where the pattern sets no bound
+
+
+def understood(schema: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
+    """The schema in words that the compiler knows, where there are any, allowing no more.
+
+    A format that nobody knows is an annotation, and items need not differ, unless the schema is `strict`: then it is
+    refused, with an `InvalidRequestError` that names the place below `where`.
+    """
+    return _Reading(strict).read(schema, where, 0)
+
+
+class _Reading:
+    def __init__(self, strict: bool) -> None:
+        self._strict = strict
+
+    def read(self, schema: Mapping[str, Any], where: str, depth: int) -> dict[str, Any]:
+        made = dict(schema)
+        if depth > _DEEPEST:
+            return made
+        for key, value in schema.items():
+            path = f"{where}.{key}"
+            if key in _MAPS and isinstance(value, dict):
+                made[key] = {name: self._below(each, f"{path}.{name}", depth) for name, each in value.items()}
+            elif key in _LISTS and isinstance(value, list):
+                made[key] = [self._below(each, f"{path}[{index}]", depth) for index, each in enumerate(value)]
+            elif key in _SINGLE:
+                made[key] = self._below(value, path, depth)
+        if isinstance(made.get("uniqueItems"), bool) and (not made["uniqueItems"] or not self._strict):
+            del made["uniqueItems"]
+        if made.get("uniqueItems") is True:
+            self._refuse(f"{where}.uniqueItems", "that items differ cannot be enforced")
+        if isinstance(form := made.get("format"), str) and form not in _COMPILED:
+            self._read_format(made, form, where)
+        if isinstance(written := made.get("pattern"), str) and written.startswith(_DECIMAL):
+            made["pattern"] = decimal_pattern(written)
+        return made
+
+    def _read_format(self, made: dict[str, Any], form: str, where: str) -> None:
+        otherwise = _SAID_OTHERWISE.get(form)
+        if otherwise is not None and made.keys().isdisjoint(otherwise.keys() - {"format"}):
+            del made["format"]
+            made.update(otherwise)
+        elif form in _ANY_TEXT or not self._strict:
+            del made["format"]
+        else:
+            self._refuse(f"{where}.format", f"{form!r} is not known")
+
+    def _below(self, value: object, where: str, depth: int) -> object:
+        return self.read(value, where, depth + 1) if isinstance(value, dict) else value
+
+    def _refuse(self, path: str, reason: str) -> None:
+        raise InvalidRequestError(f"{path}: {reason}; leave it out, or leave out strict", path)
+
+
+def decimal_pattern(written: str) -> str:
+    """What pydantic means by a pattern of decimal numbers, without its look-ahead."""
+    most = None
+    if (places := _PLACES.search(written)) is not None:
+        before, behind = int(places[1]), int(places[2])
+    elif (digits := _DIGITS.search(written)) is not None:
+        most = int(digits[1]) - 1
+        before, behind = min(most, _MOST_BEFORE), 0
+    else:
+        found = _BEHIND.search(written)
+        before, behind = _MOST_BEFORE, _MOST_BEHIND if found is None else int(found[1])
+    forms = [rf"\d{{1,{before}}}"] * bool(before)
+    if most is not None:  # however they are spread
+        forms += [rf"\d{{{count}}}\.\d{{1,{most - count}}}" for count in range(min(most, _MOST_BEFORE))]
+    elif behind:
+        forms += [rf"\d{{0,{before}}}\.\d{{1,{behind}}}"]
+    return f"^[+-]?0?({'|'.join(forms) or '0'})$"
