@@ -58,7 +58,10 @@ class ChatMessage(msgspec.Struct, kw_only=True):
         for name, remedy in _REFUSED_IN_MESSAGES.items():
             if getattr(self, name) is not None:
                 raise InvalidRequestError(f"{where}.{name}: {remedy}", f"{where}.{name}")
-        message: dict[str, Any] = {"role": self.role, "content": self._text(where)}
+        content = self._joined(self.content, where) if isinstance(self.content, list) else self.content
+        if content is None:
+            content = self.refusal
+        message: dict[str, Any] = {"role": self.role, "content": content}
         for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
@@ -66,11 +69,10 @@ class ChatMessage(msgspec.Struct, kw_only=True):
             message["tool_calls"] = msgspec.to_builtins(self.tool_calls)
         return message
 
-    def _text(self, where: str) -> str | None:
-        if not isinstance(self.content, list):
-            return self.refusal if self.content is None else self.content
+    @staticmethod
+    def _joined(parts: Sequence[ContentPart], where: str) -> str:
         texts = []
-        for index, part in enumerate(self.content):
+        for index, part in enumerate(parts):
             path = f"{where}.content[{index}]"
             if part.type not in ("text", "refusal"):
                 raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
@@ -126,7 +128,10 @@ ToolChoice = ChosenTool | AllowedToolsChoice
 
 def messages_for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages as the chat template gets them. Raises `InvalidRequestError`, naming the part that is no text."""
-    return [message.for_template(f"messages[{index}]") for index, message in enumerate(messages)]
+    rendered = []
+    for index, message in enumerate(messages):
+        rendered.append(message.for_template(f"messages[{index}]"))
+    return rendered
 
 
 def tools_for_template(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.chat import ChatMessage, Tool, ToolChoice
-from aengine.http.bodies.structured import ResponseFormat, StructuredOutputs, asked_structured
+from aengine.http.bodies.structured import ResponseFormat, StructuredOutputs, single_form
 from aengine.types import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
@@ -70,6 +70,13 @@ class Sampling(msgspec.Struct, kw_only=True):
     priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None  # taken, not used
+    # What the output must match.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """What was given, over `defaults`. `max_tokens` is the endpoint's own default, `logprobs` its reading."""
@@ -84,36 +91,30 @@ class Sampling(msgspec.Struct, kw_only=True):
             given["stop"] = (self.stop,)
         if self.include_stop_str_in_output:
             given["include_stop"] = True
+        forms = {}
+        for name in _FORM_FIELDS:
+            if (form := getattr(self, name)) is not None:
+                forms[name] = form
+        if forms and (structured := single_form(forms)) is not None:
+            given["structured"] = structured
         return msgspec.structs.replace(defaults, **given, logprobs=logprobs)
 
 
 _SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
-
-
-class StructuredSampling(Sampling, kw_only=True):
-    """And what the output must match."""
-
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-
-    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
-        structured = asked_structured(self.response_format, self.structured_outputs, guided)
-        params = super().params(defaults, max_tokens=max_tokens, logprobs=logprobs)
-        return params if structured is None else msgspec.structs.replace(params, structured=structured)
-
-
-_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_FORM_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class GenerateRequest(StructuredSampling, kw_only=True):
+class GenerateRequest(Sampling, kw_only=True):
     """`POST /generate`. Exactly one of `prompt`, `input_ids` and `messages`."""
 
     prompt: str | list[TokenId] | None = None
@@ -135,24 +136,24 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None  # with include_usage
 
 
-UsageTold = Literal["never", "last", "always"]
+UsageShown = Literal["never", "last", "always"]
 
 
-class OpenAIRequest(StructuredSampling, kw_only=True):
+class OpenAIRequest(Sampling, kw_only=True):
     """What OpenAI's two endpoints have in common."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """As for all; prompt logprobs come only with a whole answer, as in vLLM."""
+    def usage_shown(self) -> UsageShown:
+        """In which chunks of a stream usage stands.
+
+        Raises `InvalidRequestError` for options of a stream where there is none, and for prompt logprobs where there
+        is one: they come only with a whole answer, as in vLLM.
+        """
+        options = self.stream_options
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequestError("prompt_logprobs needs stream to be false", "prompt_logprobs")
-        return super().params(defaults, max_tokens=max_tokens, logprobs=logprobs)
-
-    def usage_told(self) -> UsageTold:
-        """In which chunks of a stream usage stands. Raises `InvalidRequestError` where there is no stream."""
-        options = self.stream_options
         if options is None:
             return "never"
         if not self.stream:

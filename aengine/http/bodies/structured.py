@@ -65,24 +65,21 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
         )
 
 
-def asked_structured(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: dict[str, Any]
-) -> Structured | None:
-    """The one thing asked for, by whichever field. `guided` maps fields such as `guided_json` to their values.
+def single_form(fields: dict[str, Any]) -> Structured | None:
+    """The one form asked for, by whichever field: by name `response_format`, `structured_outputs`, `guided_json`, ...
 
     The same one may be asked for by several fields: clients do so that serve several versions of vLLM. Raises
     `InvalidRequestError` for two that differ.
     """
     asked: list[Structured] = []
-    if response_format is not None and (structured := response_format.structured()) is not None:
-        asked.append(structured)
-    if structured_outputs is not None:
-        asked.append(structured_outputs.structured())
-    for name, value in guided.items():
-        if value is not None:
+    for name, value in fields.items():
+        if isinstance(value, ResponseFormat | StructuredOutputs):
+            if (structured := value.structured()) is not None:
+                asked.append(structured)
+        else:
             kind = name.removeprefix("guided_")
-            fields: dict[str, Any] = {kind: tuple(value) if kind == "choice" else value}
-            asked.append(Structured(origin=name, **fields))
+            form: dict[str, Any] = {kind: tuple(value) if kind == "choice" else value}
+            asked.append(Structured(origin=name, **form))
     for other in asked[1:]:
         if msgspec.structs.replace(other, origin=asked[0].origin) != asked[0]:
             names = " and ".join(structured.param for structured in asked)

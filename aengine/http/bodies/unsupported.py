@@ -117,7 +117,8 @@ _OF_NO_CONSEQUENCE = (
 
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest)
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
-_ELSEWHERE = {name for struct in _STRUCTS for name in struct.__struct_fields__} - _WITHOUT_EFFECT
+_NAMES = {struct: frozenset(struct.__struct_fields__) for struct in _STRUCTS}
+_ELSEWHERE = frozenset().union(*_NAMES.values()) - _WITHOUT_EFFECT
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 
 _HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
@@ -132,7 +133,10 @@ class UnknownFields:
 
     def check(self, body: bytes | bytearray, struct: type[msgspec.Struct], path: str) -> None:
         """Look at the fields of a body that `struct` has been read from. Raises `InvalidRequestError`, naming one."""
-        for name, value in _unknown(body, struct).items():
+        fields = decode(body, _decoder)
+        if "structured_outputs" not in fields and fields.keys() <= _NAMES[struct]:
+            return
+        for name, value in _unknown(fields, struct).items():
             refused = _refused(name, struct, path)
             if refused is not None:
                 given = msgspec.json.decode(value)
@@ -165,10 +169,9 @@ def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported 
     return REFUSED.get(name)
 
 
-def _unknown(body: bytes | bytearray, struct: type[msgspec.Struct]) -> dict[str, msgspec.Raw]:
-    """The fields that the struct does not have, those within `structured_outputs` by their path."""
-    fields = decode(body, _decoder)
-    unknown = {name: value for name, value in fields.items() if name not in struct.__struct_fields__}
+def _unknown(fields: Mapping[str, msgspec.Raw], struct: type[msgspec.Struct]) -> dict[str, msgspec.Raw]:
+    """Those that the struct does not have, and within `structured_outputs` by their path."""
+    unknown = {name: value for name, value in fields.items() if name not in _NAMES[struct]}
     form = fields.get("structured_outputs")
     if form is not None and bytes(form).startswith(b"{"):
         for name, value in decode(bytes(form), _decoder).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from itertools import repeat
 
 import msgspec
 from starlette.requests import Request
@@ -13,11 +14,11 @@ from aengine.errors import InvalidRequestError, renamed
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
 from aengine.http.bodies.requests import ChatRequest, template_options
 from aengine.http.endpoints.base import Endpoint
-from aengine.http.endpoints.prompts import cut
+from aengine.http.endpoints.prompts import Prompt, cut
 from aengine.http.openai.chat import ChatDialect, word_completion
 from aengine.http.openai.logprobs import ChatLogprobs
 from aengine.http.openai.reading import AnswerReading
-from aengine.http.openai.tools import tool_use
+from aengine.http.openai.tools import NO_TOOLS, tool_use
 from aengine.http.streams.prompt_logprobs import told_prompts
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -37,9 +38,13 @@ class Chat(Endpoint):
         if body.max_completion_tokens is not None:
             body.max_tokens = body.max_completion_tokens
             names["max_tokens"] = "max_completion_tokens"
-        usage_told = body.usage_told()
-        params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
-        tools = tool_use(body)
+        usage_shown = body.usage_shown()
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        params = body.params(
+            engine.default_params, max_tokens=None, logprobs=(body.top_logprobs or 0) if body.logprobs else None
+        )
+        tools = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
         options = template_options(body)
         asked_to_think = (options["template_kwargs"] or {}).get("enable_thinking")
         reading = AnswerReading(
@@ -51,14 +56,17 @@ class Chat(Endpoint):
         )
         prompt = await engine.encode_chat(
             messages_for_template(body.messages),
-            tools=tools_for_template(tools.offered),
+            tools=tools_for_template(tools.offered) if tools.offered else None,
             context=engine.max_model_len if body.truncate_prompt_tokens is None else None,
             **options,
         )
-        token_ids = await cut(prompt.token_ids, body.truncate_prompt_tokens, engine.tokenizer)
+        token_ids: Prompt = prompt.token_ids
+        if body.truncate_prompt_tokens is not None:
+            token_ids = await cut(token_ids, body.truncate_prompt_tokens, engine.tokenizer)
         with renamed(names):
-            budget = self._candidates(engine, params, copies=1, streamed=bool(body.stream))
-            token_ids, params = await budget.add(token_ids)
+            if params.logprobs is not None or params.prompt_logprobs is not None:
+                budget = self._candidates(engine, params, copies=1, streamed=bool(body.stream))
+                token_ids, params = await budget.add(token_ids)
             stream = await engine.submit(
                 token_ids,
                 reading.asked(params, prompt.opens_thought),
@@ -68,19 +76,11 @@ class Chat(Endpoint):
             )
 
         bytes_of = engine.tokenizer.token_bytes
-        readers = [reading.reader(prompt.opens_thought, bytes_of) for _ in range(params.n)]
-        logprobs = ChatLogprobs(bytes_of)
+        readers = list(map(reading.reader, repeat(prompt.opens_thought, params.n), repeat(bytes_of)))
+        logprobs = None if params.logprobs is None else ChatLogprobs(bytes_of)
         if body.stream:
-            return self._stream(stream, ChatDialect(head, stream, usage_told, readers, logprobs))
+            return self._stream(stream, ChatDialect(head, stream, usage_shown, readers, logprobs))
         stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
         return self._whole(
             stream, lambda completion: word_completion(head | prompt_of(0), completion, readers, logprobs)
         )
-
-
-def _logprobs(body: ChatRequest) -> int | None:
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs:
-        raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
-    return None

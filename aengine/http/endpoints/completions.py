@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.requests import CompletionRequest, UsageTold
+from aengine.http.bodies.requests import CompletionRequest, UsageShown
 from aengine.http.endpoints.base import Endpoint, submit_within_context
 from aengine.http.endpoints.prompts import Prompt, cut, split_prompts, text_of
 from aengine.http.engine_like import EngineLike, StreamLike
@@ -22,6 +22,7 @@ from aengine.http.openai.logprobs import CompletionLogprobs, usage_body
 from aengine.http.streams.echo import EchoingStream
 from aengine.http.streams.gathered import GatheredStream
 from aengine.http.streams.prompt_logprobs import ToldPrompt, told_prompts
+from aengine.text.answer.deltas import ContentDelta, Delta
 from aengine.types import Completion, Fragment, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -40,7 +41,7 @@ class Completions(Endpoint):
             "model": self._state.check_model(body.model),
         }
         params = _params(body, engine.default_params)
-        usage_told = body.usage_told()
+        usage_shown = body.usage_shown()
         _refuse_what_is_not_done(body)
         prompts = split_prompts(body.prompt, params.n)
         echoed = body.echo and body.logprobs is not None
@@ -71,7 +72,7 @@ class Completions(Endpoint):
         if not body.stream:
             stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
             return self._whole(stream, lambda completion: word_completion(head, completion, prompt_of))
-        return self._stream(stream, CompletionDialect(head, stream, usage_told))
+        return self._stream(stream, CompletionDialect(head, stream, usage_shown))
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
@@ -111,17 +112,24 @@ def _echoing(
 
 
 class CompletionDialect(OpenAIDialect):
-    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_told: UsageTold) -> None:
-        super().__init__(head, stream, usage_told)
+    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown) -> None:
+        super().__init__(head, stream, usage_shown)
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)  # by choice
 
-    def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": self._logprobs[index].word(fragment.logprobs) if fragment is not None else None,
-            "finish_reason": fragment.finish_reason if fragment is not None else None,
-        }
+    def event(self, fragment: Fragment) -> bytes:
+        if self._usage_shown == "always":
+            self._completion_tokens += len(fragment.token_ids)
+        if fragment.finish_reason is None and fragment.logprobs is None:
+            # Text may be held back: bytes of a character, the start of a stop string.
+            return self._piece(fragment.index, ContentDelta(fragment.text)) if fragment.text else b""
+        logprobs = self._logprobs[fragment.index].word(fragment.logprobs)
+        return self._event(self._choice(fragment.index, ContentDelta(fragment.text), logprobs, fragment.finish_reason))
+
+    def _choice(
+        self, index: int, delta: Delta | None, logprobs: dict[str, Any] | None = None, reason: str | None = None
+    ) -> dict[str, Any]:
+        text = delta.text if isinstance(delta, ContentDelta) else ""
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 async def word_completion(head: dict[str, Any], completion: Completion, prompt_of: ToldPrompt) -> object:

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from aengine.http.bodies.requests import UsageTold
+from aengine.http.bodies.requests import UsageShown
 from aengine.http.engine_like import StreamLike
 from aengine.http.openai.chunks import OpenAIDialect
 from aengine.http.openai.logprobs import ChatLogprobs, usage_body
 from aengine.http.openai.reading import ChoiceReader
-from aengine.http.streams import sse
-from aengine.text.answer.deltas import Answer, Call, CallDelta, ContentDelta, Delta, ReasoningDelta
+from aengine.text.answer.deltas import Answer, Call, ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.parser import AnswerParser
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 
@@ -26,75 +25,61 @@ class ChatDialect(OpenAIDialect):
         self,
         head: dict[str, Any],
         stream: StreamLike,
-        usage_told: UsageTold,
+        usage_shown: UsageShown,
         readers: Sequence[ChoiceReader],
-        logprobs: ChatLogprobs,
+        logprobs: ChatLogprobs | None,
     ) -> None:
-        super().__init__(head, stream, usage_told)
-        self._texts: dict[tuple[int, type[Delta]], bytes] = {}  # templates by choice and kind of text
+        super().__init__(head, stream, usage_shown)
         self._readers = readers
         self._logprobs = logprobs
 
     def opening(self) -> bytes:
         """The role, once per choice. Where content may stay away, it is null until it comes."""
-        return b"".join(
-            self._told(index, {"role": "assistant", "content": "" if reader.parser.plain else None})
-            for index, reader in enumerate(self._readers)
-        )
+        events = []
+        for index, reader in enumerate(self._readers):
+            role = {"role": "assistant", "content": "" if reader.parser.plain else None}
+            events.append(self._event({"index": index, "delta": role, "logprobs": None, "finish_reason": None}))
+        return b"".join(events)
 
     def event(self, fragment: Fragment) -> bytes:
-        index = fragment.index
+        index, reason = fragment.index, fragment.finish_reason
         parser, thought = self._readers[index]
-        if parser.plain:
-            return super().event(fragment)
-        if thought is not None and self._usage_told != "never":
-            thought.feed(fragment.token_ids)
-        deltas = parser.feed(fragment.text)
-        if fragment.finish_reason is not None:
-            deltas += parser.finish()
-        if self._usage_told == "always":
+        deltas: list[Delta]
+        if plain := parser.plain:
+            # Text may be held back: bytes of a character, the start of a stop string.
+            deltas = [ContentDelta(fragment.text)] if fragment.text else []
+        else:
+            if thought is not None and self._usage_shown != "never":
+                thought.feed(fragment.token_ids)
+            deltas = parser.feed(fragment.text)
+            if reason is not None:
+                deltas += parser.finish()
+        if self._usage_shown == "always":
             self._completion_tokens += len(fragment.token_ids)
-        elif fragment.finish_reason is None and fragment.logprobs is None:
-            return b"".join([self._piece_of(index, delta) for delta in deltas])
-        worded = [_delta_body(delta) for delta in deltas]
-        if fragment.finish_reason is not None or (fragment.logprobs is not None and not worded):
-            worded.append({})
-        if not worded:
-            return b""
-        *first, last = worded
-        reason = _finish_reason(fragment.finish_reason, parser)
-        return b"".join(self._told(index, delta) for delta in first) + self._told(index, last, fragment, reason)
+        last: Delta | None = None
+        is_last = reason is not None or fragment.logprobs is not None
+        if is_last and deltas and (plain or reason is None):  # else what ends is a chunk of its own
+            last = deltas.pop()
+        events = b""
+        for delta in deltas:
+            events += self._piece(index, delta)
+        if is_last:
+            logprobs = None if self._logprobs is None else self._logprobs.word(fragment.logprobs)
+            events += self._event(self._choice(index, last, logprobs, _finish_reason(reason, parser)))
+        return events
 
-    def _piece_of(self, index: int, delta: Delta) -> bytes:
-        if isinstance(delta, CallDelta):
-            return self._told(index, _delta_body(delta))
-        kind = type(delta)
-        if (template := self._texts.get((index, kind))) is None:
-            choice = {"index": index, "delta": _delta_body(kind(sse.HOLE)), "logprobs": None, "finish_reason": None}
-            template = self._texts[index, kind] = sse.template(self._chunk(choice))
-        text = sse.encode(delta.text)
-        return template % (text if kind is ContentDelta else (text, text))
-
-    def _told(
-        self, index: int, delta: dict[str, Any], fragment: Fragment | None = None, reason: str | None = None
-    ) -> bytes:
-        logprobs = None if fragment is None else self._logprobs.word(fragment.logprobs)
-        return sse.event(self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}))
-
-    def _piece(self, index: int, text: str, fragment: Fragment | None) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": {"content": text} if text else {},
-            "logprobs": self._logprobs.word(fragment.logprobs) if fragment is not None else None,
-            "finish_reason": fragment.finish_reason if fragment is not None else None,
-        }
+    def _choice(
+        self, index: int, delta: Delta | None, logprobs: dict[str, Any] | None = None, reason: str | None = None
+    ) -> dict[str, Any]:
+        body = {} if delta is None else _delta_body(delta)
+        return {"index": index, "delta": body, "logprobs": logprobs, "finish_reason": reason}
 
     def _usage_body(self, usage: Usage) -> dict[str, Any]:
         return usage_body(usage, sum(reader.thought_tokens for reader in self._readers))
 
 
 async def word_completion(
-    head: dict[str, Any], completion: Completion, readers: Sequence[ChoiceReader], logprobs: ChatLogprobs
+    head: dict[str, Any], completion: Completion, readers: Sequence[ChoiceReader], logprobs: ChatLogprobs | None
 ) -> object:
     """The whole body of an answer that is not streamed."""
     choices = [await _choice_body(choice, readers[choice.index], logprobs) for choice in completion.choices]
@@ -102,7 +87,7 @@ async def word_completion(
     return {**head, "choices": choices, "usage": usage}
 
 
-async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogprobs) -> dict[str, Any]:
+async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogprobs | None) -> dict[str, Any]:
     parser, thought = reader
     for start in range(0, len(choice.token_ids), _SLICE):
         if thought is None or thought.over:
@@ -115,7 +100,7 @@ async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogpr
     return {
         "index": choice.index,
         "message": message,
-        "logprobs": await logprobs.raw(choice.logprobs),
+        "logprobs": None if logprobs is None else await logprobs.raw(choice.logprobs),
         "finish_reason": _finish_reason(choice.finish_reason, parser),
     }
 

@@ -76,7 +76,7 @@ class AnswerReading:
         if structured is not None and self._formed:
             calls = None if self._calls is None else self._grammar(self._calls).rules()
             structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought), calls=calls)
-        elif (grammar := self.calls_grammar(opens_thought)) is not None:
+        elif self._calls is not None and (grammar := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=grammar, origin="tools")
         if structured is not None:  # a marker that is not written would join the texts on both its sides
             markers = tuple(self._format.markers[marker] for marker in sorted(self._format.special_markers))
@@ -102,24 +102,15 @@ class AnswerReading:
 
     def reader(self, opens_thought: bool, bytes_of: Callable[[int], bytes]) -> ChoiceReader:
         """A reader of one answer. `opens_thought`: the prompt ends within a thought; `bytes_of`: a token's bytes."""
-        thought: ThoughtTokens | None = None
-        if self._may_begin_with_thought(opens_thought):
-            thought = ThoughtTokens(bytes_of, self._format.thought_markers, opens_thought)
-        return ChoiceReader(self.parser(opens_thought), thought)
-
-    def parser(self, opens_thought: bool) -> AnswerParser:
-        """A parser for the text of one answer."""
-        calls = self._calls
-        markers = self._format.thought_markers
-        return AnswerParser(
-            ThoughtParser(opens_thought, markers) if self._may_begin_with_thought(opens_thought) else None,
+        calls, markers = self._calls, self._format.thought_markers
+        # What has a form and no thought before it may begin with anything, a marker too.
+        thinks = self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
+        parser = AnswerParser(
+            ThoughtParser(opens_thought, markers) if thinks else None,
             None if calls is None else ToolCallParser(calls, self._tools.schemas, self._tools.parallel),
             calls_begin=calls.syntax.begin if self._formed and calls is not None else None,
         )
-
-    def _may_begin_with_thought(self, opens_thought: bool) -> bool:
-        """What has a form and no thought before it may begin with anything, a marker too."""
-        return self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
+        return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
 
     def _grammar(self, form: CallFormat) -> CallGrammar:
         """What the model may call, with whatever arguments where nobody asked for more."""

@@ -28,6 +28,9 @@ class ToolUse(NamedTuple):
         return {tool.function.name: tool.function.parameters for tool in self.callable_tools}
 
 
+NO_TOOLS = ToolUse([], [], forced=False, parallel=True)
+
+
 def tool_use(body: ChatRequest) -> ToolUse:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field.
 

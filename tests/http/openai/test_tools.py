@@ -9,7 +9,7 @@ import pytest
 
 from aengine.config import ServerConfig
 from aengine.http.bodies.requests import ChatRequest
-from aengine.http.openai.reading import AnswerReading
+from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.openai.tools import tool_use
 from aengine.structured import Structured
 from aengine.text.answer.deltas import CallDelta, put_together
@@ -30,6 +30,10 @@ ALL = ["<think>", "\nI call.", "\n</think>", "\n\nI ", "look.\n", *CALL, "\n", *
 
 def named(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
+
+
+def reader(reading: AnswerReading, opens_thought: bool = False) -> ChoiceReader:
+    return reading.reader(opens_thought, lambda token_id: b"")
 
 
 STRICT = [named("f"), named("g", strict=True)]
@@ -302,7 +306,7 @@ def test_a_thought_may_come_before_an_answer_of_a_given_form(
     reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body), may_think=may_think, formed=formed)
     asked = reading.asked(SamplingParams(structured=formed), opens_thought)
     assert asked.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
-    assert reading.parser(opens_thought).plain == (thought == "never")
+    assert reader(reading, opens_thought).parser.plain == (thought == "never")
 
 
 FORM = Structured(json_object=True)
@@ -313,7 +317,7 @@ def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
     reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
     calls = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured.calls  # type: ignore[union-attr]
     assert (calls or "").startswith("calls: call\n")
-    assert isinstance(reading.parser(opens_thought=False).feed("".join(CALL))[0], CallDelta)
+    assert isinstance(reader(reading).parser.feed("".join(CALL))[0], CallDelta)
     body.tool_choice = "none"
     reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
     asked = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured
@@ -339,7 +343,7 @@ def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) ->
     reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body), formed=form)
     asked = reading.asked(SamplingParams(structured=form), opens_thought=False).structured
     assert asked == form
-    assert reading.parser(opens_thought=False).plain
+    assert reader(reading).parser.plain
 
 
 def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
@@ -356,7 +360,7 @@ def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
 @pytest.mark.parametrize("start", ["a ", "{", "<tool", " \n<", "<think>no</think>\n\na"])
 def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
-    parser = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM).parser(opens_thought=False)
+    parser = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)).parser
     text = start + "".join(CALL) + " "
     deltas = [delta for at in range(0, len(text), cut) for delta in parser.feed(text[at : at + cut])]
     answer = put_together(deltas + parser.finish())
