@@ -7,13 +7,9 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from aengine.http.bodies import answers, requests
-from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.departure import DepartureMiddleware
+from aengine.http.door.door import Door
 from aengine.http.door.errors import HANDLERS
-from aengine.http.door.host import HostMiddleware
-from aengine.http.door.origin import OriginMiddleware
-from aengine.http.door.paths import PathMiddleware, ServedPaths
-from aengine.http.door.request_id import RequestIdMiddleware
+from aengine.http.door.paths import ServedPaths
 from aengine.http.endpoints.admin import Admin
 from aengine.http.endpoints.chat import Chat
 from aengine.http.endpoints.completions import Completions
@@ -78,14 +74,7 @@ def http_app(state: ServerState) -> Starlette:
     paths = ServedPaths([*((one.method, one.path) for one in described), *(("GET", path) for path, _ in more)])
     app = Starlette(
         routes=[*routes, *(Route(path, show) for path, show in more)],
-        middleware=[
-            Middleware(RequestIdMiddleware),
-            Middleware(HostMiddleware, allowed=state.config.allowed_hosts),
-            Middleware(OriginMiddleware, allowed=state.config.allowed_origins),
-            Middleware(ApiKeyMiddleware, keys=state.config.api_keys),
-            Middleware(PathMiddleware, paths=paths),  # behind the keys: they know no path but as it was sent
-            Middleware(DepartureMiddleware),
-        ],
+        middleware=[Middleware(Door, config=state.config, paths=paths)],
         exception_handlers={**HANDLERS, 404: paths.no_such_path, 405: paths.no_such_method},
     )
     app.router.redirect_slashes = False  # the redirect would be built from the client's Host header

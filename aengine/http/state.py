@@ -13,7 +13,6 @@ from aengine.http.door.turnstile import Turnstile
 from aengine.http.engine_like import EngineLike
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
-from aengine.http.streams.running import RunningReplies
 
 Phase = Literal["loading", "ready", "failed", "stopping"]
 
@@ -26,7 +25,6 @@ class ServerState:
         self.engine: EngineLike | None = None
         self.phase: Phase = "loading"
         self.reason = "the model is still loading"
-        self.replies = RunningReplies()
         self.loop_delay = LoopDelay()
         self.bodies = BodyReader(config)
         self.turnstile = Turnstile()
@@ -68,7 +66,7 @@ class ServerState:
 
     def check_model(self, name: str | None) -> str:
         """The served name. Raises `ModelNotFoundError` when `name` is given and is another."""
-        served = self.model_name or self.require_engine().model_name
+        served = self.config.served_model_name or self.require_engine().model_name
         if name is not None and name != served:
             raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
         return served

@@ -15,7 +15,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 
 
 class ApiKeyMiddleware:
-    """Demands `Authorization: Bearer <key>` for every path but the open ones; without keys it demands nothing.
+    """Demands `Authorization: Bearer <key>` for every path but the open ones.
 
     Preflights never come this far: they carry no credentials by design, and are answered where origins are judged.
     """
@@ -26,7 +26,7 @@ class ApiKeyMiddleware:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._digests or scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

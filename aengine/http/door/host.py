@@ -12,42 +12,39 @@ from collections.abc import Collection
 from ipaddress import IPv6Address, ip_address
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.door.errors import HTTPError
 
 _NAME = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:/?#@\[\]]*))(?::\d*)?")
 
 
-class HostMiddleware:
-    """Refuses a foreign `Host` with 403.
+class Hosts:
+    """The names of this server.
 
     Over other connections than loopback (another address, a Unix socket) every name will do, unless `allowed` names
     some. A request without `Host` comes from no browser.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
-        self._app = app
-        self._allowed = {"localhost", "", *map(_name_of, allowed)}
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._allowed = {"localhost", "127.0.0.1", "::1", "", *map(_name_of, allowed)}  # no other address stands in it
         self._any = "*" in allowed
         self._everywhere = bool(allowed)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._any or not (self._everywhere or _is_loopback(scope)):
-            await self._app(scope, receive, send)
-            return
+    def refusal(self, scope: Scope) -> HTTPError | None:
+        """What answers a request with a foreign `Host`; None where it is none."""
+        if self._any:
+            return None
         for host in Headers(scope=scope).getlist("host"):
             name = _name_of(host)
-            if name not in self._allowed and not _is_address(name):
-                refusal = HTTPError(
+            if name not in self._allowed and not _is_address(name) and (self._everywhere or _is_loopback(scope)):
+                return HTTPError(
                     403,
                     "host_not_allowed",
                     f"Host: {host[:100]!r} is none of this server's names: they are localhost, IP addresses, and what "
                     "the knob allowed_hosts names (--allowed-hosts, AENGINE_ALLOWED_HOSTS)",
                 )
-                await error_response(refusal)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        return None
 
 
 def _name_of(host: str) -> str | None:

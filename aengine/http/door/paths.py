@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.http.door.errors import HTTPError, error_response
 
@@ -29,6 +28,7 @@ class ServedPaths:
         for method, path in served:
             self._methods.setdefault(path.partition("{")[0], method)
         self._with_parameter = tuple(path for path in self._methods if path.endswith("/") and path != "/")
+        self.exact = self._methods.keys() - set(self._with_parameter)  # those without a parameter
 
     def canonical(self, path: str) -> str:
         """The served path that is meant: with one `/v1` or none, without slashes at the end; else `path` itself."""
@@ -56,19 +56,6 @@ class ServedPaths:
         if path in self._with_parameter:
             return False
         return path in self._methods or path.startswith(self._with_parameter)
-
-
-class PathMiddleware:
-    """Hands a request on under the path that it means."""
-
-    def __init__(self, app: ASGIApp, paths: ServedPaths) -> None:
-        self._app = app
-        self._paths = paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope["path"] = self._paths.canonical(scope["path"])
-        await self._app(scope, receive, send)
 
 
 def _printable(path: str) -> str:

@@ -21,14 +21,13 @@ class StatusCounts:
     def add(self, scope: Scope, status: int | None) -> None:
         """Count the answer to a request; `status` is None if none was sent."""
         if scope["type"] == "http":
-            method = scope.get("method", OTHER)
-            self.answers[method if method in _METHODS else OTHER, _path(scope), status or LEFT] += 1
+            method, route = scope.get("method", OTHER), scope.get("route")
+            path = route.path if isinstance(route, Route) else _path_of_refused(scope)
+            self.answers[method if method in _METHODS else OTHER, path, status or LEFT] += 1
 
 
-def _path(scope: Scope) -> str:
-    route = scope.get("route")
-    if isinstance(route, Route):
-        return route.path
-    app = scope.get("app")  # refused before it was routed
+def _path_of_refused(scope: Scope) -> str:
+    """Of a request that was refused before it was routed."""
+    app = scope.get("app")
     routes = () if app is None else app.routes
     return next((one.path for one in routes if isinstance(one, Route) and one.path == scope["path"]), OTHER)

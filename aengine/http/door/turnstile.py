@@ -18,16 +18,14 @@ class Turnstile:
 
     async def enter(self) -> None:
         """Return when it is the caller's turn: at once, unless others came in the same pass."""
-        if self._entered < self._per_pass and not self._waiting:
-            self._enter_one()
+        loop = asyncio.get_running_loop()
+        if self._entered == self._per_pass or self._waiting:
+            turn: asyncio.Future[None] = loop.create_future()
+            self._waiting.append(turn)
+            await turn
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        await turn
-
-    def _enter_one(self) -> None:
         if not self._entered:
-            asyncio.get_running_loop().call_soon(self._next_pass)
+            loop.call_soon(self._next_pass)
         self._entered += 1
 
     def _next_pass(self) -> None:
@@ -36,4 +34,6 @@ class Turnstile:
             turn = self._waiting.popleft()
             if not turn.done():  # else its task was cancelled
                 turn.set_result(None)
-                self._enter_one()
+                self._entered += 1
+        if self._entered:
+            asyncio.get_running_loop().call_soon(self._next_pass)

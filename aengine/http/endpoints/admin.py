@@ -22,7 +22,8 @@ class Admin:
     async def abort(self, request: Request) -> Response:
         """End requests by their `X-Request-Id` or by the `id` in their answer; what is over already is none."""
         body = decode(await self._state.bodies.read(request), _decoder)
-        return _json(Aborted(self._state.replies.abort(body.request_id)))
+        in_flight = self._state.in_flight
+        return _json(Aborted(0 if in_flight is None else in_flight.abort(body.request_id)))
 
     async def flush_cache(self, request: Request) -> Response:
         """Forget the cached prefixes that no running request uses."""

@@ -42,12 +42,10 @@ class Endpoint:
 
     def _stream(self, stream: StreamLike, dialect: Dialect) -> Response:
         config = self._state.config
-        return StreamingReply(
-            stream, self._state.replies, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog
-        )
+        return StreamingReply(stream, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog)
 
     def _whole(self, stream: StreamLike, word: Callable[[Completion], Awaitable[object]]) -> Response:
-        return WholeReply(stream, self._state.replies, word)
+        return WholeReply(stream, word)
 
 
 async def submit_within_context(

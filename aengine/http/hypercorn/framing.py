@@ -64,7 +64,7 @@ class Framing:
                 await body.discard(_LINGER_BYTES)
             await send_reading({"type": "http.response.body", "body": b"", "more_body": False})
 
-        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+        if {b"content-length", b"transfer-encoding"} <= dict(scope["headers"]).keys():
             refusal = HTTPError(400, "two_lengths", "Content-Length and Transfer-Encoding must not be sent together")
             await error_response(refusal, {"Connection": "close"})(scope, body.receive, send_early)
         else:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aengine.errors import AengineError, EngineClosedError
 from aengine.http.door.errors import HTTPError, error_response
 from aengine.http.door.status_counts import StatusCounts
+from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.connection import connection_of, reset_connection, room_to_send
 
 _log = logging.getLogger(__name__)
@@ -41,27 +42,35 @@ class InFlight:
             self._answering.add(one)
             self._idle.clear()
             try:
-                await self._answer(scope, receive, one)
+                await self.app(scope, receive, one.send)
+            except anyio.get_cancelled_exc_class():
+                if one.status is None:  # its body was still on its way, or its prompt was being read
+                    closed = error_response(one.why, {"Connection": "close"})
+                    with anyio.move_on_after(_LAST_WORDS, shield=True):
+                        await closed(scope, receive, one.send)
+                raise
             finally:
                 self._answering.discard(one)
                 self.statuses.add(scope, one.status)
                 if not self._answering:
                     self._idle.set()
 
-    async def _answer(self, scope: Scope, receive: Receive, one: Answering) -> None:
-        try:
-            await self.app(scope, receive, one.send)
-        except anyio.get_cancelled_exc_class():
-            if one.status is None:  # its body was still on its way, or its prompt was being read
-                closed = error_response(one.why, {"Connection": "close"})
-                with anyio.move_on_after(_LAST_WORDS, shield=True):
-                    await closed(scope, receive, one.send)
-            raise
-
     @property
     def blocked(self) -> int:
         """Responses that wait for their readers."""
         return sum(one.pending > 0 for one in self._answering)
+
+    def abort(self, request_id: str) -> int:
+        """End the generating requests of that id, each with finish_reason "abort"; returns how many there were.
+
+        It may be a stream's own id or an `X-Request-Id`, which several may share.
+        """
+        found = 0
+        for one in self._answering:
+            if one.stream is not None and request_id in (one.stream.id, one.request_id):
+                one.stream.abort()
+                found += 1
+        return found
 
     async def idle(self) -> None:
         """Wait until no request is being answered."""
@@ -95,7 +104,19 @@ class InFlight:
 class Answering:
     """One request: the scope of its task, and whether its reader keeps up."""
 
-    __slots__ = ("_all", "_multiplexed", "_send", "given_up", "moved", "pending", "scope", "status", "why")
+    __slots__ = (
+        "_all",
+        "_multiplexed",
+        "_send",
+        "given_up",
+        "moved",
+        "pending",
+        "request_id",
+        "scope",
+        "status",
+        "stream",
+        "why",
+    )
 
     def __init__(self, scope: anyio.CancelScope, send: Send, everyone: Set[Answering], multiplexed: bool) -> None:
         self.scope = scope
@@ -104,6 +125,8 @@ class Answering:
         self._multiplexed = multiplexed  # HTTP/2
         self.why: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
         self.status: int | None = None  # once the answer has begun
+        self.stream: StreamLike | None = None  # while it is being generated
+        self.request_id: str | None = None  # its `X-Request-Id`, from then on
         self.given_up = False
         self.pending = 0  # sends that have not returned: the reader's buffers are full
         self.moved = 0.0  # monotonic seconds when one began after none, or returned
@@ -115,20 +138,19 @@ class Answering:
             self.moved = monotonic()
         self.pending += 1
         try:
-            body, start = message.get("body", b""), 0
-            while len(body) - start > _PIECE:  # in one piece, who takes much slowly would look like who takes nothing
-                await self._pass_on({**message, "body": body[start : start + _PIECE], "more_body": True})
+            body, piece = message.get("body", b""), message
+            for start in range(0, len(body), _PIECE) or (0,):
+                if len(body) > _PIECE:  # in one piece, who takes much slowly would look like who takes nothing
+                    end = start + _PIECE
+                    more = end < len(body) or message.get("more_body", False)
+                    piece = {**message, "body": body[start:end], "more_body": more}
+                await self._send(piece)
+                if self._multiplexed:
+                    await room_to_send(self._send)
                 self.moved = monotonic()
-                start += _PIECE
-            await self._pass_on({**message, "body": body[start:]} if start else message)
         finally:
             self.pending -= 1
             self.moved = monotonic()
-
-    async def _pass_on(self, message: Message) -> None:
-        await self._send(message)
-        if self._multiplexed:
-            await room_to_send(self._send)
 
     async def cut(self, why: AengineError, recently: float) -> None:
         """End the connection, so that the reply sees its client leave; where that is not possible, the reply alone.

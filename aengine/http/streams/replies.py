@@ -20,13 +20,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
 from aengine.http.door.departure import has_left
+from aengine.http.door.door import REQUEST_ID
 from aengine.http.door.errors import HTTPError, error_body
-from aengine.http.door.request_id import request_id_of
 from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.in_flight import ANSWERING, Answering, why_cut
 from aengine.http.streams import sse
 from aengine.http.streams.fragments import collect, merge
-from aengine.http.streams.running import RunningReplies
 from aengine.http.streams.slices import document, sliced
 from aengine.types import Completion, Fragment, Usage
 
@@ -55,17 +54,20 @@ class Dialect(Protocol):
 class _Reply(Response, ABC):
     """What both replies share. `Response` is the base only because Starlette's handlers return one."""
 
-    def __init__(self, stream: StreamLike, running: RunningReplies) -> None:
+    def __init__(self, stream: StreamLike) -> None:
         self.background = None
         self._stream = stream
-        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._running.listed(self._stream, request_id_of(scope)):
-            try:
-                await self._answer(scope, receive, send)
-            finally:
-                self._stream.abort()
+        one: Answering | None = scope.get(ANSWERING)
+        if one is not None:
+            one.stream, one.request_id = self._stream, scope.get(REQUEST_ID)
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._stream.abort()
+            if one is not None:
+                one.stream = None
 
     @abstractmethod
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
@@ -78,10 +80,8 @@ class StreamingReply(_Reply):
     behind is given up: its request is aborted and its response ends unfinished.
     """
 
-    def __init__(
-        self, stream: StreamLike, running: RunningReplies, dialect: Dialect, *, heartbeat: float, max_backlog: int
-    ) -> None:
-        super().__init__(stream, running)
+    def __init__(self, stream: StreamLike, dialect: Dialect, *, heartbeat: float, max_backlog: int) -> None:
+        super().__init__(stream)
         self._dialect = dialect
         self._heartbeat = heartbeat
         self._max_backlog = max_backlog
@@ -107,12 +107,12 @@ class StreamingReply(_Reply):
         except get_cancelled_exc_class():
             if not self._given_up and not has_left(scope):  # the server shuts down, or nothing is read
                 with anyio.move_on_after(_LAST_WORDS, shield=True):
-                    await self._finish(send, sse.event(error_body(why_cut(scope))))
+                    await self._send(send, _body(sse.event(error_body(why_cut(scope))), more=False))
             raise
         except Exception as error:
-            await self._finish(send, sse.event(error_body(error)))
+            await self._send(send, _body(sse.event(error_body(error)), more=False))
             raise
-        await self._finish(send, last)
+        await self._send(send, _body(last, more=False))
 
     async def _tell(self, send: Send) -> bytes:
         """Send all but the last message, which is returned."""
@@ -140,10 +140,6 @@ class StreamingReply(_Reply):
         await send(message)
         self._sending = False
         self._sent += 1
-
-    async def _finish(self, send: Send, chunk: bytes) -> None:
-        self._sending = True
-        await send(_body(chunk, more=False))
 
     async def _watch_progress(self, scope: Scope, send: Send, tasks: TaskGroup) -> None:
         # One timer per stream, not per token: it looks now and then whether anything moved.
@@ -179,10 +175,8 @@ def _body(chunk: bytes, *, more: bool = True) -> Message:
 class WholeReply(_Reply):
     """One JSON document, when the last token is there."""
 
-    def __init__(
-        self, stream: StreamLike, running: RunningReplies, word: Callable[[Completion], Awaitable[object]]
-    ) -> None:
-        super().__init__(stream, running)
+    def __init__(self, stream: StreamLike, word: Callable[[Completion], Awaitable[object]]) -> None:
+        super().__init__(stream)
         self._word = word
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,10 +10,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import EngineFailedError
 from aengine.http.door.departure import DepartureMiddleware
-from aengine.http.door.request_id import RequestIdMiddleware
 from aengine.http.endpoints.generate import GenerateDialect
 from aengine.http.streams.replies import StreamingReply, WholeReply
-from aengine.http.streams.running import RunningReplies
 from aengine.types import Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import parse_events, read_until, serving
@@ -62,7 +60,7 @@ def answer(reply: Response, wire: Wire) -> asyncio.Task[None]:
         await receive()
         await reply(scope, receive, send)
 
-    watched = RequestIdMiddleware(DepartureMiddleware(app))
+    watched = DepartureMiddleware(app)
     return asyncio.ensure_future(watched({"type": "http", "headers": []}, wire.receive, wire.send))
 
 
@@ -70,7 +68,7 @@ def start(
     stream: FakeStream, wire: Wire, *, n: int = 1, heartbeat: float = 10, max_backlog: int = 100
 ) -> asyncio.Task[None]:
     dialect = GenerateDialect(n)
-    reply = StreamingReply(stream, RunningReplies(), dialect, heartbeat=heartbeat, max_backlog=max_backlog)
+    reply = StreamingReply(stream, dialect, heartbeat=heartbeat, max_backlog=max_backlog)
     return answer(reply, wire)
 
 
@@ -78,7 +76,7 @@ def start_whole(stream: FakeStream, wire: Wire) -> asyncio.Task[None]:
     async def word(completion: Completion) -> bytes:
         return b"{}"
 
-    return answer(WholeReply(stream, RunningReplies(), word), wire)
+    return answer(WholeReply(stream, word), wire)
 
 
 def words(*texts: str, index: int = 0) -> list[Fragment]:

@@ -1,0 +1,46 @@
+"""How much code of the HTTP layer one streamed chat runs through: what a reader has to know to follow a request."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import aengine.http
+from aengine.text.answer.parser import AnswerFormat
+from tests.http.fake_engine import FakeEngine
+from tests.http.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+FUNCTIONS, FILES = 60, 20
+ROOM = Path(aengine.http.__file__).parent
+BESIDE = {ROOM / "loop_delay.py"}  # runs all the time, whoever asks for what
+
+
+async def test_a_streamed_chat_passes_few_functions_of_few_files() -> None:
+    engine = FakeEngine()
+    engine.answer_format = AnswerFormat(thoughts=True)
+    seen: set[tuple[Path, str]] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and (path := Path(code.co_filename)).is_relative_to(ROOM) and path not in BESIDE:
+            seen.add((path.relative_to(ROOM), code.co_qualname))
+
+    async with serving(engine) as server:
+        chat = {"messages": [{"role": "user", "content": "hello there"}], "stream": True, "temperature": 0}
+        await server.events("/v1/chat/completions", **chat)  # the connection stands, and what is made once is made
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            events = await server.events("/v1/chat/completions", **chat)
+        finally:
+            sys.setprofile(before)
+    assert len(events) > len(engine.words)
+    assert len(seen) <= FUNCTIONS, sorted(map(str, seen))
+    files = {path for path, _ in seen}
+    assert len(files) <= FILES, sorted(map(str, files))
+    assert {Path("endpoints/chat.py"), Path("streams/replies.py")} <= files
