@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -16,7 +14,8 @@ from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
 from aengine.model.hub import resolve_model
-from aengine.runtime.start import Runtime
+from aengine.runtime.ready import Runtime
+from aengine.runtime.start import Start
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.grammar.grammars import Grammars, Matcher
@@ -118,7 +117,7 @@ class Loaded:
         return prompt_len + params.max_tokens
 
 
-def load(config: EngineConfig, start: Callable[[EngineConfig, Path], Runtime]) -> Loaded:
+def load(config: EngineConfig, start: Start) -> Loaded:
     """Load what the config asks for; blocks for as long as that takes."""
     folder = resolve_model(config.model, config.revision)
     model = ModelConfig.from_folder(folder)
@@ -127,9 +126,9 @@ def load(config: EngineConfig, start: Callable[[EngineConfig, Path], Runtime]) -
         tokenizer = Tokenizer.load(resolve_model(None, None))
     else:
         tokenizer = Tokenizer.load(folder, model.vocab_size)
-    generation = GenerationDefaults.from_folder(folder)
+    generation = GenerationDefaults.from_folder(folder, model)
     timeline = None if config.timeline is None else Timeline(config.timeline)
-    runtime = start(config, folder)
+    runtime = start(config, folder, model)
     if timeline is not None:
         runtime.runner.trace(timeline)
     return Loaded(config, runtime, tokenizer, generation, timeline)

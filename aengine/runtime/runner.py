@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +16,10 @@ from aengine.cache.kv import KVPool
 from aengine.model.decoder import Decoder
 from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
+from aengine.runtime.executor import Executor, Forwarded
 from aengine.runtime.rows import Rows
 from aengine.runtime.scoring import ChunkScores, read_scores, score_chunks
+from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.timeline import Timeline
 from aengine.types import RowLogprobs, StepPlan, StepResult
@@ -42,16 +43,6 @@ class LaunchedStep(Protocol):
         ...
 
 
-class Executor(Protocol):
-    """What a runner needs of a `StepExecutor`, and a timeline's stand-in has as well."""
-
-    def execute(self, plan: StepPlan) -> tuple[Draws | None, Sequence[ChunkScores]]: ...
-
-    def forward(self, plan: StepPlan) -> Forwarded: ...
-
-    def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
-
-
 class Runner(Protocol):
     """What the engine needs of a device."""
 
@@ -69,17 +60,6 @@ class Runner(Protocol):
     def close(self) -> None:
         """Wait for what is still running and let go of the device and of all that lies there."""
         ...
-
-
-@dataclass(slots=True)
-class Forwarded:
-    """A step after its forward pass."""
-
-    logits: Tensor | None  # [draws, vocab] in the model's dtype; None where nothing draws
-    row_list: list[int]  # which rows draw
-    rows: Tensor  # [draws] int64, the same
-    positions: Tensor  # [draws] int64, as in `StepInputs`
-    scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
 
 
 class StepExecutor:
@@ -224,8 +204,6 @@ class CpuRunner:
         return read_draws(draws, self._logprobs.get, plan, forwarded.scores)
 
     def trace(self, timeline: Timeline) -> None:
-        from aengine.runtime.traced import HostSpans, TracedExecutor  # which builds on this module
-
         self._executor = TracedExecutor(self._executor, HostSpans(timeline))
 
     def close(self) -> None:

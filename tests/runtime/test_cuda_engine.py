@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import aengine
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
+from aengine.runtime.start import start_runtime
 from aengine.types import StepPlan
 from tests.runtime.ways import WAYS
 
@@ -196,8 +198,8 @@ async def test_launching_a_decode_step_never_waits(checkpoint: Path, sampling: d
         def close(self) -> None:
             self.runner.close()
 
-    def start(config: aengine.EngineConfig, folder: Path) -> Runtime:
-        runtime = start_runtime(config, folder)
+    def start(config: aengine.EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+        runtime = start_runtime(config, folder, model)
         return Runtime(Strict(runtime), runtime.model, runtime.pool, runtime.max_step_tokens)
 
     async with aengine.Engine(

@@ -11,7 +11,7 @@ from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.model.hub import resolve_model
 from aengine.runtime.sizing import size_pool
-from aengine.runtime.start import step_tokens
+from aengine.runtime.step_sizes import step_tokens
 
 MODEL = ModelConfig.from_folder(resolve_model(None, None))
 PAGE_BYTES = MODEL.num_layers * 2 * 16 * MODEL.num_kv_heads * MODEL.head_dim * 4

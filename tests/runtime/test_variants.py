@@ -25,9 +25,11 @@ from aengine.attention.flash_backend import PrefillAttention, _OnGathered
 from aengine.config import EngineConfig
 from aengine.kernels import gumbel, triton_kernels
 from aengine.kernels.launch import Launch
-from aengine.runtime import start_cuda
+from aengine.model.config import ModelConfig
+from aengine.runtime import cuda_executor, start_cuda
+from aengine.runtime.compile_ahead import CompileAhead
+from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import read_draws
-from aengine.runtime.start import Runtime
 from aengine.sampling.fused import FusedDraw
 from aengine.sampling.sampler import Sampler
 from aengine.scheduling.scheduler import Scheduler, enqueue_all
@@ -37,7 +39,8 @@ from tests.kernels.offline import MARKS, OfflineDriver, take_over
 from tests.runtime.ways import WAYS
 
 pytestmark = MARKS
-DEVICE = torch.device("cpu")
+DEVICE, META = torch.device("cpu"), torch.device("meta")
+empty = torch.empty
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
 GIB = 2**30
 
@@ -64,6 +67,8 @@ def zeros_like(tensor: Tensor, dtype: torch.dtype | None = None, **_: object) ->
 
 
 def zeros(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+    if options.get("device") == META:
+        return empty(*shape, **options)
     return torch.zeros(*shape, **options)
 
 
@@ -73,6 +78,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     variants = Variants(OfflineDriver(90, device=2000))
     take_over(monkeypatch, variants.offline, H200, variants.launch)
     monkeypatch.setattr(start_cuda, "launch_for", lambda device: H200)
+    monkeypatch.setattr(start_cuda, "compile_ahead", lambda job: contextlib.nullcontext(CompileAhead([], [])))
     # What a kernel would have written are zeros: ids and lengths that exist.
     monkeypatch.setattr(torch, "empty", zeros)
     monkeypatch.setattr(torch, "empty_like", zeros_like)
@@ -91,7 +97,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         made._fused = FusedDraw(max_rows, device)
         return made
 
-    monkeypatch.setattr(start_cuda, "Sampler", sampler)
+    monkeypatch.setattr(cuda_executor, "Sampler", sampler)
 
     def nothing(*args: object, **options: object) -> None:
         pass
@@ -209,7 +215,8 @@ def test_nothing_is_compiled_while_serving(
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
-    runtime = start_cuda.start_cuda(config, checkpoint(tmp_path, kv_heads), DEVICE)
+    folder = checkpoint(tmp_path, kv_heads)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
     assert len(compiled.new) > 20
     compiled.new.clear()
     assert serve(runtime, rows) > 50
