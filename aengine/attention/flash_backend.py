@@ -210,6 +210,14 @@ def flash4_runs_on(capability: tuple[int, int]) -> bool:
     return capability[0] in (9, 10)
 
 
+def flash4_is_installed() -> bool:
+    """Looked up, not imported."""
+    try:
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def flash4_cache() -> Path | None:
     """Where flash-attn-4 keeps its compiled kernels, once `keep_compiled` has said so."""
     kept = os.environ.get("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED") == "1"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.flash4 import Flash4
 from aengine.attention.flash4_offline import compile_flash4
-from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_runs_on
+from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_is_installed, flash4_runs_on
 from aengine.attention.triton_backend import TritonAttention
 from aengine.kernels.offline import Share, compile_utilities, compiling
 from aengine.kernels.small_linear import ROW_BORDERS
@@ -81,7 +80,7 @@ class _Absent:
 
 def absent_prefill(capability: tuple[int, int], dtype: torch.dtype) -> PrefillAttention:
     """Launches what `choose_prefill` would choose to launch of ours."""
-    if dtype in HALVES and flash4_runs_on(capability) and importlib.util.find_spec("flash_attn.cute") is not None:
+    if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():
         return Flash4("absent", lambda q, *_, **__: torch.empty_like(q))
     return _Absent()
 
