@@ -63,11 +63,17 @@ def room_for_kv(
     weights = torch.cuda.memory_allocated(device)
     num_pages, length = trial_pool(config, decoder, max_step_tokens)
     pool = num_pages * decoder.config.kv_shape(config.page_size, decoder.dtype).page_bytes
-    trial = make(num_pages, length)
-    torch.cuda.reset_peak_memory_stats(device)
-    for plan in largest_steps(config, max_step_tokens, length):
-        trial.execute(plan)
-    torch.cuda.current_stream(device).synchronize()
+    try:
+        trial = make(num_pages, length)
+        torch.cuda.reset_peak_memory_stats(device)
+        for plan in largest_steps(config, max_step_tokens, length):
+            trial.execute(plan)
+        torch.cuda.current_stream(device).synchronize()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"max_step_tokens: a step of {max_step_tokens} tokens and {config.max_num_seqs} rows does not fit beside "
+            f"the weights ({weights / GIB:.1f} of {budget.total / GIB:.1f} GiB); lower max_step_tokens or max_num_seqs"
+        ) from error
     step = torch.cuda.max_memory_allocated(device) - weights - pool
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info(device)[0]

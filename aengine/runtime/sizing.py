@@ -36,10 +36,13 @@ def check_length(config: EngineConfig, model: ModelConfig) -> int:
     return longest
 
 
-def size_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, available: int) -> PoolSize:
+def size_pool(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, available: int, memory: int | None = None
+) -> PoolSize:
     """Choose the number of pages that fit into `available` bytes and the context length that follows.
 
-    Raises `ConfigError` with the arithmetic when not even one sequence of the asked length fits.
+    memory: bytes that the device has at all. Raises `ConfigError` with the arithmetic when not even one sequence of the
+    asked length fits, or when more pages were asked for than there is memory.
     """
     page_bytes = model.kv_shape(config.page_size, dtype).page_bytes
     longest = check_length(config, model)
@@ -58,4 +61,11 @@ def size_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, avai
             f"{page_bytes / 1024:.1f} KiB per page of {config.page_size} tokens, page 0 reserved) holds {max(fits, 0)} "
             f"tokens, max_model_len asks for {longest}: raise kv_cache_gib or num_pages, or lower max_model_len"
         )
-    return PoolSize(num_pages, page_bytes, min(longest, fits))
+    pool = PoolSize(num_pages, page_bytes, min(longest, fits))
+    if memory is not None and pool.bytes > memory:
+        knob = "kv_cache_gib" if config.num_pages is None else "num_pages"
+        raise ConfigError(
+            f"{knob}: a KV pool of {num_pages} pages takes {pool.bytes / 2**30:.1f} GiB, and there are "
+            f"{memory / 2**30:.1f} GiB of memory: at most {memory // page_bytes} pages; lower it"
+        )
+    return pool

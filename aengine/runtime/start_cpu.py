@@ -13,7 +13,7 @@ from aengine.errors import ConfigError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.load import load_model
-from aengine.runtime.device import forward_threads, resolve_dtype
+from aengine.runtime.device import forward_threads, host_memory, resolve_dtype
 from aengine.runtime.ready import Phases, Runtime, log_ready
 from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, StepExecutor
@@ -30,7 +30,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime
         raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)
-    pool = size_pool(config, model, dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30))
+    pool = size_pool(config, model, dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), host_memory())
     attention = TorchAttention()
     decoder = load_model(
         folder,

@@ -42,6 +42,9 @@ def start_cuda(config: EngineConfig, folder: Path, model: ModelConfig, device: t
     step_tokens(config, STEP_TOKENS)
     check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
+    if config.num_pages is not None or config.kv_cache_gib is not None:
+        asked = int((config.kv_cache_gib or 0) * GIB)
+        size_pool(config, model, dtype, asked, torch.cuda.get_device_properties(device).total_memory)
     stream = torch.cuda.Stream(device)
     job = _job(config, model, dtype, device)
     # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.

@@ -39,6 +39,15 @@ def test_a_small_pool_shortens_the_context_unless_it_was_asked_for() -> None:
         size_pool(config(num_pages=5, max_model_len=100), MODEL, torch.float32, 0)
 
 
+@pytest.mark.parametrize(
+    ("knob", "value", "available"), [("num_pages", 100_000_000, 0), ("kv_cache_gib", 100.0, 100 * 2**30)]
+)
+def test_a_pool_beyond_the_memory_that_there_is_is_refused(knob: str, value: float, available: int) -> None:
+    asked = config(**{knob: value}, max_num_seqs=4096)
+    with pytest.raises(ConfigError, match=rf"^{knob}: .* GiB, and there are 4\.0 GiB of memory"):
+        size_pool(asked, MODEL, torch.float32, available, memory=4 * 2**30)
+
+
 def test_a_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"max_model_len: 99999 .* 2048 positions"):
         size_pool(config(max_model_len=99999), MODEL, torch.float32, 10**12)
