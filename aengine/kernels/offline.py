@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def compiling(capability: tuple[int, int], launch: Launch, share: Share, threads
     major, minor = capability
     driver.set_active(OfflineDriver(10 * major + minor, device=0))
     _pretend(major, launch)
-    _leave_out_compiler()
+    leave_out_compiler()
     run = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -97,11 +98,17 @@ def _launcher(kernel: Any) -> None:
         nvidia.CudaLauncher(kernel.src, kernel.metadata)
 
 
-def _leave_out_compiler() -> None:
-    """On the meta device torch runs functions that it marks with its compiler, which takes 2 s to import."""
-    compiler = ModuleType("torch._dynamo")
+def leave_out_compiler() -> None:
+    """For the rest of this process torch's compiler is a package without contents, but for its settings.
+
+    It takes 2 s to import, for which torch's tensors without contents have no use but a mark and some settings.
+    """
+    name = "torch._dynamo"
+    if name in sys.modules or (spec := importlib.util.find_spec(name)) is None:
+        return
+    compiler = importlib.util.module_from_spec(spec)
     vars(compiler)["disable"] = lambda function, *_, **__: function
-    sys.modules[compiler.__name__] = vars(torch)["_dynamo"] = compiler
+    sys.modules[name] = vars(torch)["_dynamo"] = compiler
 
 
 def _pretend(major: int, launch: Launch) -> None:

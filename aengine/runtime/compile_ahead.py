@@ -1,6 +1,6 @@
 """Kernels are compiled by processes beside the start-up, while it imports packages and reads weights.
 
-A start-up launches some 60 variants of Triton kernels and 3 of flash-attn-4, of 1 to 5 s each. Threads of this process
+A start-up launches some 60 variants of Triton kernels and 4 of flash-attn-4, of 1 to 5 s each. Threads of this process
 would wait for each other: a tenth of Triton's work and nearly all of flash-attn-4's holds the interpreter. So for a few
 seconds there are processes, which end before the first request is taken. They fill the caches on disk that the
 packages keep anyway; whatever they miss, the start-up compiles itself as it comes to it.
@@ -29,9 +29,12 @@ from aengine.runtime.job import Job
 
 log = logging.getLogger("aengine")
 
-CORES_EACH = 4  # that a process of threads keeps busy: beyond, they wait for its interpreter
-FLASH_PROCESSES = 3  # flash-attn-4 needs two or three variants
+CORES_EACH = 3  # that a process of threads keeps busy: beyond, they wait for its interpreter
+MOST_PROCESSES = 6  # each imports torch and runs through all steps before it compiles its share
+FLASH_PROCESSES = 4  # flash-attn-4 needs as many variants, and twice as many of a model with windows
 LONGEST = 300.0  # seconds; then the start-up goes on by itself
+# Without the collector, which takes a third of the time until compiling begins.
+_PROGRAM = "import gc; gc.disable(); from aengine.runtime.rehearsal import main; main()"
 _PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels")
 
 
@@ -82,7 +85,7 @@ def compile_ahead(job: Job) -> Iterator[CompileAhead]:
 
 def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = max(1, min(4, cores // CORES_EACH))
+    count = max(1, min(MOST_PROCESSES, cores // CORES_EACH))
     jobs = [
         msgspec.structs.replace(job, what="triton", index=index, count=count, threads=max(1, cores // count))
         for index in range(count)
@@ -103,7 +106,7 @@ def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
 
 def _run(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "aengine.runtime.rehearsal"],  # -P: nothing from the working directory
+        [sys.executable, "-P", "-c", _PROGRAM],  # -P: nothing from the working directory
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,

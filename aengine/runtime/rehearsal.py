@@ -1,6 +1,6 @@
 """A start-up's steps on tensors without contents, in a process without a GPU: kernels are compiled and none is run.
 
-`python -m aengine.runtime.rehearsal`, with a `Job` in JSON on standard input.
+`main` takes a `Job` in JSON on standard input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.attention.flash4 import Flash4
-from aengine.attention.flash4_offline import compile_flash4
+from aengine.attention.flash4_offline import compile_flash4, launch_kinds
 from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_is_installed, flash4_runs_on
 from aengine.attention.triton_backend import TritonAttention
 from aengine.kernels.offline import Share, compile_utilities, compiling
@@ -86,12 +86,23 @@ def absent_prefill(capability: tuple[int, int], dtype: torch.dtype) -> PrefillAt
 
 
 def compile_flash(job: Job) -> None:
-    """Launch what prefill chunks launch, of as many tokens as there are in a start-up."""
+    """This process's share of what prefill chunks launch."""
+
+    def launch(attention: Flash4) -> None:
+        launch_flash(job, attention, torch.device("cuda"))
+
+    compile_flash4(launch, job.capability, job.launch.processors, job.index, job.count)
+
+
+def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
+    """What prefill chunks launch, of as many tokens as there are in a start-up."""
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
     decoder = Decoder(model, TritonKernels(), TritonAttention(_Absent), dtype, META, config.max_model_len)
     steps = StepSizes.of(config, decoder, job.capability, job.launch.processors)
     sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most)
-    compile_flash4(
+    launch_kinds(
+        attention,
+        device,
         tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
         windows=list(dict.fromkeys(model.window(layer) for layer in range(model.num_layers))),
         heads=model.num_heads,
@@ -99,10 +110,6 @@ def compile_flash(job: Job) -> None:
         dim=model.head_dim,
         page_size=config.page_size,
         dtype=dtype,
-        capability=job.capability,
-        processors=job.launch.processors,
-        index=job.index,
-        count=job.count,
     )
 
 
@@ -112,7 +119,3 @@ def main() -> None:
         rehearse_triton(job)
     else:
         compile_flash(job)
-
-
-if __name__ == "__main__":
-    main()

@@ -44,7 +44,7 @@ def start_cuda(config: EngineConfig, folder: Path, model: ModelConfig, device: t
     torch.cuda.set_device(device)
     if config.num_pages is not None or config.kv_cache_gib is not None:
         asked = int((config.kv_cache_gib or 0) * GIB)
-        size_pool(config, model, dtype, asked, torch.cuda.get_device_properties(device).total_memory)
+        size_pool(config, model, dtype, asked, memory=torch.cuda.mem_get_info(device)[1])
     stream = torch.cuda.Stream(device)
     job = _job(config, model, dtype, device)
     # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
