@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from aengine.attention.flash4 import LEAST_GATHERING
 from aengine.config import EngineConfig
 from aengine.kernels.decode_config import DECODE_BORDERS
 from aengine.kernels.small_linear import ROW_BORDERS
@@ -43,10 +44,11 @@ def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> l
 def uncaptured_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int, graphs: bool) -> list[StepPlan]:
     """What steps need that fit no captured shape. graphs: whether decodes are captured."""
     steps = narrow_steps(config, max_step_tokens, max_model_len)
+    steps.append(short_chunks(config, max_step_tokens, max_model_len))
     if config.kv_cache_gib is not None:  # else sizing has run the largest
         steps.append(widest_step(config, max_step_tokens, max_model_len))
     if not graphs:
-        steps += decode_steps(config, max_step_tokens)
+        steps += decode_steps(config, max_step_tokens) + long_chunks(config, max_step_tokens, max_model_len)
     return steps
 
 
@@ -63,6 +65,23 @@ def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int)
     lengths = sorted({min(border, max_step_tokens, max_model_len) for border in ROW_BORDERS})
     return [
         _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, GREEDIEST)) for length in lengths
+    ]
+
+
+def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
+    """As many prompts as there are rows, together just so many tokens that their keys are gathered."""
+    rows = min(config.max_num_seqs, LEAST_GATHERING, max_step_tokens)
+    length = min(-(-LEAST_GATHERING // rows), max_step_tokens, max_model_len)
+    pages = -(-length // config.page_size)
+    return _in_page_0(_largest_step(rows, length, pages, max_step_tokens, SamplingParams()))
+
+
+def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
+    """One prompt whose keys are read from their pages, and one whose keys are gathered."""
+    lengths = {min(tokens, max_step_tokens, max_model_len) for tokens in (LEAST_GATHERING - 1, LEAST_GATHERING)}
+    return [
+        _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, SamplingParams()))
+        for length in sorted(lengths)
     ]
 
 

@@ -13,7 +13,7 @@ from aengine.types import StepPlan
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from aengine.runtime.warm_up import decode_steps, greediest_steps, narrow_steps, widest_step
+from aengine.runtime.warm_up import decode_steps, greediest_steps, long_chunks, narrow_steps, short_chunks, widest_step
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +38,11 @@ async def test_steps_that_need_no_page_of_their_own(rows: int, tokens: int, cont
         for step in (*greediest_steps(), *narrow_steps(config, tokens, context)):
             assert {page for new in step.new_rows for page in new.pages} == {0}
             assert await finite(runtime.runner, step) == [True]
+        short = short_chunks(config, tokens, context)
+        for step in (short, *long_chunks(config, tokens, context)):
+            assert {page for new in step.new_rows for page in new.pages} == {0}
+            assert step.num_tokens <= tokens
+            assert await finite(runtime.runner, step) == [True] * len(step.prefill)
         for step in decode_steps(config, tokens):
             assert {page for new in step.new_rows for page in new.pages} <= {0}
             assert await finite(runtime.runner, step) == [True] * len(step.decode or step.prefill)
