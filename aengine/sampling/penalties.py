@@ -29,7 +29,7 @@ def penalize(logits: Tensor, counts: Tensor, in_prompt: Tensor, picked: PickedPa
 class TokenCounts:
     """For each row, how often each token is in its output and whether it is in its prompt.
 
-    Allocated when the first row needs it: `bytes_per_row` tells how much that will be.
+    Allocated when the first row needs it: five bytes for each row and token.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -37,11 +37,6 @@ class TokenCounts:
         self._device = device
         self._counts: Tensor | None = None
         self._in_prompt: Tensor | None = None
-
-    @staticmethod
-    def bytes_per_row(vocab_size: int) -> int:
-        """What one row costs once penalties are in use: an int32 and a bool per token."""
-        return 5 * vocab_size
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
         """Count the known tokens of these rows anew: the first prompt_len are the prompt, the rest is output."""

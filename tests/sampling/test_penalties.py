@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from aengine.sampling import Sampler
-from aengine.sampling.penalties import TokenCounts
 from aengine.types import NewRow, SamplingParams
 from tests.sampling.build import CPU, draw, draw_one, new_row
 
@@ -110,4 +109,4 @@ def test_counts_are_allocated_when_the_first_row_needs_them() -> None:
     assert counts is not None
     assert in_prompt is not None
     assert (counts.dtype, in_prompt.dtype) == (torch.int32, torch.bool)
-    assert counts.nbytes + in_prompt.nbytes == 4 * TokenCounts.bytes_per_row(100)
+    assert counts.nbytes + in_prompt.nbytes == 4 * 5 * 100
