@@ -37,9 +37,7 @@ class Flash4:
         page_size = k_cache.shape[1]
         # Of a captured step no lengths are known here; whoever replays it keeps them within the bound.
         if len(q) >= LEAST_GATHERING and _room_for(chunks.context_lens, page_size) <= MOST_GATHERED:
-            plan = chunks.plans.get(-1)
-            if not isinstance(plan, GatherPlan):
-                chunks.plans[-1] = plan = plan_gather(chunks.seq_lens, page_size)
+            plan = chunks.plan(GatherPlan, lambda: plan_gather(chunks.seq_lens, page_size))
             k, v = self._room(k_cache)
             gather_pages(k_cache, v_cache, chunks.page_table, chunks.seq_lens, plan, k, v)
             return self.on_gathered(q, k, v, plan.starts, chunks, scale, window)

@@ -59,27 +59,32 @@ class _Gathered:
 
 
 def _gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
-    plan = chunks.plans.get(-1)
-    if not isinstance(plan, _Gathered):
-        lens = chunks.seq_lens.long()
-        key_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
-        total = sum(chunks.context_lens)
-        sequence = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=total)
-        position = torch.arange(total, device=lens.device) - key_starts[sequence]
-        slots = chunks.page_table[sequence, position // page_size].long() * page_size + position % page_size
-        plan = _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(chunks.context_lens))
-        chunks.plans[-1] = plan
-    return plan
+    return chunks.plan(_Gathered, lambda: _make_gather_plan(chunks, page_size))
 
 
-def _groups(chunks: AttentionBatch) -> list[tuple[AttentionBatch, int]]:
-    """The chunks in groups of at most MOST_GATHERED keys, or of one chunk, each with its first query token."""
-    made = chunks.plans.get(-3)
-    if isinstance(made, list):
-        return made
+def _make_gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
+    lens = chunks.seq_lens.long()
+    key_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
+    total = sum(chunks.context_lens)
+    sequence = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=total)
+    position = torch.arange(total, device=lens.device) - key_starts[sequence]
+    slots = chunks.page_table[sequence, position // page_size].long() * page_size + position % page_size
+    return _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(chunks.context_lens))
+
+
+class _Groups(list[tuple[AttentionBatch, int]]):
+    """Chunks whose keys are gathered together, and the first query token of each group."""
+
+
+def _groups(chunks: AttentionBatch) -> _Groups:
+    """The chunks in groups of at most MOST_GATHERED keys, or of one chunk."""
     if sum(chunks.context_lens) <= MOST_GATHERED:
-        return [(chunks, 0)]
-    groups: list[tuple[AttentionBatch, int]] = []
+        return _Groups([(chunks, 0)])  # not kept: the chunks would refer to themselves
+    return chunks.plan(_Groups, lambda: _make_groups(chunks))
+
+
+def _make_groups(chunks: AttentionBatch) -> _Groups:
+    groups = _Groups()
     first = token = 0
     while first < len(chunks.query_lens):
         last, keys = first + 1, chunks.context_lens[first]
@@ -99,7 +104,6 @@ def _groups(chunks: AttentionBatch) -> list[tuple[AttentionBatch, int]]:
         groups.append((group, token))
         token += sum(group.query_lens)
         first = last
-    chunks.plans[-3] = groups
     return groups
 
 
