@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -63,7 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(gt=0, le=1, description="share of the GPU's memory that the engine may use")
     ] = 0.9
     kv_cache_gib: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=2**20)] | None,
         Meta(description="KV pool size in GiB; default on a CPU: 1, on a GPU: what is left"),
     ] = None
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
@@ -86,10 +87,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 64
     grammar_seconds: Annotated[float, Meta(gt=0, description="most time to compile a request's grammar")] = 5.0
     torch_threads: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(description="threads of a step on a CPU; default: cores - 1, long steps all"),
     ] = None
-    seed: Annotated[int, Meta(description="seed of dummy weights")] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="seed of dummy weights")] = 0
     progress: Annotated[bool, Meta(description="show progress bars")] = True
 
 
@@ -166,7 +167,7 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shutdown_timeout: Annotated[
         float, Meta(ge=0, description="seconds that running answers may take to finish when the server is told to stop")
     ] = 30.0
-    backlog: Annotated[int, Meta(ge=1, description="connections that may wait to be accepted")] = 2048
+    backlog: Annotated[int, Meta(ge=1, le=65535, description="connections that may wait to be accepted")] = 2048
     keep_alive_timeout: Annotated[
         float,
         Meta(
@@ -210,13 +211,20 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
                 raise ConfigError("api_keys: AENGINE_API_KEYS is set but names no key; name one or unset it")
     try:
         # Text comes from the environment: not strict, so "4096" is an int and "false" is a bool.
-        return msgspec.convert(values, kind, strict=False)
+        config = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
-        knob = path.rstrip("`").removesuffix("[...]") or "?"
-        got = "" if knob in _SECRETS else f", got {values.get(knob)!r}"
-        ways = f"argument {knob}=, {flag(knob)} or AENGINE_{knob.upper()}"
-        raise ConfigError(f"{knob}: {message}{got} ({ways})") from None
+        raise _refused(path.rstrip("`").removesuffix("[...]") or "?", message, values) from None
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _refused(name, "Expected a finite number", values)
+    return config
+
+
+def _refused(knob: str, message: str, values: Mapping[str, Any]) -> ConfigError:
+    got = "" if knob in _SECRETS else f", got {values.get(knob)!r}"
+    return ConfigError(f"{knob}: {message}{got} (argument {knob}=, {flag(knob)} or AENGINE_{knob.upper()})")
 
 
 def flag(knob: str) -> str:

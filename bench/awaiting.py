@@ -30,8 +30,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 import aengine
+from aengine.model.config import ModelConfig
 from aengine.runtime.clock import DeviceClock
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.runtime.ready import Runtime
+from aengine.runtime.start import start_runtime
 from bench.results import Report
 from bench.shapes import SHAPES, ids, write_config
 
@@ -209,8 +211,8 @@ def combined(runs: list[dict[str, float]]) -> dict[str, float]:
 async def measure_shape(shape: str, options: argparse.Namespace, report: Report) -> None:
     started: list[Runtime] = []
 
-    def start(config: aengine.EngineConfig, folder: Path) -> Runtime:
-        started.append(start_runtime(config, folder))
+    def start(config: aengine.EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+        started.append(start_runtime(config, folder, model))
         return started[0]
 
     found: dict[tuple[int, str], list[dict[str, float]]] = {}

@@ -22,8 +22,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 from aengine.config import EngineConfig
+from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import LaunchedStep
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.runtime.start import start_runtime
 from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
 from bench.growth_scheduler import StepCost, step_cost
 from bench.plot import Point, line_chart
@@ -104,7 +106,7 @@ async def device_growth(options: argparse.Namespace, report: Report) -> None:
             page_size=PAGE,
             progress=False,
         )
-        runtime = start_runtime(config, Path(scratch))
+        runtime = start_runtime(config, Path(scratch), ModelConfig.from_folder(Path(scratch)))
         try:
             found: dict[tuple[str, int, int], list[float]] = {case: [] for case in cases}
             for _ in range(options.runs):

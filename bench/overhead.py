@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 import aengine
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
 from aengine.runtime.sizing import PoolSize
-from aengine.runtime.start import Runtime
 from aengine.timeline import Timeline
 from aengine.types import StepPlan, StepResult
 from bench.results import Report
@@ -54,10 +54,10 @@ class NullRunner:
         """Nothing is held."""
 
 
-def null_runtime(config: EngineConfig, folder: Path) -> Runtime:
+def null_runtime(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
     """The demo model's shape, no weights."""
     pool = PoolSize(num_pages=65536, page_bytes=1, max_model_len=2048)
-    return Runtime(NullRunner(), ModelConfig.from_folder(folder), pool, 8192)
+    return Runtime(NullRunner(), model, pool, 8192)
 
 
 async def run(batch: int, tokens: int) -> float:

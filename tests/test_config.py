@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from aengine.config import EngineConfig, ServerConfig, configure
+from aengine.config import EngineConfig, ListenConfig, ServerConfig, configure
 from aengine.errors import ConfigError
+
+Kind = EngineConfig | ServerConfig | ListenConfig
 
 
 def test_the_environment_fills_in_and_arguments_win() -> None:
@@ -54,6 +56,29 @@ def test_a_bad_value_names_the_knob_and_both_ways_to_set_it(name: str, value: ob
         configure(EngineConfig, {}, **{name: value})
     for part in (name, f"AENGINE_{name.upper()}", repr(value)):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (EngineConfig, "torch_threads", 100_000),
+        (EngineConfig, "kv_cache_gib", 1e9),
+        (EngineConfig, "seed", 2**64),
+        (ListenConfig, "backlog", 10**12),
+    ],
+)
+def test_a_number_that_no_machine_has_is_refused(kind: type[Kind], name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}: Expected .* (<=|<) \d+"):
+        configure(kind, {}, **{name: value})
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_what_is_no_number_is_refused_by_every_knob(text: str) -> None:
+    for kind in (EngineConfig, ServerConfig, ListenConfig):
+        for knob in msgspec.structs.fields(kind):
+            if "float" in str(knob.type):
+                with pytest.raises(ConfigError, match=rf"^{knob.name}: .*{text}"):
+                    configure(kind, {f"AENGINE_{knob.name.upper()}": text})
 
 
 def test_an_unknown_knob_is_refused_with_the_list_of_known_ones() -> None:

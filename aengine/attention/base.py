@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from aengine.kernels.prefix_attention import SharedRuns
+
+P = TypeVar("P")
 
 
 @dataclass(slots=True)
@@ -32,9 +35,16 @@ class AttentionBatch:
     # tokens of the step. What is said above is then about the decodes, and is meant for as many as there may be: those
     # that there are not come last and have length -1. Only a backend that is `capturable` knows this form.
     chunks: AttentionBatch | None = None
-    # What a backend works out once per step, for all layers of one window. Belongs to the backend: a step
-    # that reuses this object with other tensors or lengths clears it.
-    plans: dict[int | None, object] = field(default_factory=dict)
+    # What a backend works out once per step, for all layers or for those of one window: by what it is. Belongs to the
+    # backend: a step that reuses this object with other tensors or lengths clears it.
+    plans: dict[tuple[type, int | None], object] = field(default_factory=dict)
+
+    def plan(self, kind: type[P], make: Callable[[], P], window: int | None = None) -> P:
+        """The plan of this kind, made by the first layer that asks."""
+        known = self.plans.get((kind, window))
+        if not isinstance(known, kind):
+            self.plans[kind, window] = known = make()
+        return known
 
 
 class AttentionBackend(Protocol):

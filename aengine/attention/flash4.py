@@ -34,27 +34,28 @@ class Flash4:
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
     ) -> Tensor:
         """As `PrefillAttention`."""
-        options: dict[str, Any] = {
-            "cu_seqlens_q": chunks.query_starts,
-            "max_seqlen_q": max(chunks.query_lens),
-            "seqused_k": chunks.seq_lens,
-            "softmax_scale": scale,
-            "causal": True,
-            "window_size": (None, None) if window is None else (window - 1, 0),
-        }
         page_size = k_cache.shape[1]
         # Of a captured step no lengths are known here; whoever replays it keeps them within the bound.
         if len(q) >= LEAST_GATHERING and _room_for(chunks.context_lens, page_size) <= MOST_GATHERED:
-            plan = chunks.plans.get(-1)
-            if not isinstance(plan, GatherPlan):
-                chunks.plans[-1] = plan = plan_gather(chunks.seq_lens, page_size)
+            plan = chunks.plan(GatherPlan, lambda: plan_gather(chunks.seq_lens, page_size))
             k, v = self._room(k_cache)
             gather_pages(k_cache, v_cache, chunks.page_table, chunks.seq_lens, plan, k, v)
-            out = self._kernel(q, k, v, cu_seqlens_k=plan.starts, max_seqlen_k=MOST_GATHERED, **options)
-        else:
-            out = self._kernel(q, k_cache, v_cache, page_table=chunks.page_table, **options)
-        result: Tensor = out[0] if isinstance(out, tuple) else out
-        return result
+            return self.on_gathered(q, k, v, plan.starts, chunks, scale, window)
+        return self.on_pages(q, k_cache, v_cache, chunks, scale, window)
+
+    def on_gathered(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        """k, v [MOST_GATHERED, kv_heads, dim]: each sequence's from `starts` [seqs + 1] int32 on."""
+        more = {"cu_seqlens_k": starts, "max_seqlen_k": MOST_GATHERED}
+        return _first(self._kernel(q, k, v, **more, **_options(chunks, scale, window)))
+
+    def on_pages(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        """The caches as they are."""
+        options = _options(chunks, scale, window)
+        return _first(self._kernel(q, k_cache, v_cache, page_table=chunks.page_table, **options))
 
     def _room(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Memory for all layers, one after the other. Zeros: what was never written must be no NaN."""
@@ -62,6 +63,22 @@ class Flash4:
         if self._gathered is None or self._gathered[0].shape != shape or self._gathered[0].dtype != like.dtype:
             self._gathered = (like.new_zeros(shape), like.new_zeros(shape))
         return self._gathered
+
+
+def _options(chunks: AttentionBatch, scale: float, window: int | None) -> dict[str, Any]:
+    return {
+        "cu_seqlens_q": chunks.query_starts,
+        "max_seqlen_q": max(chunks.query_lens),
+        "seqused_k": chunks.seq_lens,
+        "softmax_scale": scale,
+        "causal": True,
+        "window_size": (None, None) if window is None else (window - 1, 0),
+    }
+
+
+def _first(out: Any) -> Tensor:
+    result: Tensor = out[0] if isinstance(out, tuple) else out
+    return result
 
 
 def _room_for(contexts: Sequence[int], page_size: int) -> int:

@@ -10,10 +10,12 @@ None of them takes float32; the torch reference stands in for it.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +26,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
 
+HALVES = (torch.bfloat16, torch.float16)
 MOST_GATHERED = 65536  # keys that are copied out of their pages at a time, unless one chunk has more
 
 
@@ -56,27 +59,32 @@ class _Gathered:
 
 
 def _gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
-    plan = chunks.plans.get(-1)
-    if not isinstance(plan, _Gathered):
-        lens = chunks.seq_lens.long()
-        key_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
-        total = sum(chunks.context_lens)
-        sequence = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=total)
-        position = torch.arange(total, device=lens.device) - key_starts[sequence]
-        slots = chunks.page_table[sequence, position // page_size].long() * page_size + position % page_size
-        plan = _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(chunks.context_lens))
-        chunks.plans[-1] = plan
-    return plan
+    return chunks.plan(_Gathered, lambda: _make_gather_plan(chunks, page_size))
 
 
-def _groups(chunks: AttentionBatch) -> list[tuple[AttentionBatch, int]]:
-    """The chunks in groups of at most MOST_GATHERED keys, or of one chunk, each with its first query token."""
-    made = chunks.plans.get(-3)
-    if isinstance(made, list):
-        return made
+def _make_gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
+    lens = chunks.seq_lens.long()
+    key_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
+    total = sum(chunks.context_lens)
+    sequence = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=total)
+    position = torch.arange(total, device=lens.device) - key_starts[sequence]
+    slots = chunks.page_table[sequence, position // page_size].long() * page_size + position % page_size
+    return _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(chunks.context_lens))
+
+
+class _Groups(list[tuple[AttentionBatch, int]]):
+    """Chunks whose keys are gathered together, and the first query token of each group."""
+
+
+def _groups(chunks: AttentionBatch) -> _Groups:
+    """The chunks in groups of at most MOST_GATHERED keys, or of one chunk."""
     if sum(chunks.context_lens) <= MOST_GATHERED:
-        return [(chunks, 0)]
-    groups: list[tuple[AttentionBatch, int]] = []
+        return _Groups([(chunks, 0)])  # not kept: the chunks would refer to themselves
+    return chunks.plan(_Groups, lambda: _make_groups(chunks))
+
+
+def _make_groups(chunks: AttentionBatch) -> _Groups:
+    groups = _Groups()
     first = token = 0
     while first < len(chunks.query_lens):
         last, keys = first + 1, chunks.context_lens[first]
@@ -96,7 +104,6 @@ def _groups(chunks: AttentionBatch) -> list[tuple[AttentionBatch, int]]:
         groups.append((group, token))
         token += sum(group.query_lens)
         first = last
-    chunks.plans[-3] = groups
     return groups
 
 
@@ -188,21 +195,41 @@ def _torch_flash(
 
 def choose_prefill(device: torch.device, dtype: torch.dtype) -> PrefillAttention:
     """The best prefill attention for this device and dtype, with the reason for the start-up log."""
-    if dtype not in (torch.bfloat16, torch.float16):
+    if dtype not in HALVES:
         return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
-    major = torch.cuda.get_device_capability(device)[0]
-    _keep_compiled()
-    if major in (9, 10) and (cute := _import("flash_attn.cute", "flash_attn_varlen_func")) is not None:
+    fits = flash4_runs_on(torch.cuda.get_device_capability(device))
+    keep_compiled()
+    if fits and (cute := import_flash4()) is not None:
         from aengine.attention.flash4 import Flash4  # brings Triton
 
         return Flash4("installed", cute)
-    missing = "flash-attn-4 is not installed" if major in (9, 10) else "flash-attn-4 does not run on this device"
-    if _import("flash_attn", "flash_attn_varlen_func") is not None:
+    missing = "flash-attn-4 is not installed" if fits else "flash-attn-4 does not run on this device"
+    if _import("flash_attn") is not None:
         return _OnGathered("flash-attn-2", missing, _flash2)
     return _OnGathered("torch flash", f"{missing}, flash-attn neither (pip install 'aengine[cuda]')", _torch_flash)
 
 
-def _keep_compiled() -> None:
+def flash4_runs_on(capability: tuple[int, int]) -> bool:
+    """Hopper and data-centre Blackwell."""
+    return capability[0] in (9, 10)
+
+
+def flash4_is_installed() -> bool:
+    """Looked up, not imported."""
+    try:
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def flash4_cache() -> Path | None:
+    """Where flash-attn-4 keeps its compiled kernels, once `keep_compiled` has said so."""
+    kept = os.environ.get("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED") == "1"
+    folder = os.environ.get("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+    return Path(folder) if kept and folder else None
+
+
+def keep_compiled() -> None:
     """Let flash-attn-4 keep its compiled kernels, in the user's own cache folder, unless told otherwise.
 
     It reads these variables when it is imported. Its own choice is a folder that other users could have prepared.
@@ -216,11 +243,39 @@ def _keep_compiled() -> None:
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
 
 
-def _import(module: str, name: str) -> Callable[..., Any] | None:
+def import_flash4() -> Callable[..., Any] | None:
+    """flash-attn-4's varlen attention, None where it is not installed.
+
+    It needs some modules of the package quack, whose `__init__` brings torch's compiler: two thirds of its import.
+    """
+    with _without_init("quack", but="quack.dsl"):
+        found = _import("flash_attn.cute")
+    return found or _import("flash_attn.cute")
+
+
+@contextmanager
+def _without_init(package: str, but: str) -> Iterator[None]:
+    """Within, modules of a package are imported without what its `__init__` does, but for importing `but`."""
+    spec = None if package in sys.modules else importlib.util.find_spec(package)
+    if spec is None or "CUTE_DSL_PTXAS_PATH" in os.environ:  # which that `__init__` heeds
+        yield
+        return
+    bare = sys.modules[package] = importlib.util.module_from_spec(spec)
+    try:
+        with suppress(ImportError):
+            importlib.import_module(but)
+        yield
+    finally:
+        if sys.modules.get(package) is bare:
+            del sys.modules[package]
+
+
+def _import(module: str) -> Callable[..., Any] | None:
+    """Its function for varlen attention."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of these packages about each other
-            found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+            found: Callable[..., Any] = importlib.import_module(module).flash_attn_varlen_func
     except (ImportError, AttributeError):
         return None
     return found

@@ -7,7 +7,6 @@ K and V are never repeated. Prefill chunks run one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +62,7 @@ class TorchAttention:
     def forward(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
     ) -> Tensor:
-        plan = cast("_Plan | None", batch.plans.get(window))
-        if plan is None:
-            plan = batch.plans[window] = _plan(q, k_cache, batch, window)
+        plan = batch.plan(_Plan, lambda: _plan(q, k_cache, batch, window), window)
         if not plan.chunks and plan.decodes[0].rows is None:
             return _decode(q, k_cache, v_cache, plan.decodes[0], scale)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -13,8 +13,6 @@ from aengine.attention.flash_backend import PrefillAttention
 from aengine.kernels.decode_attention import PagedDecode
 from aengine.kernels.prefix_attention import attend_shared
 
-_CHUNKS = -2  # where a batch keeps its own view of its chunks
-
 
 class TritonAttention:
     """`AttentionBackend`; a step of decodes alone reads nothing on the host, so a CUDA graph can hold it."""
@@ -84,9 +82,9 @@ def _chunks(batch: AttentionBatch) -> AttentionBatch:
     first = batch.num_decodes
     if not first:
         return batch
-    chunks = batch.plans.get(_CHUNKS)
-    if not isinstance(chunks, AttentionBatch):
-        chunks = AttentionBatch(
+    return batch.plan(
+        AttentionBatch,
+        lambda: AttentionBatch(
             slots=batch.slots[first:],
             page_table=batch.page_table[first:],
             seq_lens=batch.seq_lens[first:],
@@ -94,6 +92,5 @@ def _chunks(batch: AttentionBatch) -> AttentionBatch:
             num_decodes=0,
             query_lens=batch.query_lens[first:],
             context_lens=batch.context_lens[first:],
-        )
-        batch.plans[_CHUNKS] = chunks
-    return chunks
+        ),
+    )

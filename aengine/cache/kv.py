@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What every page holds: keys and values of `page_size` tokens in each layer."""
+
+    num_layers: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        """What one page costs over all layers."""
+        return self.num_layers * 2 * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
 class KVPool:
     """K and V of all layers in one allocation, zero-initialised: [layers, 2, pages, page_size, kv_heads, head_dim]."""
 
-    def __init__(
-        self,
-        num_layers: int,
-        num_pages: int,
-        page_size: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, shape: KVShape, num_pages: int, device: torch.device) -> None:
         self.num_pages = num_pages
-        self.page_size = page_size
-        shape = (num_layers, 2, num_pages, page_size, kv_heads, head_dim)
+        self.page_size = shape.page_size
+        sizes = (shape.num_layers, 2, num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
         self.data = (
-            _lazy_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+            _lazy_zeros(sizes, shape.dtype)
+            if device.type == "cpu"
+            else torch.zeros(sizes, dtype=shape.dtype, device=device)
         )
         self._layers = [(layer[0], layer[1]) for layer in self.data]  # views, made once
-
-    @classmethod
-    def bytes_per_page(cls, num_layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """What one page costs over all layers."""
-        return num_layers * 2 * page_size * kv_heads * head_dim * dtype.itemsize
 
     def layer(self, i: int) -> tuple[Tensor, Tensor]:
         """K and V of layer i as views, each [pages, page_size, kv_heads, head_dim]."""

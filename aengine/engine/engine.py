@@ -7,7 +7,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +35,7 @@ from aengine.errors import (
 )
 from aengine.latency import Latencies
 from aengine.runtime.runner import Runner
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.runtime.start import Start, start_runtime
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.tokens.bad_words import banned_sequences
@@ -62,7 +62,7 @@ class Engine:
         model: str | None = None,
         *,
         config: EngineConfig | None = None,
-        start: Callable[[EngineConfig, Path], Runtime] = start_runtime,
+        start: Start = start_runtime,
         **knobs: Any,
     ) -> None:
         if config is not None and (knobs or model is not None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,8 @@ from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
 from aengine.model.hub import resolve_model
-from aengine.runtime.start import Runtime
+from aengine.runtime.ready import Runtime
+from aengine.runtime.start import Start
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.grammar.grammars import Grammars, Matcher
@@ -36,6 +36,7 @@ class Loaded:
         config: EngineConfig,
         runtime: Runtime,
         tokenizer: Tokenizer,
+        grammars: Grammars,
         generation: GenerationDefaults,
         timeline: Timeline | None,
     ) -> None:
@@ -43,8 +44,7 @@ class Loaded:
         self.tokenizer = tokenizer
         self.generation = generation
         self.timeline = timeline
-        limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
-        self.grammars = Grammars(tokenizer, runtime.model.vocab_size, generation.eos_token_ids, limits)
+        self.grammars = grammars
         self.default_params = msgspec.structs.replace(SamplingParams(), **generation.sampling)
         self.scheduler = Scheduler(
             num_pages=runtime.pool.num_pages,
@@ -116,18 +116,30 @@ def _maximum(context: int) -> str:
     return f"This model's maximum context length is {context} tokens."
 
 
-def load(config: EngineConfig, start: Callable[[EngineConfig, Path], Runtime]) -> Loaded:
-    """Load what the config asks for; blocks for as long as that takes."""
+def load(config: EngineConfig, start: Start) -> Loaded:
+    """Load what the config asks for; blocks for as long as that takes.
+
+    What takes a second comes before what takes many, so that a checkpoint that cannot be used is told at once.
+    """
     folder = resolve_model(config.model, config.revision)
     model = ModelConfig.from_folder(folder)
+    generation = GenerationDefaults.from_folder(folder, model)
+    tokenizer = _load_tokenizer(config, folder, model)
+    limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
+    grammars = Grammars(tokenizer, model.vocab_size, generation.eos_token_ids, limits)
+    try:
+        timeline = None if config.timeline is None else Timeline(config.timeline)
+        runtime = start(config, folder, model)
+        if timeline is not None:
+            runtime.runner.trace(timeline)
+        return Loaded(config, runtime, tokenizer, grammars, generation, timeline)
+    except BaseException:
+        grammars.close()
+        raise
+
+
+def _load_tokenizer(config: EngineConfig, folder: Path, model: ModelConfig) -> Tokenizer:
     if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         log.warning("%s has no tokenizer.json: text goes through the demo model's tokenizer", folder)
-        tokenizer = Tokenizer.load(resolve_model(None, None))
-    else:
-        tokenizer = Tokenizer.load(folder, model.vocab_size)
-    generation = GenerationDefaults.from_folder(folder)
-    timeline = None if config.timeline is None else Timeline(config.timeline)
-    runtime = start(config, folder)
-    if timeline is not None:
-        runtime.runner.trace(timeline)
-    return Loaded(config, runtime, tokenizer, generation, timeline)
+        return Tokenizer.load(resolve_model(None, None))
+    return Tokenizer.load(folder, model.vocab_size)

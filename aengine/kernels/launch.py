@@ -34,7 +34,7 @@ class Launch:
 @lru_cache
 def launch_for(device: torch.device) -> Launch:
     """A CPU stands for Triton's interpreter: a handful of programs, so that small tests still split their work."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         return Launch(processors=6, overlap=False, shared_memory=227 * 1024)
     properties = torch.cuda.get_device_properties(device)
     return Launch(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import torch
 
+from aengine.cache.kv import KVShape
 from aengine.errors import UnsupportedModelError
 from aengine.model.architectures import ARCHITECTURES, Architecture
 from aengine.model.fields import Fields, read_json_object, shown
@@ -50,6 +52,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def window(self, layer: int) -> int | None:
         """How many positions, its own included, a query of this layer sees; None: all before it."""
         return self.sliding_window if self.sliding_layers[layer] else None
+
+    def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
+        """What pages of so many tokens hold for this model."""
+        return KVShape(self.num_layers, page_size, self.num_kv_heads, self.head_dim, dtype)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:

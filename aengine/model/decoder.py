@@ -57,6 +57,12 @@ class Decoder:
         self.weights = make.views  # checkpoint name -> the tensor (or rows of a fused one) that it fills
         self.num_parameters = sum(view.numel() for view in make.views.values())
 
+    def thin_out(self) -> None:
+        """Keep one layer of each kind, and the last: where nothing is computed, the others tell nothing new."""
+        kept = sorted(self._rehearsing)
+        self._layers = [self._layers[i] for i in kept]
+        self._rehearsing = set(range(len(kept)))
+
     def pack(self) -> None:
         """Hand every matrix to the kernels in the layout they like best. `weights` is empty from then on."""
         self.weights = {}  # no second copy stays behind

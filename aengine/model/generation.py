@@ -27,12 +27,11 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
     sampling: dict[str, float | int]
 
     @classmethod
-    def from_folder(cls, folder: Path) -> GenerationDefaults:
+    def from_folder(cls, folder: Path, config: ModelConfig) -> GenerationDefaults:
         """Read generation_config.json, if there is one; EOS ids that it does not give come from config.json.
 
         Raises `CheckpointError`, naming the key, for values out of range.
         """
-        config = ModelConfig.from_folder(folder)
         path = folder / FILE
         if not path.exists():
             return cls(config.eos_token_ids, {})

@@ -19,7 +19,7 @@ from aengine.errors import WeightsError
 from aengine.model.pieces import Piece
 
 BUFFER_BYTES = 32 * 2**20  # few and large: every piece waits for the interpreter, which others use meanwhile
-READERS = 8  # at most: one core copies some GB/s out of the page cache, the bus takes 50
+READERS = 14  # at most: one core copies some GB/s out of the page cache, the bus takes 50
 SENDING = 2  # buffers that the device empties meanwhile
 
 
@@ -76,7 +76,7 @@ class StagingBuffer:
 
 
 def staging_ring(device: torch.device) -> list[StagingBuffer]:
-    """The host memory that loading onto `device` takes: at most 320 MiB."""
+    """The host memory that loading onto `device` takes: at most 512 MiB."""
     return [StagingBuffer(BUFFER_BYTES, device) for _ in range(min(READERS, os.cpu_count() or 1) + SENDING)]
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from aengine.errors import DeviceLostError
 from aengine.runtime.clock import DeviceClock
 from aengine.runtime.decode_graphs import CAPTURED_KINDS, DecodeGraphs
+from aengine.runtime.executor import Executor, Forwarded, Outcome
 from aengine.runtime.prefill_graphs import PrefillGraphs, PrefillShape
-from aengine.runtime.runner import Executor, Forwarded, Outcome, StepExecutor, read_outcome
+from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind

@@ -111,19 +111,21 @@ class DecodeGraphs:
         self._shared = SharedBuffers(sizes[-1], rows)
         self._pool = pool
 
-    def capture(self, size: int) -> None:
-        """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
-        stream = torch.cuda.current_stream(self._rows.device)
-        shareable = size >= LEAST_SHARERS and self._decoder.config.window(0) is None
-        # What is compiled or loaded on first use.
+    def rehearse(self, size: int) -> None:
+        """Launch what one size launches once, so that it is compiled and loaded before it is recorded."""
         logits, positions = self._forward(size, rehearsal=True)
         for kind in CAPTURED_KINDS:
             self._draw(logits, positions, kind)
-        if shareable:
+        if self._shareable(size):
             self._forward(size, self._shared.runs(size), rehearsal=True)
+
+    def capture(self, size: int) -> None:
+        """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
+        stream = torch.cuda.current_stream(self._rows.device)
+        self.rehearse(size)
         stream.synchronize()
         forward = torch.cuda.CUDAGraph()
-        forward_shared = torch.cuda.CUDAGraph() if shareable else None
+        forward_shared = torch.cuda.CUDAGraph() if self._shareable(size) else None
         with torch.cuda.graph(forward, pool=self._pool, stream=stream):
             logits, positions = self._forward(size)
         if forward_shared is not None:
@@ -158,6 +160,9 @@ class DecodeGraphs:
         graph, draws = self._graphs[self._size(len(rows))].draws[kind]
         graph.replay()
         return Draws(draws.token_ids[: len(rows)], draws.finite[: len(rows)], None)
+
+    def _shareable(self, size: int) -> bool:
+        return size >= LEAST_SHARERS and self._decoder.config.window(0) is None
 
     def _size(self, n: int) -> int:
         return self.sizes[bisect.bisect_left(self.sizes, n)]

@@ -39,6 +39,14 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
     return dtype
 
 
+def host_memory() -> int | None:
+    """Bytes of memory that this machine has, where the system says so."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # no such call, or no such name
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardThreads:
     """Threads of a step on a CPU: `short` ones leave the event loop a core, `long` ones get all there are.

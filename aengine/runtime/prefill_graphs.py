@@ -154,16 +154,20 @@ class PrefillGraphs:
         # The table of a row ends with a page that may be in use only in part.
         self._limit = max(1, (rows.page_table.shape[1] - 1) * kv.page_size)
 
+    def rehearse(self, size: int) -> None:
+        """Launch what one size launches once, so that it is compiled and loaded before it is recorded."""
+        shape = self._shapes[size]
+        self._send(StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[]), shape)
+        self.forward(shape, rehearsal=True)
+
     def capture(self, size: int) -> None:
         """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
         stream = torch.cuda.current_stream(self._rows.device)
-        shape = self._shapes[size]
-        self._send(StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[]), shape)
-        self.forward(shape, rehearsal=True)  # what is compiled or loaded on first use
+        self.rehearse(size)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            self.forward(shape)
+            self.forward(self._shapes[size])
         self._graphs[size] = graph
 
     def shape_for(self, plan: StepPlan) -> PrefillShape | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,8 +17,10 @@ from aengine.cache.kv import KVPool
 from aengine.model.decoder import Decoder
 from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
+from aengine.runtime.executor import Executor, Forwarded, Outcome
 from aengine.runtime.rows import Rows
-from aengine.runtime.scoring import ChunkScores, read_scores, score_chunks
+from aengine.runtime.scoring import read_scores, score_chunks
+from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.timeline import Timeline
 from aengine.types import RowLogprobs, StepPlan, StepResult
@@ -43,16 +44,6 @@ class LaunchedStep(Protocol):
         ...
 
 
-class Executor(Protocol):
-    """What a runner needs of a `StepExecutor`, and a timeline's stand-in has as well."""
-
-    def execute(self, plan: StepPlan) -> Outcome: ...
-
-    def forward(self, plan: StepPlan) -> Forwarded: ...
-
-    def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
-
-
 class Runner(Protocol):
     """What the engine needs of a device."""
 
@@ -70,27 +61,6 @@ class Runner(Protocol):
     def close(self) -> None:
         """Wait for what is still running and let go of the device and of all that lies there."""
         ...
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a step brought, on the device or on its way to the host."""
-
-    draws: Draws | None  # None where nothing draws
-    scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
-    sums: Tensor | None = None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
-
-
-@dataclass(slots=True)
-class Forwarded:
-    """A step after its forward pass."""
-
-    logits: Tensor | None  # [draws, vocab] in the model's dtype; None where nothing draws
-    row_list: list[int]  # which rows draw
-    rows: Tensor  # [draws] int64, the same
-    positions: Tensor  # [draws] int64, as in `StepInputs`
-    scores: Sequence[ChunkScores] = ()  # as in `Outcome`
-    sums: Tensor | None = None
 
 
 class StepExecutor:
@@ -247,8 +217,6 @@ class CpuRunner:
         return read_outcome(outcome, self._logprobs.get, plan)
 
     def trace(self, timeline: Timeline) -> None:
-        from aengine.runtime.traced import HostSpans, TracedExecutor  # which builds on this module
-
         self._executor = TracedExecutor(self._executor, HostSpans(timeline))
 
     def close(self) -> None:

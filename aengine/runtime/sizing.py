@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from aengine.cache.kv import KVPool
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
@@ -27,17 +26,26 @@ class PoolSize:
         return self.num_pages * self.page_bytes
 
 
-def size_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, available: int) -> PoolSize:
-    """Choose the number of pages that fit into `available` bytes and the context length that follows.
-
-    Raises `ConfigError` with the arithmetic when not even one sequence of the asked length fits.
-    """
-    page_bytes = KVPool.bytes_per_page(model.num_layers, config.page_size, model.num_kv_heads, model.head_dim, dtype)
+def check_length(config: EngineConfig, model: ModelConfig) -> int:
+    """The longest context that is asked for. Raises `ConfigError` where the model has no such positions."""
     longest = config.max_model_len or model.max_position_embeddings
     if longest > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {longest} is beyond the model's {model.max_position_embeddings} positions; lower it"
         )
+    return longest
+
+
+def size_pool(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, available: int, memory: int | None = None
+) -> PoolSize:
+    """Choose the number of pages that fit into `available` bytes and the context length that follows.
+
+    memory: bytes that the device has at all. Raises `ConfigError` with the arithmetic when not even one sequence of the
+    asked length fits, or when more pages were asked for than there is memory.
+    """
+    page_bytes = model.kv_shape(config.page_size, dtype).page_bytes
+    longest = check_length(config, model)
     if config.num_pages is not None:
         num_pages = config.num_pages
     else:
@@ -53,4 +61,11 @@ def size_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, avai
             f"{page_bytes / 1024:.1f} KiB per page of {config.page_size} tokens, page 0 reserved) holds {max(fits, 0)} "
             f"tokens, max_model_len asks for {longest}: raise kv_cache_gib or num_pages, or lower max_model_len"
         )
-    return PoolSize(num_pages, page_bytes, min(longest, fits))
+    pool = PoolSize(num_pages, page_bytes, min(longest, fits))
+    if memory is not None and pool.bytes > memory:
+        knob = "kv_cache_gib" if config.num_pages is None else "num_pages"
+        raise ConfigError(
+            f"{knob}: a KV pool of {num_pages} pages takes {pool.bytes / 2**30:.1f} GiB, and there are "
+            f"{memory / 2**30:.1f} GiB of memory: at most {memory // page_bytes} pages; lower it"
+        )
+    return pool

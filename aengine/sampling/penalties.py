@@ -29,7 +29,7 @@ def penalize(logits: Tensor, counts: Tensor, in_prompt: Tensor, picked: PickedPa
 class TokenCounts:
     """For each row, how often each token is in its output and whether it is in its prompt.
 
-    Allocated when the first row needs it.
+    Allocated when the first row needs it: five bytes for each row and token.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:

@@ -71,7 +71,7 @@ class Sampler:
         self._codes = token_codes(vocab_size, device)
         self._groups: Groups | None = None  # of the last batch
         self._fused: FusedDraw | None = None
-        if device.type == "cuda":
+        if device.type != "cpu":
             from aengine.sampling.fused import FusedDraw  # brings Triton, which a CPU has no use for
 
             self._fused = FusedDraw(max_rows, device)

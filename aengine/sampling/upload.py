@@ -16,6 +16,6 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     The copy leaves from pinned memory. torch reuses that memory only after the copy is done.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cpu":
-        return tensor
+    if device.type != "cuda":
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

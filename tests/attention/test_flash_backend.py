@@ -11,8 +11,8 @@ DEVICE = torch.device("cuda", 0)
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *modules: str, major: int) -> None:
-    monkeypatch.setattr(flash_backend, "_import", lambda module, name: print if module in modules else None)
-    monkeypatch.setattr(flash_backend, "_keep_compiled", lambda: None)
+    monkeypatch.setattr(flash_backend, "_import", lambda module: print if module in modules else None)
+    monkeypatch.setattr(flash_backend, "keep_compiled", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
 
 

@@ -32,12 +32,12 @@ def device() -> torch.device:
 def prefill_path(name: str, device: torch.device) -> flash_backend.PrefillAttention:
     """The named path; skips where its package is not installed or the device cannot run it."""
     if name == "flash-attn-4":
-        kernel = flash_backend._import("flash_attn.cute", "flash_attn_varlen_func")
+        kernel = flash_backend.import_flash4()
         if kernel is None or torch.cuda.get_device_capability(device)[0] not in (9, 10):
             pytest.skip("flash-attn-4 is not installed, or not for this device")
         return Flash4("test", kernel)
     if name == "flash-attn-2":
-        if flash_backend._import("flash_attn", "flash_attn_varlen_func") is None:
+        if flash_backend._import("flash_attn") is None:
             pytest.skip("flash-attn 2 is not installed")
         return flash_backend._OnGathered(name, "test", flash_backend._flash2)
     return flash_backend._OnGathered(name, "test", flash_backend._torch_flash)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from aengine.cache.kv import KVPool
+from aengine.cache.kv import KVPool, KVShape
+
+SHAPE = KVShape(num_layers=3, page_size=4, kv_heads=2, head_dim=8, dtype=torch.bfloat16)
 
 
-def pool(layers: int = 3, pages: int = 6) -> KVPool:
-    return KVPool(layers, pages, 4, 2, 8, torch.bfloat16, torch.device("cpu"))
+def pool() -> KVPool:
+    return KVPool(SHAPE, 6, torch.device("cpu"))
 
 
 def test_layers_are_views_of_one_zeroed_allocation() -> None:
@@ -25,9 +27,9 @@ def test_layers_are_views_of_one_zeroed_allocation() -> None:
     assert kv.data.sum() == 4 * 2 * 8
 
 
-def test_bytes_per_page_times_pages_is_the_allocation() -> None:
+def test_the_bytes_of_a_page_times_pages_is_the_allocation() -> None:
     kv = pool()
-    assert KVPool.bytes_per_page(3, 4, 2, 8, torch.bfloat16) * 6 == kv.data.nbytes
+    assert SHAPE.page_bytes * 6 == kv.data.nbytes
 
 
 def test_copy_pages_copies_k_and_v_of_all_layers_and_touches_nothing_else() -> None:

@@ -16,8 +16,10 @@ import aengine
 from aengine import EngineClosedError, EngineFailedError, InvalidRequestError, NonFiniteLogitsError, QueueFullError
 from aengine.cache.kv import KVPool
 from aengine.engine import Stream
+from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import CpuStep
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.runtime.start import start_runtime
 from aengine.types import StepPlan, StepResult
 from tests.engine.conftest import idle
 
@@ -211,8 +213,8 @@ class Sabotage:
 def sabotaged() -> tuple[aengine.Engine, list[Sabotage]]:
     made: list[Sabotage] = []
 
-    def start(config: aengine.EngineConfig, folder: object) -> Runtime:
-        runtime = start_runtime(config, folder)
+    def start(config: aengine.EngineConfig, folder: object, model: ModelConfig) -> Runtime:
+        runtime = start_runtime(config, folder, model)
         made.append(Sabotage(runtime))
         return Runtime(made[0], runtime.model, runtime.pool, runtime.max_step_tokens)
 

@@ -14,16 +14,7 @@ from aengine.model.decoder import Decoder
 
 def pool_for(decoder: Decoder, num_pages: int, page_size: int) -> KVPool:
     """A KV pool of the decoder's shape."""
-    config = decoder.config
-    return KVPool(
-        config.num_layers,
-        num_pages,
-        page_size,
-        config.num_kv_heads,
-        config.head_dim,
-        decoder.dtype,
-        decoder.device,
-    )
+    return KVPool(decoder.config.kv_shape(page_size, decoder.dtype), num_pages, decoder.device)
 
 
 def feed(decoder: Decoder, kv: KVPool, pages: Sequence[int], start: int, token_ids: Sequence[int]) -> Tensor:

@@ -28,18 +28,9 @@ class Harness:
     """Greedy decoding over shuffled pages, in steps that mix decodes and prefill chunks."""
 
     def __init__(self, decoder: Decoder, page_size: int, num_pages: int = 400, seed: int = 0) -> None:
-        config = decoder.config
         self.decoder = decoder
         self.page_size = page_size
-        self.kv = KVPool(
-            config.num_layers,
-            num_pages,
-            page_size,
-            config.num_kv_heads,
-            config.head_dim,
-            decoder.dtype,
-            decoder.device,
-        )
+        self.kv = KVPool(decoder.config.kv_shape(page_size, decoder.dtype), num_pages, decoder.device)
         # What former owners left in a page must not matter.
         self.kv.data.fill_(float("nan"))
         self.random = random.Random(seed)

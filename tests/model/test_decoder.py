@@ -58,8 +58,7 @@ class ShapeAttention:
 
 def shapes_alone(decoder: Decoder, wanted: int | None = None, rehearsal: bool = False) -> Tensor:
     """A step of 5 tokens on tensors without contents: reading one, or a shape that depends on one, raises."""
-    config = decoder.config
-    kv = KVPool(config.num_layers, 4, 16, config.num_kv_heads, config.head_dim, torch.bfloat16, META)
+    kv = KVPool(decoder.config.kv_shape(16, torch.bfloat16), 4, META)
     ids = torch.empty(5, dtype=torch.int64, device=META)
     batch = AttentionBatch(
         slots=ids,

@@ -92,4 +92,4 @@ def test_sixteen_at_once_in_chunks(harness: Harness, prompts: list[list[int]], o
 
 
 def test_it_stops_somewhere(folder: Path) -> None:
-    assert GenerationDefaults.from_folder(folder).eos_token_ids
+    assert GenerationDefaults.from_folder(folder, ModelConfig.from_folder(folder)).eos_token_ids

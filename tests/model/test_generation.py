@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aengine.errors import CheckpointError
+from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
 
 from .test_config import QWEN3
@@ -19,7 +20,7 @@ def read(
     (folder / "config.json").write_text(json.dumps({**QWEN3, **(config or {})}))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return GenerationDefaults.from_folder(folder)
+    return GenerationDefaults.from_folder(folder, ModelConfig.from_folder(folder))
 
 
 @pytest.mark.parametrize(

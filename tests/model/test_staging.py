@@ -149,7 +149,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_loading_takes_a_bounded_part_of_the_host_memory() -> None:
-    assert len(staging_ring(CPU)) * staging.BUFFER_BYTES <= 320 * 2**20
+    assert len(staging_ring(CPU)) * staging.BUFFER_BYTES <= 512 * 2**20
 
 
 @pytest.mark.gpu

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 import aengine
 from aengine.app import create_app
 from aengine.config import EngineConfig
+from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import CpuRunner, CpuStep, Executor, Forwarded, Runner
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.runtime.start import start_runtime
 from aengine.sampling.sampler import Draws
 from aengine.types import StepPlan, StepResult
 
@@ -124,9 +126,9 @@ def lost() -> torch.AcceleratorError:
     return torch.AcceleratorError("CUDA error: unspecified launch failure")
 
 
-def start(config: EngineConfig, folder: Path) -> Runtime:
+def start(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
     """For `Engine(start=...)`."""
-    runtime = start_runtime(config, folder)
+    runtime = start_runtime(config, folder, model)
     assert isinstance(runtime.runner, CpuRunner)
     return Runtime(Faulty(runtime.runner), runtime.model, runtime.pool, runtime.max_step_tokens)
 

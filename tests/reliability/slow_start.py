@@ -10,13 +10,15 @@ import aengine
 import aengine.app
 from aengine.cli import main
 from aengine.config import EngineConfig
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
+from aengine.runtime.start import start_runtime
 
 
-def start(config: EngineConfig, folder: Path) -> Runtime:
+def start(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
     print("loading begins", flush=True)
     time.sleep(float(sys.argv[1]))
-    return start_runtime(config, folder)
+    return start_runtime(config, folder, model)
 
 
 if __name__ == "__main__":

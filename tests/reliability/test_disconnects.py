@@ -16,8 +16,10 @@ import anyio
 import pytest
 
 from aengine.config import EngineConfig
+from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import CpuStep, Runner
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.runtime.start import start_runtime
 from aengine.scheduling.sequence import Phase, Sequence
 from aengine.types import StepPlan, StepResult
 from tests.engine.conftest import idle
@@ -83,8 +85,8 @@ class Range:
         self.hit: Counter[str] = Counter()  # where those who were given up really were
         self.living = 0  # given up, and yet not ended
 
-    def _start(self, config: EngineConfig, folder: Path) -> Runtime:
-        runtime = start_runtime(config, folder)
+    def _start(self, config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+        runtime = start_runtime(config, folder, model)
         return Runtime(Watching(runtime.runner, self), runtime.model, runtime.pool, runtime.max_step_tokens)
 
     def watch(self) -> None:

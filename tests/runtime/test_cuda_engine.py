@@ -15,7 +15,9 @@ import torch
 import aengine
 from aengine.engine.seeds import sibling_seed
 from aengine.errors import NonFiniteLogitsError
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
+from aengine.runtime.start import start_runtime
 from aengine.types import StepPlan
 from tests.runtime.ways import WAYS
 
@@ -251,8 +253,8 @@ async def test_launching_a_decode_step_never_waits(checkpoint: Path, sampling: d
         def close(self) -> None:
             self.runner.close()
 
-    def start(config: aengine.EngineConfig, folder: Path) -> Runtime:
-        runtime = start_runtime(config, folder)
+    def start(config: aengine.EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+        runtime = start_runtime(config, folder, model)
         return Runtime(Strict(runtime), runtime.model, runtime.pool, runtime.max_step_tokens)
 
     async with aengine.Engine(

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import aengine
-from aengine.runtime.start import Runtime, start_runtime
+from aengine.model.config import ModelConfig
+from aengine.runtime.ready import Runtime
+from aengine.runtime.start import start_runtime
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 
@@ -69,8 +71,8 @@ async def used_after(folder: Path, work: list[list[tuple[list[int], dict[str, An
     """Bytes of the device in use after all rounds of requests; torch gives nothing back in between."""
     started: list[Runtime] = []
 
-    def start(config: aengine.EngineConfig, folder: Path) -> Runtime:
-        started.append(start_runtime(config, folder))
+    def start(config: aengine.EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+        started.append(start_runtime(config, folder, model))
         return started[0]
 
     share = BUDGET / torch.cuda.mem_get_info()[1]

@@ -11,7 +11,7 @@ from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.model.hub import resolve_model
 from aengine.runtime.sizing import size_pool
-from aengine.runtime.start import step_tokens
+from aengine.runtime.step_sizes import step_tokens
 
 MODEL = ModelConfig.from_folder(resolve_model(None, None))
 PAGE_BYTES = MODEL.num_layers * 2 * 16 * MODEL.num_kv_heads * MODEL.head_dim * 4
@@ -37,6 +37,15 @@ def test_a_small_pool_shortens_the_context_unless_it_was_asked_for() -> None:
     assert size_pool(config(num_pages=5), MODEL, torch.float32, 0).max_model_len == 64
     with pytest.raises(ConfigError, match=r"5 pages.*64 tokens.*max_model_len asks for 100"):
         size_pool(config(num_pages=5, max_model_len=100), MODEL, torch.float32, 0)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "available"), [("num_pages", 100_000_000, 0), ("kv_cache_gib", 100.0, 100 * 2**30)]
+)
+def test_a_pool_beyond_the_memory_that_there_is_is_refused(knob: str, value: float, available: int) -> None:
+    asked = config(**{knob: value}, max_num_seqs=4096)
+    with pytest.raises(ConfigError, match=rf"^{knob}: .* GiB, and there are 4\.0 GiB of memory"):
+        size_pool(asked, MODEL, torch.float32, available, memory=4 * 2**30)
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:

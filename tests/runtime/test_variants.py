@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +27,12 @@ from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.kernels import gumbel, triton_kernels
 from aengine.kernels.launch import Launch
-from aengine.runtime import start_cuda
+from aengine.model.config import ModelConfig
+from aengine.runtime import cuda_executor, rehearsal, start_cuda
+from aengine.runtime.compile_ahead import CompileAhead
+from aengine.runtime.job import Job
+from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import read_outcome
-from aengine.runtime.start import Runtime
 from aengine.sampling.fused import FusedDraw
 from aengine.sampling.sampler import Sampler
 from aengine.scheduling.scheduler import Scheduler
@@ -38,7 +42,8 @@ from tests.kernels.offline import MARKS, OfflineDriver, take_over
 from tests.runtime.ways import WAYS
 
 pytestmark = MARKS
-DEVICE = torch.device("cpu")
+DEVICE, META = torch.device("cpu"), torch.device("meta")
+empty = torch.empty
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
 GIB = 2**30
 
@@ -50,6 +55,8 @@ class Variants:
     offline: OfflineDriver
     known: set[str] = field(default_factory=set)
     new: list[str] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)  # of the processes beside each start-up
+    flash: set[str] = field(default_factory=set)  # of flash-attn-4, by what its kernels are made for
 
     def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         *_, binder = kernel.device_caches[self.offline.get_current_device()]
@@ -61,10 +68,12 @@ class Variants:
 
 
 def zeros_like(tensor: Tensor, dtype: torch.dtype | None = None, **_: object) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
+    return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype, device=tensor.device)
 
 
 def zeros(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+    if options.get("device") == META:
+        return empty(*shape, **options)
     return torch.zeros(*shape, **options)
 
 
@@ -74,6 +83,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     variants = Variants(OfflineDriver(90, device=2000))
     take_over(monkeypatch, variants.offline, H200, variants.launch)
     monkeypatch.setattr(start_cuda, "launch_for", lambda device: H200)
+
+    @contextlib.contextmanager
+    def no_processes(job: Job) -> Iterator[CompileAhead]:
+        variants.jobs.append(job)
+        yield CompileAhead([], [])
+
+    monkeypatch.setattr(start_cuda, "compile_ahead", no_processes)
     # What a kernel would have written are zeros: ids and lengths that exist.
     monkeypatch.setattr(torch, "empty", zeros)
     monkeypatch.setattr(torch, "empty_like", zeros_like)
@@ -92,7 +108,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         made._fused = FusedDraw(max_rows, device)
         return made
 
-    monkeypatch.setattr(start_cuda, "Sampler", sampler)
+    monkeypatch.setattr(cuda_executor, "Sampler", sampler)
 
     def nothing(*args: object, **options: object) -> None:
         pass
@@ -120,10 +136,22 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     return variants
 
 
-def attention_of(name: str) -> PrefillAttention:
+def flash4(seen: set[str]) -> Flash4:
+    """Attends to nothing, and says which of flash-attn-4's kernels would have: chunks that fill no tile have others."""
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, *, max_seqlen_q: int, window_size: object, **options: object) -> Tensor:
+        place = "pages" if "page_table" in options else "gathered"
+        small = max_seqlen_q * q.shape[1] // k.shape[-2] <= 128
+        seen.add(f"{place} {'small' if small else 'large'} {window_size} {list(q.shape[1:])} {k.dtype}")
+        return torch.zeros_like(q)
+
+    return Flash4("", kernel)
+
+
+def attention_of(name: str, seen: set[str]) -> PrefillAttention:
     """Prefill attention that attends to nothing."""
     if name == "flash-attn-4":
-        return Flash4("", lambda q, *_, **__: torch.zeros_like(q))
+        return flash4(seen)
     return _OnGathered(name, "", lambda q, *_: torch.zeros_like(q))
 
 
@@ -210,12 +238,50 @@ def test_nothing_is_compiled_while_serving(
     compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention))
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention, compiled.flash))
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
-    runtime = start_cuda.start_cuda(config, checkpoint(tmp_path, kv_heads), DEVICE)
+    folder = checkpoint(tmp_path, kv_heads)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
     assert len(compiled.new) > 20
     compiled.new.clear()
+    attended = set(compiled.flash)
     assert serve(runtime, rows) > 50
     assert compiled.new == []
+    assert compiled.flash == attended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("attention", "rows", "knobs"),
+    [
+        pytest.param("flash-attn-4", 256, {}, id="pool-sized"),
+        pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25, "max_step_tokens": 64}, id="not-captured"),
+        pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, id="no-graphs"),
+    ],
+)
+def test_processes_beside_a_start_up_compile_all_that_it_launches(
+    attention: str,
+    rows: int,
+    knobs: dict[str, Any],
+    tmp_path: Path,
+    compiled: Variants,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention, compiled.flash))
+    monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: attention == "flash-attn-4")
+    config = EngineConfig(
+        device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
+    )
+    folder = checkpoint(tmp_path, kv_heads=8)
+    start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
+    launched, attended = set(compiled.known), set(compiled.flash)
+    assert len(launched) > 20
+    assert bool(attended) == (attention == "flash-attn-4")
+    compiled.known.clear()
+    compiled.flash.clear()
+    rehearsal.run_through(compiled.jobs[0])
+    assert launched <= compiled.known
+    rehearsal.launch_flash(compiled.jobs[0], flash4(compiled.flash), META)
+    assert attended <= compiled.flash

@@ -1,0 +1,98 @@
+"""flash-attn-4 without a GPU: its kernels are compiled into its cache on disk."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.attention.flash4 import LEAST_GATHERING, Flash4
+from aengine.attention.flash_backend import flash4_cache, import_flash4, keep_compiled
+from aengine.kernels.offline import leave_out_compiler
+
+
+class _Elsewhere:
+    """In the place of a kernel that another process compiles."""
+
+    def export_to_c(self, **_: object) -> None:
+        """Asked to write it to disk. Raises always, which flash-attn-4 bears."""
+        raise NotImplementedError
+
+
+class _Share:
+    """Every `count`-th compilation, from `index` on; like `cutlass.cute.compile` in all else."""
+
+    def __init__(self, compile_: Any, index: int, count: int) -> None:
+        self._compile = compile_
+        self._index = index
+        self._count = count
+        self._asked = -1
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self._asked += 1
+        if self._asked % self._count != self._index:
+            return _Elsewhere()
+        return self._compile(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compile, name)
+
+
+def compile_flash4(
+    launch: Callable[[Flash4], None], capability: tuple[int, int], processors: int, index: int, count: int
+) -> None:
+    """Compile this process's share of what `launch` launches. Does nothing where it isn't kept."""
+    name = f"sm_{capability[0]}{capability[1]}"
+    os.environ.update(FLASH_ATTENTION_ARCH=name, CUTE_DSL_ARCH=f"{name}a", FLASH_ATTENTION_NUM_SMS=str(processors))
+    keep_compiled()
+    if flash4_cache() is None or (kernel := import_flash4()) is None:
+        return
+    leave_out_compiler()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    cute = importlib.import_module("cutlass.cute")
+    vars(cute)["compile"] = _Share(vars(cute)["compile"], index, count)
+    with FakeTensorMode():
+        launch(Flash4("offline", kernel))
+
+
+def launch_kinds(
+    attention: Flash4,
+    device: torch.device,
+    *,
+    tokens: Sequence[int],
+    windows: Sequence[int | None],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+) -> None:
+    """Launch whatever steps with so many tokens in prefill chunks launch, on tensors without contents."""
+
+    def empty(*shape: int, of: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(*shape, dtype=of, device=device)
+
+    gathered, pages = empty(64, kv_heads, dim, of=dtype), empty(2, page_size, kv_heads, dim, of=dtype)
+    # A long step may consist of short chunks, and chunks that fill no tile have kernels of their own.
+    shapes = dict.fromkeys((length, longest) for length in tokens for longest in (length, 1))
+    for window, (length, longest) in itertools.product(windows, shapes):
+        q = empty(length, heads, dim, of=dtype)
+        chunks = AttentionBatch(
+            slots=empty(length, of=torch.int64),
+            page_table=empty(2, 4),
+            seq_lens=empty(2),
+            query_starts=empty(3),
+            num_decodes=0,
+            query_lens=[longest],
+            context_lens=[],
+        )
+        if length >= LEAST_GATHERING:
+            attention.on_gathered(q, gathered, gathered, empty(3), chunks, dim**-0.5, window)
+        attention.on_pages(q, pages, pages, chunks, dim**-0.5, window)

@@ -1,0 +1,46 @@
+"""What computes a step, and a step between its two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.runtime.scoring import ChunkScores
+from aengine.sampling.sampler import Draws
+from aengine.types import StepPlan
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step brought, on the device or on its way to the host."""
+
+    draws: Draws | None  # None where nothing draws
+    scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
+    sums: Tensor | None = None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
+
+
+@dataclass(slots=True)
+class Forwarded:
+    """A step after its forward pass."""
+
+    logits: Tensor | None  # [draws, vocab] in the model's dtype; None where nothing draws
+    row_list: list[int]  # which rows draw
+    rows: Tensor  # [draws] int64, the same
+    positions: Tensor  # [draws] int64, as in `StepInputs`
+    scores: Sequence[ChunkScores] = ()  # as in `Outcome`
+    sums: Tensor | None = None
+
+
+class Executor(Protocol):
+    """What a runner needs of a `StepExecutor`, and a timeline's stand-in has as well."""
+
+    def execute(self, plan: StepPlan) -> Outcome: ...
+
+    def forward(self, plan: StepPlan) -> Forwarded: ...
+
+    def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
