@@ -121,7 +121,7 @@ class CompletionDialect(OpenAIDialect):
             self._completion_tokens += len(fragment.token_ids)
         if fragment.finish_reason is None and fragment.logprobs is None:
             # Text may be held back: bytes of a character, the start of a stop string.
-            return self._piece(fragment.index, ContentDelta(fragment.text)) if fragment.text else b""
+            return self._piece(fragment.index, ContentDelta, fragment.text) if fragment.text else b""
         logprobs = self._logprobs[fragment.index].word(fragment.logprobs)
         return self._event(self._choice(fragment.index, ContentDelta(fragment.text), logprobs, fragment.finish_reason))
 

@@ -11,7 +11,7 @@ from aengine.http.engine_like import StreamLike
 from aengine.http.openai.chunks import OpenAIDialect
 from aengine.http.openai.logprobs import ChatLogprobs, usage_body
 from aengine.http.openai.reading import ChoiceReader
-from aengine.text.answer.deltas import Answer, Call, ContentDelta, Delta, ReasoningDelta
+from aengine.text.answer.deltas import Answer, Call, CallDelta, ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.parser import AnswerParser
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 
@@ -44,9 +44,13 @@ class ChatDialect(OpenAIDialect):
     def event(self, fragment: Fragment) -> bytes:
         index, reason = fragment.index, fragment.finish_reason
         parser, thought = self._readers[index]
+        if self._usage_shown == "always":
+            self._completion_tokens += len(fragment.token_ids)
+        ends = reason is not None or fragment.logprobs is not None  # with an event that is not encoded beforehand
         deltas: list[Delta]
         if plain := parser.plain:
-            # Text may be held back: bytes of a character, the start of a stop string.
+            if not ends:  # text may be held back: bytes of a character, the start of a stop string
+                return self._piece(index, ContentDelta, fragment.text) if fragment.text else b""
             deltas = [ContentDelta(fragment.text)] if fragment.text else []
         else:
             if thought is not None and self._usage_shown != "never":
@@ -54,16 +58,14 @@ class ChatDialect(OpenAIDialect):
             deltas = parser.feed(fragment.text)
             if reason is not None:
                 deltas += parser.finish()
-        if self._usage_shown == "always":
-            self._completion_tokens += len(fragment.token_ids)
-        last: Delta | None = None
-        is_last = reason is not None or fragment.logprobs is not None
-        if is_last and deltas and (plain or reason is None):  # else what ends is a chunk of its own
-            last = deltas.pop()
+        last = deltas.pop() if ends and deltas and (plain or reason is None) else None
         events = b""
         for delta in deltas:
-            events += self._piece(index, delta)
-        if is_last:
+            if isinstance(delta, CallDelta):
+                events += self._event(self._choice(index, delta))
+            else:
+                events += self._piece(index, type(delta), delta.text)
+        if ends:
             logprobs = None if self._logprobs is None else self._logprobs.word(fragment.logprobs)
             events += self._event(self._choice(index, last, logprobs, _finish_reason(reason, parser)))
         return events

@@ -9,7 +9,7 @@ from aengine.http.bodies.requests import UsageShown
 from aengine.http.engine_like import StreamLike
 from aengine.http.openai.logprobs import usage_body
 from aengine.http.streams import sse
-from aengine.text.answer.deltas import CallDelta, Delta
+from aengine.text.answer.deltas import ContentDelta, Delta, ReasoningDelta
 from aengine.types import Fragment, Usage
 
 _HOLE = sse.encode(sse.HOLE)
@@ -43,14 +43,13 @@ class OpenAIDialect(ABC):
             return sse.DONE
         return sse.event({**self._head, "choices": [], "usage": self._usage_body(usage)}) + sse.DONE
 
-    def _piece(self, index: int, delta: Delta) -> bytes:
-        """A piece without logprobs or finish_reason. Events that differ in their text alone are encoded once."""
-        if isinstance(delta, CallDelta) or self._usage_shown == "always":
-            return self._event(self._choice(index, delta))
-        kind = type(delta)
+    def _piece(self, index: int, kind: type[ContentDelta | ReasoningDelta], text: str) -> bytes:
+        """Text without logprobs or finish_reason: events that differ in their text alone are encoded once."""
         if (around := self._around.get((index, kind))) is None:
-            around = self._around[index, kind] = self._event(self._choice(index, kind(sse.HOLE))).split(_HOLE)
-        return sse.encode(delta.text).join(around)
+            around = self._event(self._choice(index, kind(sse.HOLE))).split(_HOLE)
+            if self._usage_shown != "always":
+                self._around[index, kind] = around
+        return sse.encode(text).join(around)
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         chunk = {**self._head, "choices": (choice,)}

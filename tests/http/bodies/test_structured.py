@@ -23,7 +23,7 @@ FORMS: list[tuple[dict[str, Any], Structured | None]] = [
     ({"response_format": {"type": "json_object"}}, Structured(json_object=True, origin="response_format")),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
-        Structured(json=SCHEMA, origin="response_format"),
+        Structured(json=SCHEMA, strict=True, origin="response_format"),
     ),
     ({"structured_outputs": {"json": SCHEMA}}, Structured(json=SCHEMA, origin="structured_outputs.json")),
     ({"structured_outputs": {"json": "{}"}}, Structured(json="{}", origin="structured_outputs.json")),
