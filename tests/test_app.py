@@ -154,6 +154,7 @@ def test_a_chat_through_the_official_client(server: Hypercorn) -> None:
         assert "Paris" in chat.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_it_stops_with_exit_status_0_and_starts_again(server: Hypercorn) -> None:
     before = server.client.post("/generate", json=FRANCE | {"stream": False}).json()["text"]
     assert server.stop() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -15,7 +15,6 @@ from aengine.demo.tokenizer import SPECIAL, TAGS, VOCAB_SIZE, Ids, save_tokenize
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_any_text_survives(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
@@ -69,6 +68,7 @@ def test_common_words_are_single_tokens() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_training_it_again_gives_the_same_tokenizer(tmp_path: Path) -> None:
     first, second = (train_tokenizer(seed=1, documents=8_000) for _ in range(2))
     assert first.to_str() == second.to_str()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -19,6 +20,7 @@ TOKENIZER = Tokenizer.from_file(str(FILE))
 IDS = Ids.of(TOKENIZER)
 
 
+@pytest.mark.slow
 def test_the_stream_does_not_depend_on_the_processes() -> None:
     alone = make_stream(FILE, seed=1, tokens=4 * SHORT, processes=1, shards=2)
     together = make_stream(FILE, seed=1, tokens=4 * SHORT, processes=2, shards=2)

@@ -101,6 +101,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
             await engine.complete([5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trigger", [DEATH, LATE_DEATH])
 def test_the_server_ends_streams_and_leaves_with_1(trigger: int) -> None:
     with process("tests.reliability.faulty", "--port", "0") as running:
@@ -123,6 +124,7 @@ def test_the_server_ends_streams_and_leaves_with_1(trigger: int) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.slow
 def test_under_bare_hypercorn_every_request_is_an_error_until_it_is_stopped() -> None:
     with process("hypercorn", "-w", "0", "-b", "127.0.0.1:0", "tests.reliability.faulty:app") as running:
         url = told(running, r"Running on (\S+)")[1]

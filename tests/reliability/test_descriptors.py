@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import resource
 
+import pytest
+
 from tests.reliability.processes import connected, process, told
 
 SOFT = 128
 
 
+@pytest.mark.slow
 def test_serve_takes_the_descriptors_that_it_may_have() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT, hard))  # which the server inherits

@@ -194,6 +194,7 @@ def test_a_body_that_does_not_come_is_a_408_and_its_connection_goes_on(server: R
     assert (client.status[slow], client.status[other]) == (408, 200)
 
 
+@pytest.mark.slow
 def test_a_stream_that_nobody_reads_is_reset_and_its_connection_goes_on() -> None:
     """Its window is used up, and the client reads on only what comes of other streams."""
     with raw_server("--stalled-reader-timeout", "1") as server, Client(server) as client:
@@ -210,6 +211,7 @@ def test_a_stream_that_nobody_reads_is_reset_and_its_connection_goes_on() -> Non
     assert client.body[other].endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_full_goes_on_without_the_stream_that_nobody_reads() -> None:
     """Its other streams are read all the time, but more slowly than they could be sent."""
     with raw_server("--stalled-reader-timeout", "2") as server, Client(server, 2**16) as client:
@@ -233,6 +235,7 @@ def test_a_connection_that_is_full_goes_on_without_the_stream_that_nobody_reads(
     assert all(client.body[stream].endswith(b"data: [DONE]\n\n") for stream in read)
 
 
+@pytest.mark.slow
 def test_a_connection_that_takes_nothing_at_all_is_ended() -> None:
     """Its windows are wide, so that all the buffers between the two fill up."""
     with raw_server("--stalled-reader-timeout", "1") as server, Client(server, 4096, 2**30) as client:

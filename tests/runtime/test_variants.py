@@ -36,7 +36,7 @@ from aengine.types import SamplingParams
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 from tests.runtime.ways import WAYS
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.slow]
 DEVICE = torch.device("cpu")
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
 GIB = 2**30

@@ -13,7 +13,7 @@ from aengine.model.hub import resolve_model
 from aengine.text.template import rendering
 from tests.reliability.bad_input.hostile import Hostile, hostile_demo
 from tests.reliability.bad_input.meanwhile import Meanwhile
-from tests.text.test_hostile_templates import BOMBS, ESCAPES, OTHERS
+from tests.text.template.test_hostile_templates import BOMBS, ESCAPES, OTHERS
 
 CHAT = "/v1/chat/completions"
 SECONDS = 0.5  # that a rendering may take; five as it is shipped

@@ -12,7 +12,7 @@ from aengine.structured import Structured
 from tests.reliability.bad_input.fields import BODIES
 from tests.reliability.bad_input.hostile import Hostile, hostile_demo
 from tests.reliability.bad_input.meanwhile import Meanwhile
-from tests.text.test_grammar_bounds import BOMBS
+from tests.text.grammar.test_bounds import BOMBS
 
 SECONDS = 1.0  # that a grammar may take; five as it is shipped
 CHAT = "/v1/chat/completions"

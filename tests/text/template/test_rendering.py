@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
@@ -128,13 +128,11 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=turns)
 async def test_any_messages_give_transformers_ids(each_template: Pair, messages: Messages) -> None:
     await each_template.compare(messages)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=turns)
 async def test_the_demo_models_chats_are_transformers(demo_pair: Pair, messages: Messages) -> None:
     await demo_pair.compare(messages, tools=TOOLS, enable_thinking=True)

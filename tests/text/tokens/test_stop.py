@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.text.tokens.stop import StopMatcher
@@ -37,7 +37,6 @@ def cases(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     return stops, pieces
 
 
-@settings(max_examples=800, deadline=None)
 @given(case=cases(), include=st.booleans())
 def test_the_text_is_that_of_a_naive_search(case: tuple[list[str], list[str]], include: bool) -> None:
     stops, pieces = case
@@ -46,7 +45,6 @@ def test_the_text_is_that_of_a_naive_search(case: tuple[list[str], list[str]], i
     assert matcher.stopped == (matcher.matched is not None)
 
 
-@settings(max_examples=400, deadline=None)
 @given(case=cases())
 def test_only_the_beginning_of_a_stop_string_is_held_back(case: tuple[list[str], list[str]]) -> None:
     stops, pieces = case
