@@ -6,8 +6,16 @@ examples in every run; hypothesis' own, `--hypothesis-profile default`, tries ot
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Read when torch is imported, here and in every process that a test starts. The models are so small that threads would
+# mostly wait for each other, spinning, and beside other busy processes ten times as long as the work takes. The engine
+# sets its own number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile(
     "quick",
