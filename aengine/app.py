@@ -24,9 +24,11 @@ from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineN
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.door.errors import error_response
 from aengine.http.hypercorn.framing import Framing
+from aengine.http.hypercorn.install import install
 from aengine.http.hypercorn.shutdown import wait_for_no_client
 from aengine.http.hypercorn.traced import TracedSends
 from aengine.http.hypercorn.workers import only_worker
+from aengine.standard_streams import lasting_streams
 
 EngineFactory = Callable[[EngineConfig], AbstractAsyncContextManager[EngineLike]]
 
@@ -64,7 +66,8 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            with lasting_streams():
+                await self._lifespan(receive, send)
         elif self._http is not None:
             await self._http(scope, receive, send)
         elif scope["type"] == "http":
@@ -84,6 +87,7 @@ class Application:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
+        install()
         wait_for_no_client(asyncio.get_running_loop())
         _show_log()
         try:
@@ -128,7 +132,7 @@ class Application:
                         tasks.cancel_scope.cancel()
                 finally:
                     state.stopping()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the server tells it instead of dying silently
+        except Exception as error:  # noqa: BLE001 - whatever it was, the server says so instead of dying silently
             self._fail(error, state)
             self.settled.set()
 

@@ -107,6 +107,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="keys of which a request must name one (Authorization: Bearer ...); default: no key is asked"),
     ] = ()
     page: Annotated[bool, Meta(description="serve the chat page at /")] = True
+    tokenizer_info: Annotated[
+        bool, Meta(description="give the tokenizer's settings, its chat template among them, at /tokenizer_info")
+    ] = False
     heartbeat: Annotated[
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment")
     ] = 15.0
@@ -148,9 +151,15 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 30.0
     backlog: Annotated[int, Meta(ge=1, description="connections that may wait to be accepted")] = 2048
     keep_alive_timeout: Annotated[
-        float, Meta(gt=0, description="seconds after which a connection without requests is closed")
+        float,
+        Meta(
+            gt=0,
+            description="seconds after which a connection without requests is closed (TLS has 10 at most to begin)",
+        ),
     ] = 30.0
-    keep_alive_requests: Annotated[int, Meta(ge=1, description="requests after which a connection is closed")] = 10_000
+    keep_alive_requests: Annotated[
+        int, Meta(ge=1, description="requests after which an HTTP/1 connection is closed")
+    ] = 10_000
     max_header_bytes: Annotated[int, Meta(ge=1024, description="longest request line and headers")] = 32 * 2**10
     access_log: Annotated[bool, Meta(description="write a line for each request to standard output")] = False
     workers: Annotated[int, Meta(description="only 1: the engine is this process")] = 1

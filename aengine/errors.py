@@ -18,6 +18,7 @@ AengineError
 └── ServerError              a client's server cannot be reached, or answers as no engine would
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -108,5 +109,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         name, message = names.get(error.param or "", error.param), str(error)
         if name is None or name == error.param:
             raise
+        if isinstance(error, ContextLengthError):  # clients look for the words that it begins with
+            raise ContextLengthError(re.sub(rf"\b{error.param}\b", name, message), name) from None
         own_words = message.removeprefix(f"{error.param} ")
         raise type(error)(f"{name}: {message}" if own_words == message else f"{name} {own_words}", name) from None

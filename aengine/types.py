@@ -47,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()  # their tokens never follow one another, with a space in front or without
+    allowed_token_ids: tuple[int, ...] | None = None  # no other is drawn; not even EOS, unless it is among them
     include_stop: bool = False  # keep the matched stop string / stop token's text in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -102,6 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._validate_stop(vocab_size)
         self._validate_bias(vocab_size)
         self._validate_bad_words()
+        self._validate_allowed(vocab_size)
         if self.structured is not None:
             self.structured.validate()
 
@@ -137,6 +139,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     f"each of bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters and more than spaces",
                     "bad_words",
                 )
+
+    def _validate_allowed(self, vocab_size: int) -> None:
+        ids, name = self.allowed_token_ids, "allowed_token_ids"
+        if ids is None:
+            return
+        if not ids:
+            raise InvalidRequestError(f"{name} must hold at least one id", name)
+        if len(ids) > vocab_size:
+            raise InvalidRequestError(f"{name} holds {len(ids)} ids, more than the vocabulary's {vocab_size}", name)
+        check_token_ids(ids, vocab_size, name)
+        if self.structured is not None:  # the two might leave nothing in common to go on with
+            raise InvalidRequestError(f"{name} cannot be combined with structured output", name)
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -137,7 +137,7 @@ def _fields(text: bytes, plain: bool) -> dict[str, Any]:
 
 _COMMON_FIELDS = (*SamplingParams.__struct_fields__, "priority", "cache_salt", "id")
 _PROMPT_FIELDS = ("prompt", *_COMMON_FIELDS)
-_CHAT_FIELDS = ("messages", "tools", "template_kwargs", *_COMMON_FIELDS)
+_CHAT_FIELDS = ("messages", "tools", "template_kwargs", "continue_final_message", *_COMMON_FIELDS)
 
 
 async def _patiently(model: Answerer, fields: dict[str, Any]) -> Completion:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 import aengine
 from aengine.cli import chat_command, generate_command, serve_command
 from aengine.cli.failure import CommandError, UsageError
 from aengine.cli.suggestion import unknown_words
 from aengine.errors import AengineError
+from aengine.standard_streams import LastingStream
 
 _DESCRIPTION = "An LLM inference engine in one process: serve a model, talk to it, or run prompts through it."
 _EPILOG = """\
@@ -32,10 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     try:
         status = _run(parser, argv)
-        sys.stdout.flush()
+        if sys.stdout:  # None: closed before the process began
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has had enough: nothing to tell, and nobody to tell it to
-        _forget(sys.stdout)
+        LastingStream(sys.stdout).forget()
         return 1
 
 
@@ -72,8 +72,3 @@ def _parser() -> argparse.ArgumentParser:
     for sub_parser in commands.choices.values():
         sub_parser.set_defaults(parser=sub_parser)
     return parser
-
-
-def _forget(stream: TextIO) -> None:
-    """Let what is still buffered go nowhere, so that the interpreter does not stumble over it when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

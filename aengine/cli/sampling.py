@@ -25,6 +25,7 @@ _HELP = {
     "seed": "the same one gives the same draws",
     "stop": 'text that ends an answer; a list as JSON: \'["\\n", "END"]\'',
     "stop_token_ids": "ids that end an answer, as JSON: '[7, 8]'",
+    "allowed_token_ids": "ids that alone are drawn, as JSON; the end among them, or there is none but max_tokens",
     "ignore_eos": "true: go on behind the end that the model sees",
     "logprobs": "log-probabilities of the tokens, and of so many likelier ones at each place",
     "n": "so many answers to each prompt",

@@ -22,12 +22,14 @@ from hypercorn.config import Config
 from aengine.app import Application
 from aengine.cli.failure import CommandError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
+from aengine.standard_streams import lasting_streams
 
 _LAST_WORDS = 3.0  # seconds for streams that are cut off to say so
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop
 _ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst must not hold up running streams
 _SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
 _LETTING_GO = 10.0  # seconds for connections and a device to let go of the process
+_HANDSHAKE = 10.0  # seconds that TLS may take to begin
 _PROMPT = '{"prompt":"The capital of France is","max_tokens":20}'
 
 
@@ -35,7 +37,8 @@ def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> i
     """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded or the engine failed."""
     check_certificate(listen)
     allow_many_connections()
-    return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
+    with lasting_streams():
+        return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
 
 
 def check_certificate(listen: ListenConfig) -> None:
@@ -61,10 +64,7 @@ def check_certificate(listen: ListenConfig) -> None:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit of open files to what it may have: many systems begin with 1024.
-
-    hypercorn keeps a connection that its client has closed until `keep_alive_timeout` has passed.
-    """
+    """Raise this process's limit of open files to what it may have: many systems begin with 1024."""
     if sys.platform != "win32":
         import resource
 
@@ -102,6 +102,7 @@ def hypercorn_config(listen: ListenConfig, sock: socket.socket) -> Config:
     if listen.ssl_certfile is not None:
         config.certfile = listen.ssl_certfile
         config.keyfile = listen.ssl_keyfile or listen.ssl_certfile
+        config.ssl_handshake_timeout = min(_HANDSHAKE, listen.keep_alive_timeout)
     config.graceful_timeout = _LAST_WORDS
     config.shutdown_timeout = _LOADING
     config.keep_alive_timeout = listen.keep_alive_timeout
@@ -175,7 +176,10 @@ async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:
 
 
 async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -> None:
-    """The first signal drains, the second ends what still runs, a third one (or a second while loading) everything."""
+    """The first signal drains, the second ends what still runs, a third one (or a second while loading) everything.
+
+    A terminal that closes sends SIGHUP, perhaps twice: it drains as the others do, and hurries nothing.
+    """
     patience = anyio.CancelScope()
 
     async def drain() -> None:
@@ -186,10 +190,12 @@ async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -
         if app.settled.is_set():
             _leave_at_last(0)  # asyncio's wait_for (3.11) can lose the cancellation of a connection
 
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*_signals()) as signals:
         async with anyio.create_task_group() as tasks:
             received = 0
             async for number in signals:
+                if received and number.name == "SIGHUP":
+                    continue
                 received += 1
                 if received == 1:
                     _say(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
@@ -202,8 +208,16 @@ async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -
                     os._exit(130)
 
 
+def _signals() -> list[signal.Signals]:
+    """Those that end the server: under `nohup` SIGHUP does not."""
+    both = [signal.SIGINT, signal.SIGTERM]
+    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return both
+    return [*both, signal.SIGHUP]
+
+
 def _leave_at_last(status: int) -> None:
-    """End the process if it is still there when everyone has been told and all had time to let go."""
+    """End the process if it is still there when every client has had its last message and all had time to let go."""
     hard_end = threading.Timer(_LAST_WORDS + _LETTING_GO, os._exit, [status])
     hard_end.daemon = True
     hard_end.start()

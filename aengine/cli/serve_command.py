@@ -14,8 +14,8 @@ examples:
   aengine serve /models/qwen3-8b --host 0.0.0.0 --port 9000 --served-model-name qwen
   AENGINE_MAX_NUM_SEQS=64 aengine serve Qwen/Qwen3-8B
 
-Every flag is an environment variable too; the flag wins. The first Ctrl-C (SIGINT, SIGTERM) refuses new work and lets
-running answers finish, the second one ends them.
+Every flag is an environment variable too; the flag wins. The first Ctrl-C (SIGINT, SIGTERM, SIGHUP) refuses new work
+and lets running answers finish, the second one ends them.
 """
 
 

@@ -182,13 +182,19 @@ class Client:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
         **sampling: Any,
     ) -> RemoteStream:
-        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
+        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
+
+        With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
+        """
         fields = _chat_fields(messages, tools, template_kwargs)
+        if continue_final_message:
+            fields["continue_final_message"] = True
         return await self._submit(fields, params, sampling, request_id, priority, cache_salt)
 
     async def _submit(

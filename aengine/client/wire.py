@@ -145,7 +145,7 @@ def told_error(
     elif param is not None and param.startswith("input_ids["):
         message, param = message.replace("input_ids[", "prompt["), "prompt"
     elif param == "input_ids":  # on this side a prompt like any other
-        message, param = message.removeprefix("input_ids: ").replace("input_ids ", "prompt "), "prompt"
+        message, param = message.removeprefix("input_ids: ").replace("input_ids", "prompt"), "prompt"
     match told.code:
         case "context_length_exceeded":
             return ContextLengthError(message, param)

@@ -1,4 +1,1 @@
-"""The embedded demo model: its files in `model/`, the corpus it learned, its trainer and its examination.
-
-Nothing here is imported by the engine; it reads the folder `model/` as it reads any checkpoint.
-"""
+"""The embedded demo model: a checkpoint in `model/`, made by `bench/demo_model/`."""

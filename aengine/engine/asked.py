@@ -61,6 +61,7 @@ def _normalized(params: SamplingParams) -> SamplingParams:
     ids: object = params.stop_token_ids
     words: object = params.bad_words
     bias: object = params.logit_bias
+    allowed: object = params.allowed_token_ids
     structured: object = params.structured
     normal: dict[str, Any] = {}
     if not isinstance(stop, tuple):
@@ -69,6 +70,8 @@ def _normalized(params: SamplingParams) -> SamplingParams:
         normal["stop_token_ids"] = _made(tuple, ids, "stop_token_ids")
     if not isinstance(words, tuple):
         normal["bad_words"] = (words,) if isinstance(words, str) else _made(tuple, words, "bad_words")
+    if allowed is not None and not isinstance(allowed, tuple):
+        normal["allowed_token_ids"] = _made(tuple, allowed, "allowed_token_ids")
     if not isinstance(bias, dict):
         normal["logit_bias"] = _made(dict, bias, "logit_bias")
     if structured is not None:

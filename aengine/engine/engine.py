@@ -214,13 +214,19 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
         **sampling: Any,
     ) -> Stream:
-        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template."""
-        prompt = await self.encode_chat(messages, tools=tools, template_kwargs=template_kwargs)
+        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
+
+        With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
+        """
+        prompt = await self.encode_chat(
+            messages, tools=tools, template_kwargs=template_kwargs, continue_final_message=continue_final_message
+        )
         with renamed({"prompt": "messages"}):
             return await self.submit(
                 prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
@@ -232,15 +238,20 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> ChatPrompt:
         """A chat as the model reads it, rendered with the checkpoint's chat template.
 
+        It ends with what opens the assistant's next message, or with neither, or with the last message's content.
         Raises `InvalidRequestError` where the messages do not suit the template.
         """
         return await self._serving().tokenizer.encode_chat_prompt(
             asked_dicts(messages, "messages"),
             tools=None if tools is None else asked_dicts(tools, "tools"),
             template_kwargs=None if template_kwargs is None else dict(template_kwargs),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
 
     def _enqueue(

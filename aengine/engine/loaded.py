@@ -104,18 +104,23 @@ class Loaded:
         context = self.runtime.pool.max_model_len
         if prompt_len >= context:
             raise ContextLengthError(
-                f"the prompt has {prompt_len} tokens, the context holds {context} and at least one must be left",
+                f"{_maximum(context)} However, {prompt_len} tokens are given as prompt, and at least one must be left",
                 "prompt",
             )
         if params.max_tokens is None:
             return context
         if prompt_len + params.max_tokens > context:
             raise ContextLengthError(
-                f"the prompt has {prompt_len} tokens and max_tokens is {params.max_tokens}, together "
-                f"{prompt_len + params.max_tokens}, but the context holds {context}",
+                f"{_maximum(context)} However, {prompt_len} tokens are given as prompt and max_tokens is "
+                f"{params.max_tokens}, together {prompt_len + params.max_tokens}",
                 "max_tokens",
             )
         return prompt_len + params.max_tokens
+
+
+def _maximum(context: int) -> str:
+    """OpenAI's own words, by which clients know that they have to shorten a conversation."""
+    return f"This model's maximum context length is {context} tokens."
 
 
 def load(config: EngineConfig, start: Callable[[EngineConfig, Path], Runtime]) -> Loaded:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from aengine.latency import Latencies
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
+from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
 from aengine.types import Fragment, SamplingParams, Stats
 
@@ -46,12 +47,22 @@ class TokenizerLike(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]: ...
+
+    @property
+    def info(self) -> TokenizerInfo:
+        """What the checkpoint's files say of it."""
+        ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token adds to a text, which need not be whole characters."""
         ...
 
     def token_text(self, token_id: int) -> str:
@@ -127,6 +138,8 @@ class EngineLike(Protocol):
         *,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> ChatPrompt:
         """The chat as the model reads it. Raises `InvalidRequestError` where it does not suit the chat template."""
         ...

@@ -6,6 +6,7 @@ from typing import Literal
 
 from aengine.config import ServerConfig
 from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFoundError
+from aengine.http.bodies.unsupported import UnknownFields
 from aengine.http.door.public import public_message
 from aengine.http.door.turnstile import Turnstile
 from aengine.http.engine_like import EngineLike
@@ -27,6 +28,7 @@ class ServerState:
         self.replies = RunningReplies()
         self.loop_delay = LoopDelay()
         self.turnstile = Turnstile()
+        self.unknown_fields = UnknownFields()
         self.in_flight: InFlight | None = None  # what is being answered, once the server has been started
 
     def ready(self, engine: EngineLike) -> None:

@@ -29,6 +29,7 @@ GREEDIEST = SamplingParams(
     prompt_logprobs=MAX_LOGPROBS,
     logit_bias={0: 1.0},
     min_tokens=1,
+    allowed_token_ids=(0,),
 )
 
 

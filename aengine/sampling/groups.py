@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aengine.sampling.parameters import (
+    ALLOWED,
     BANNED,
     BIAS,
     FILTER,
@@ -50,6 +51,7 @@ class Groups:
     biased: Tensor | None
     min_tokens: Tensor | None
     banned: Tensor | None
+    allowed: list[Tensor | None]
     grammar: list[Tensor | None]
 
 
@@ -87,5 +89,6 @@ def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: t
         biased=on_device(having(BIAS)),
         min_tokens=on_device(having(MIN_TOKENS)),
         banned=on_device(having(BANNED)),
+        allowed=blocks(having(ALLOWED)),
         grammar=blocks(having(GRAMMAR)),
     )

@@ -23,6 +23,7 @@ PENALTY = 32
 LOGPROBS = 64
 BANNED = 128
 GRAMMAR = 256
+ALLOWED = 512
 
 _TOP_P_OFF = 2.0  # above any share of the probability
 _LEAST_REPETITION = 1e-30  # a divisor: what is smaller would overflow float32
@@ -103,4 +104,6 @@ class RowParameters:
             needs |= LOGPROBS
         if params.structured is not None:
             needs |= GRAMMAR
+        if params.allowed_token_ids is not None:
+            needs |= ALLOWED
         return needs

@@ -1,7 +1,7 @@
 """The batched sampler: parameters live on the device per row, stages run only for the draws that need them.
 
-The order of the stages is logit_bias, repetition/presence/frequency penalties, masks (min_tokens, bad_words, grammar),
-temperature, top_k, top_p, min_p, draw. Nothing here waits for the device.
+The order of the stages is logit_bias, repetition/presence/frequency penalties, masks (min_tokens, bad_words,
+allowed_token_ids, grammar), temperature, top_k, top_p, min_p, draw. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from aengine.sampling.banned import BannedSequences
 from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain
 from aengine.sampling.groups import Groups, group
 from aengine.sampling.logprobs import DrawLogprobs, raw_logprobs
-from aengine.sampling.masks import allow_only
+from aengine.sampling.masks import AllowedTokens, allow_only
 from aengine.sampling.noise import row_keys, token_codes
-from aengine.sampling.parameters import BANNED, BIAS, FILTER, MIN_P, MIN_TOKENS, NOISE, PENALTY, RowParameters
+from aengine.sampling.parameters import ALLOWED, BANNED, BIAS, FILTER, MIN_P, MIN_TOKENS, NOISE, PENALTY, RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
 from aengine.sampling.token_table import TokenTable
 from aengine.sampling.upload import upload
@@ -60,6 +60,7 @@ class Sampler:
         self._stops = TokenTable(max_rows, vocab_size, device)  # each with -inf
         self._counts = TokenCounts(max_rows, vocab_size, device)
         self._banned = BannedSequences(max_rows, device)
+        self._allowed = AllowedTokens(max_rows, vocab_size, device)
         self._codes = token_codes(vocab_size, device)
         self._groups: Groups | None = None  # of the last batch
         self._fused: FusedDraw | None = None
@@ -81,6 +82,9 @@ class Sampler:
         )
         self._counts.set_rows([new for new in rows if needs[new.row] & PENALTY])
         self._banned.set_rows([new for new in rows if needs[new.row] & BANNED])
+        self._allowed.set_rows(
+            (new.row, new.params.allowed_token_ids or ()) for new in rows if needs[new.row] & ALLOWED
+        )
 
     def sample(
         self,
@@ -157,6 +161,8 @@ class Sampler:
             self._stops.add_to(logits, groups.min_tokens, rows, where=too_early)
         if groups.banned is not None:
             self._banned.mask(logits, groups.banned, _take(row_index, groups.banned))
+        for block in groups.allowed:
+            _put(logits, block, allow_only(_take(logits, block), self._allowed.pick(_take(row_index, block))))
 
     def _draw(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> Tensor:
         """The ids [draws] int64. Where only some rows are greedy, all get an argmax: cheaper than to sort them out."""

@@ -94,8 +94,9 @@ class Scheduler:
         """
         if sequence.max_total > self.capacity_tokens:
             raise ContextLengthError(
-                f"prompt ({sequence.prompt_len} tokens) plus max_tokens ({sequence.max_total - sequence.prompt_len}) "
-                f"need more than the {self.capacity_tokens} tokens that the KV pool holds",
+                f"This model's maximum context length is {self.capacity_tokens} tokens, as the KV pool holds no more. "
+                f"However, {sequence.prompt_len} tokens are given as prompt and max_tokens is "
+                f"{sequence.max_total - sequence.prompt_len}",
                 "max_tokens",
             )
         if len(self._waiting) >= self._max_queue:

@@ -32,19 +32,23 @@ def test_it_serves_what_it_says_and_leaves_with_0() -> None:
     assert "Traceback" not in rest
 
 
-def test_a_running_answer_may_finish_while_new_work_is_refused() -> None:
-    with served() as server, server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 400}) as stream:
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Signals) -> None:
+    with served() as server, server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 1000}) as stream:
         lines = stream.iter_lines()
         next(lines)
-        server.send(signal.SIGINT)
+        server.send(number)
         server.wait_for("no new work")
+        server.send(signal.SIGHUP)  # a terminal that closes may say so twice: nobody is in a hurry
         refused = server.client.post("/generate", json=LONG)
         ready = server.client.get("/ready")
+        health = server.client.get("/health")
         *_, done, _ = lines
         status, _ = server.end()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     assert refused.headers["retry-after"] == "1"
-    assert ready.status_code == 503
+    assert ready.status_code == health.status_code == 503
     assert done == "data: [DONE]"
     assert status == 0
 
@@ -113,6 +117,14 @@ def test_it_speaks_https(certificates: Path, files: list[str], http2: bool) -> N
     assert "Traceback" not in rest
 
 
+def test_tls_that_does_not_begin_ends_as_soon_as_a_silent_connection(certificates: Path) -> None:
+    with (
+        served("--ssl-certfile", str(certificates / "both.pem"), "--keep-alive-timeout", "0.5") as server,
+        socket.create_connection(("127.0.0.1", server.client.base_url.port or 0), timeout=8) as raw,
+    ):
+        assert raw.recv(1) == b""
+
+
 @pytest.mark.slow
 def test_a_certificate_that_is_none(certificates: Path, tmp_path: Path) -> None:
     key, chain, empty = certificates / "key.pem", certificates / "chain.pem", tmp_path / "empty.pem"
@@ -177,4 +189,4 @@ def test_knobs_arrive() -> None:
         _, rest = server.end()
     told = "".join(server.told) + rest
     assert "up to 3 rows" in told
-    assert "GET /v1/models 1.1" in told
+    assert '"GET /v1/models HTTP/1.1" 200' in told

@@ -70,6 +70,7 @@ ROUTING: dict[str, Any] = {"request_id": "mine", "priority": -3, "cache_salt": "
 CHAT: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
     "template_kwargs": {"enable_thinking": True},
+    "continue_final_message": True,
 }
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -145,8 +146,9 @@ async def test_a_parameter_arrives(name: str) -> None:
         assert unnamed(submitted.params) == in_this_process(None, **{name: value})
 
 
-async def test_all_parameters_at_once_arrive() -> None:
-    params = SamplingParams(**{name: PARAMETERS[name] for name in fields_of(SamplingParams)})
+@pytest.mark.parametrize("without", ["structured", "allowed_token_ids"])  # they exclude each other
+async def test_all_parameters_at_once_arrive(without: str) -> None:
+    params = SamplingParams(**{name: PARAMETERS[name] for name in fields_of(SamplingParams) if name != without})
     assert unnamed((await arriving("x", params))[1].params) == in_this_process(params)
     assert (await arriving("x", SamplingParams()))[1].params == in_this_process(SamplingParams())
 

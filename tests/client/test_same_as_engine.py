@@ -64,6 +64,7 @@ async def all_parameters_at_once(model: Model) -> Any:
         stop=("zzz",),
         stop_token_ids=(999,),
         skip_special_tokens=False,
+        allowed_token_ids=tuple(range(100, 1500)),
     )
     return await model.complete(FRANCE, params)
 
@@ -92,6 +93,13 @@ async def a_chat_with_tools(model: Model) -> Any:
     asked = [{"role": "user", "content": "What is the weather in Paris?"}]
     done = await model.chat(asked, temperature=0, tools=[TOOL], skip_special_tokens=False)
     assert "get_weather" in done.text
+    return done
+
+
+async def a_chat_that_goes_on(model: Model) -> Any:
+    begun = [*QUESTION, {"role": "assistant", "content": "17 + 25 ="}]
+    done = await model.chat(begun, temperature=0, continue_final_message=True)
+    assert done.text.startswith(" 42")
     return done
 
 
@@ -129,6 +137,7 @@ WORK = (
     a_chat,
     a_chat_with_thoughts,
     a_chat_with_tools,
+    a_chat_that_goes_on,
     structured,
     a_submitted_stream,
 )

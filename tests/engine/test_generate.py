@@ -175,7 +175,9 @@ async def test_bad_prompts_are_refused(engine: aengine.Engine) -> None:
 
 async def test_too_long_a_request_names_both_numbers(engine: aengine.Engine) -> None:
     prompt = [300] * 100
-    with pytest.raises(ContextLengthError, match=rf"100 tokens.*{engine.max_model_len - 50}.*{engine.max_model_len}"):
+    with pytest.raises(
+        ContextLengthError, match=rf"{engine.max_model_len} tokens.*100 tokens.*{engine.max_model_len - 50}"
+    ):
         await engine.complete(prompt, max_tokens=engine.max_model_len - 50)
     with pytest.raises(ContextLengthError, match=str(engine.max_model_len + 1)):
         await engine.complete([300] * (engine.max_model_len + 1))

@@ -13,6 +13,7 @@ import msgspec
 from aengine.errors import ContextLengthError
 from aengine.latency import Latencies
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
+from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
 from aengine.types import Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
 
@@ -52,6 +53,8 @@ class Chat(msgspec.Struct):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class FakeStream:
@@ -103,14 +106,19 @@ class FakeTokenizer:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [len(word) for word in text.split()]
 
-    async def encode_chat(self, messages: Any, *options: Any) -> list[int]:
+    async def encode_chat(self, messages: Any, *options: Any, **more: Any) -> list[int]:
         return [len(messages)]
+
+    info: TokenizerInfo
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return " ".join("x" * token_id for token_id in token_ids)
 
     def token(self, token_id: int) -> str | None:
         return "x" * token_id
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"x" * token_id
 
     def token_text(self, token_id: int) -> str:
         return "x" * token_id

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
@@ -116,14 +116,18 @@ async def serving(
 
 
 @asynccontextmanager
-async def hosting(app: ASGIApp, graceful_timeout: float = 0.1) -> AsyncIterator[tuple[int, asyncio.Event]]:
-    """A hypercorn that runs `app`: its port, and what stops it."""
+async def hosting(
+    app: ASGIApp, graceful_timeout: float = 0.1, **settings: Any
+) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A hypercorn with these settings that runs `app`: its port, and what stops it."""
     stop = asyncio.Event()
     file, port = listen()
     config = Config()
     config.bind = [f"fd://{file}"]
     config.graceful_timeout = graceful_timeout
     config.errorlog = None
+    for name, value in settings.items():
+        setattr(config, name, value)
     # A plain task: hypercorn wants to be told to stop, and answers cancellation with an error of its own.
     task = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
     try:
@@ -131,3 +135,18 @@ async def hosting(app: ASGIApp, graceful_timeout: float = 0.1) -> AsyncIterator[
     finally:
         stop.set()
         await task
+
+
+def with_lifespan(app: ASGIApp) -> ASGIApp:
+    """What answers requests with `app`, and starts and stops."""
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            await app(scope, receive, send)
+
+    return both

@@ -73,6 +73,19 @@ def test_serve_leaves_within_its_bound_whoever_holds_on(second: bool) -> None:
     assert took < 20  # 13 at most, and what a busy machine takes
 
 
+def test_a_terminal_that_closes_ends_no_server_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which the server inherits
+    try:
+        with process(*SERVE) as running:
+            signal.signal(signal.SIGHUP, before)
+            port = int(told(running, r"Serving on \S+:(\d+)")[1])
+            running.send_signal(signal.SIGHUP)
+            with connected(port, "/generate", prompt="One two", max_tokens=4, stream=False) as raw:
+                assert raw.recv(4096).startswith(b"HTTP/1.1 200")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_bare_hypercorn_ends_streams_with_an_error_event(workers: str) -> None:
     command = ("hypercorn", "-w", workers, "--graceful-timeout", "1", "-b", "127.0.0.1:0", "aengine.app:app")

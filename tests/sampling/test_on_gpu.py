@@ -25,6 +25,7 @@ KINDS = [
     SamplingParams(temperature=0.9, top_p=0.9),
     SamplingParams(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3),
     SamplingParams(temperature=0, logit_bias={7: 4.0, 9: -100.0}, min_tokens=5, logprobs=20),
+    SamplingParams(temperature=0.7, top_p=0.9, allowed_token_ids=tuple(range(7, 90_000, 9)), logprobs=2),
 ]
 
 

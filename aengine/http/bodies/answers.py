@@ -81,11 +81,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # of chats
 
 
 class PromptCandidate(msgspec.Struct, frozen=True):
@@ -147,7 +152,7 @@ class CompletionBody(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class CandidateWithTop(Candidate, frozen=True):
@@ -173,6 +178,7 @@ class AssistantMessage(msgspec.Struct, frozen=True):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # the same
     tool_calls: list[ToolCallBody] | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -13,18 +13,23 @@ from aengine.errors import InvalidRequestError
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message. All types but `text` are refused, with a sentence."""
+    """A part of a message. All types but `text` and `refusal` are refused, with a sentence."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None  # what an assistant said instead of an answer
 
 
 # No line break at the end either, which Python's `$` alone would let pass.
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
+# Others call tools with dots and colons in their names. None begins with a slash: `<{{ name }}>` closes nothing.
+WrittenName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-][a-zA-Z0-9_.:/-]{0,127}$(?!\n)")]
+
+
 class WrittenFunction(msgspec.Struct, kw_only=True):
-    name: FunctionName
+    name: WrittenName
     arguments: str | dict[str, Any] = ""  # JSON text, as OpenAI has it, or the object itself
 
 
@@ -42,11 +47,17 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same, as others call it
+    refusal: str | None = None  # stands for the content, where there is none
     tool_calls: list[WrittenCall] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # refused
+    audio: dict[str, Any] | None = None  # refused
 
     def for_template(self, where: str) -> dict[str, Any]:
         """The message as the chat template gets it, text parts joined. Raises `InvalidRequestError`."""
+        for name, remedy in _REFUSED_IN_MESSAGES.items():
+            if getattr(self, name) is not None:
+                raise InvalidRequestError(f"{where}.{name}: {remedy}", f"{where}.{name}")
         message: dict[str, Any] = {"role": self.role, "content": self._text(where)}
         for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
@@ -57,16 +68,24 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
     def _text(self, where: str) -> str | None:
         if not isinstance(self.content, list):
-            return self.content
+            return self.refusal if self.content is None else self.content
         texts = []
         for index, part in enumerate(self.content):
             path = f"{where}.content[{index}]"
-            if part.type != "text":
+            if part.type not in ("text", "refusal"):
                 raise InvalidRequestError(f"{path}.type: this model reads text only, not {part.type!r}", f"{path}.type")
-            if part.text is None:
-                raise InvalidRequestError(f"{path}.text: a part of type 'text' must have it", f"{path}.text")
-            texts.append(part.text)
+            text: str | None = getattr(part, part.type)
+            if text is None:
+                path = f"{path}.{part.type}"
+                raise InvalidRequestError(f"{path}: a part of type {part.type!r} must have it", path)
+            texts.append(text)
         return "".join(texts)
+
+
+_REFUSED_IN_MESSAGES = {
+    "function_call": "an older form of tool_calls; send tool_calls",
+    "audio": "this model reads text only",
+}
 
 
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -1,11 +1,11 @@
-"""Request bodies. Unknown fields are ignored and `null` means "not given".
+"""Request bodies. `null` means "not given"; what is done about unknown fields stands in `unsupported`.
 
 The ranges of sampling parameters are the engine's to check (`SamplingParams.validate`); here they are only told.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -58,6 +58,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     stop: StopString | Annotated[list[StopString], _range(maxItems=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
     bad_words: Annotated[list[BadWord], _range(maxItems=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], _range(minItems=1)] | None = None
     include_stop: bool | None = None
     include_stop_str_in_output: bool | None = None  # another name of include_stop
     prompt_logprobs: Logprobs | None = None
@@ -66,7 +67,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
     n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
     model: str | None = None
-    priority: Int = 0
+    priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None  # taken, not used
 
@@ -109,6 +110,9 @@ class StructuredSampling(Sampling, kw_only=True):
 _GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class GenerateRequest(StructuredSampling, kw_only=True):
     """`POST /generate`. Exactly one of `prompt`, `input_ids` and `messages`."""
 
@@ -117,6 +121,9 @@ class GenerateRequest(StructuredSampling, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=128)] | None = None  # for the chat template
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None  # for the chat template, as enable_thinking and by its name
+    add_generation_prompt: bool | None = None  # None: true, unless the last message is continued
+    continue_final_message: bool | None = None  # the answer goes on with the last message
     fill_context: bool | None = None  # without max_tokens: on until the context is full
     logprobs: Logprobs | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
@@ -176,7 +183,11 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None  # for the chat template, as enable_thinking and by its name
+    add_generation_prompt: bool | None = None  # None: true, unless the last message is continued
+    continue_final_message: bool | None = None  # the answer goes on with the last message
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -186,7 +197,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None  # None: true
+    reasoning_effort: ReasoningEffort | None = None  # for the chat template, as enable_thinking and by its name
+    add_generation_prompt: bool | None = None  # None: true, unless the last message is continued
+    continue_final_message: bool | None = None  # the answer goes on with the last message
     add_special_tokens: bool | None = None  # None: true for a prompt, false for messages
     return_token_strs: bool | None = None
     model: str | None = None
@@ -203,3 +216,33 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     """`POST /abort`."""
 
     request_id: Annotated[str, Meta(min_length=1)]
+
+
+class TemplateOptions(TypedDict):
+    """Keyword arguments of `encode_chat`."""
+
+    template_kwargs: dict[str, Any] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+def template_options(body: GenerateRequest | ChatRequest | TokenizeRequest) -> TemplateOptions:
+    """What a request says to its chat template. Raises `InvalidRequestError` where that contradicts itself.
+
+    `chat_template_kwargs` win over what follows from `reasoning_effort`.
+    """
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequestError(
+            "add_generation_prompt and continue_final_message exclude each other: either the last message goes on or "
+            "another one begins",
+            "add_generation_prompt",
+        )
+    kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
+    if effort is not None:
+        thinks = effort not in ("none", "minimal")
+        kwargs = {"enable_thinking": thinks, "reasoning_effort": effort, **(kwargs or {})}
+    return TemplateOptions(
+        template_kwargs=kwargs,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=body.continue_final_message is True,
+    )

@@ -67,7 +67,8 @@ def asked_structured(
 ) -> Structured | None:
     """The one thing asked for, by whichever field. `guided` maps fields such as `guided_json` to their values.
 
-    Raises `InvalidRequestError` for more than one.
+    The same one may be asked for by several fields: clients do so that serve several versions of vLLM. Raises
+    `InvalidRequestError` for two that differ.
     """
     asked: list[Structured] = []
     if response_format is not None and (structured := response_format.structured()) is not None:
@@ -79,7 +80,8 @@ def asked_structured(
             kind = name.removeprefix("guided_")
             fields: dict[str, Any] = {kind: tuple(value) if kind == "choice" else value}
             asked.append(Structured(origin=name, **fields))
-    if len(asked) > 1:
-        names = " and ".join(structured.param for structured in asked)
-        raise InvalidRequestError(f"an output can follow one form only, got {names}", asked[1].param)
+    for other in asked[1:]:
+        if msgspec.structs.replace(other, origin=asked[0].origin) != asked[0]:
+            names = " and ".join(structured.param for structured in asked)
+            raise InvalidRequestError(f"an output can follow one form only, got {names}", other.param)
     return asked[0] if asked else None

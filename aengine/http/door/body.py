@@ -83,6 +83,7 @@ def _too_large(limit: int) -> HTTPError:
     return HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
 
 
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$")
 _NAMED = re.compile(r"(?:missing required|unknown) field `(?P<name>[^`]*)`")
 
@@ -92,6 +93,9 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        whole = _whole_numbers(body) if "got `float`" in str(error) else body
+        if whole != body:
+            return decode(whole, decoder)
         raise _invalid(str(error)) from None
     except msgspec.DecodeError as error:
         raise _malformed(body, f"the body is not valid JSON: {error}" if body else "the body is empty") from None
@@ -99,6 +103,23 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise _malformed(body, "the body is not valid UTF-8") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deeply") from None
+
+
+def _whole_numbers(body: bytes) -> bytes:
+    """The body with numbers such as 4.0 written as integers, where they are a field's whole value.
+
+    JSON knows one kind of number, and some clients write all of them as floats.
+    """
+    try:
+        fields = _fields_decoder.decode(body)
+    except msgspec.ValidationError:  # no object
+        return body
+    whole = {}
+    for name, value in fields.items():
+        text = bytes(value)
+        if text[:1] in b"-0123456789" and not text.lstrip(b"-").isdigit() and float(text).is_integer():
+            whole[name] = msgspec.Raw(str(int(float(text))).encode())
+    return msgspec.json.encode(fields | whole) if whole else body
 
 
 def _malformed(body: bytes, text: str) -> InvalidRequestError:

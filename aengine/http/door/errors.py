@@ -45,8 +45,6 @@ class HTTPError(AengineError):
 
 MAX_MESSAGE = 2000  # characters
 
-_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
-
 
 def status_of(error: BaseException) -> int:
     """The HTTP status that answers `error`."""
@@ -71,9 +69,9 @@ def error_body(error: BaseException) -> ErrorBody:
     message, param, code = public_message(error), None, None
     match error:
         case HTTPError():
-            code = error.code
+            message, code = str(error), error.code  # speaks of the request alone, paths of URLs included
         case HTTPException():
-            message, code = error.detail, _HTTP_CODES.get(error.status_code)
+            message = error.detail
         case ContextLengthError():
             param, code = error.param, "context_length_exceeded"
         case InvalidRequestError():

@@ -18,7 +18,7 @@ from aengine.http.streams.replies import Dialect, StreamingReply, WholeReply
 from aengine.http.streams.running import ListedReply
 from aengine.types import Completion, SamplingParams
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Endpoint:
@@ -34,6 +34,7 @@ class Endpoint:
         engine, read = self._state.require_engine(), decode(body, decoder)
         if len(body) > LARGE:
             await asyncio.sleep(0)  # that took a while, and so will the rest
+        self._state.unknown_fields.check(body, type(read), request.scope["path"])
         return engine, read
 
     def _stream(self, stream: StreamLike, dialect: Dialect) -> Response:

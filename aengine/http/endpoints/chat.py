@@ -11,13 +11,14 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError, renamed
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
-from aengine.http.bodies.requests import ChatRequest
+from aengine.http.bodies.requests import ChatRequest, template_options
 from aengine.http.endpoints.base import Endpoint
+from aengine.http.endpoints.prompts import cut
 from aengine.http.openai.chat import ChatDialect, word_completion
+from aengine.http.openai.logprobs import ChatLogprobs
 from aengine.http.openai.reading import AnswerReading
 from aengine.http.openai.tools import tool_use
 from aengine.http.streams.prompt_logprobs import told_prompts
-from aengine.text.answer.parser import AnswerParser
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -39,7 +40,8 @@ class Chat(Endpoint):
         usage_told = body.usage_told()
         params = body.params(engine.default_params, max_tokens=None, logprobs=_logprobs(body))
         tools = tool_use(body)
-        asked_to_think = (body.chat_template_kwargs or {}).get("enable_thinking")
+        options = template_options(body)
+        asked_to_think = (options["template_kwargs"] or {}).get("enable_thinking")
         reading = AnswerReading(
             self._state.config,
             engine.answer_format,
@@ -48,26 +50,27 @@ class Chat(Endpoint):
             formed=params.structured,
         )
         prompt = await engine.encode_chat(
-            messages_for_template(body.messages),
-            tools=tools_for_template(tools.offered),
-            template_kwargs=body.chat_template_kwargs,
+            messages_for_template(body.messages), tools=tools_for_template(tools.offered), **options
         )
+        token_ids = await cut(prompt.token_ids, body.truncate_prompt_tokens, engine.tokenizer)
         with renamed(names):
             stream = await engine.submit(
-                prompt.token_ids,
+                token_ids,
                 reading.asked(params, prompt.opens_thought),
                 request_id=request_id,
-                priority=body.priority,
+                priority=body.priority or 0,
                 cache_salt=body.cache_salt,
             )
 
-        def make_parser() -> AnswerParser:
-            return reading.parser(prompt.opens_thought)
-
-        if not body.stream:
-            stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
-            return self._whole(stream, lambda completion: word_completion(head | prompt_of(0), completion, make_parser))
-        return self._stream(stream, ChatDialect(head, stream, usage_told, params.n, make_parser))
+        bytes_of = engine.tokenizer.token_bytes
+        readers = [reading.reader(prompt.opens_thought, bytes_of) for _ in range(params.n)]
+        logprobs = ChatLogprobs(bytes_of)
+        if body.stream:
+            return self._stream(stream, ChatDialect(head, stream, usage_told, readers, logprobs))
+        stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
+        return self._whole(
+            stream, lambda completion: word_completion(head | prompt_of(0), completion, readers, logprobs)
+        )
 
 
 def _logprobs(body: ChatRequest) -> int | None:

@@ -90,7 +90,7 @@ async def _submit(
 
     async def submit(params: SamplingParams) -> StreamLike:
         return await engine.submit(
-            prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
+            prompt, params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt
         )
 
     stream = await submit_within_context(submit, params, body.max_tokens)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError, renamed
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
-from aengine.http.bodies.requests import GenerateRequest
+from aengine.http.bodies.requests import GenerateRequest, template_options
 from aengine.http.endpoints.base import Endpoint, submit_within_context
 from aengine.http.endpoints.prompts import cut
 from aengine.http.engine_like import EngineLike, StreamLike
@@ -38,7 +38,7 @@ class Generate(Endpoint):
 
         async def submit(params: SamplingParams) -> StreamLike:
             return await engine.submit(
-                prompt, params, request_id=request_id, priority=body.priority, cache_salt=body.cache_salt
+                prompt, params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt
             )
 
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
@@ -57,9 +57,7 @@ async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
     if body.messages is None:
         return body.prompt if body.prompt is not None else body.input_ids or []
     chat = await engine.encode_chat(
-        messages_for_template(body.messages),
-        tools=tools_for_template(body.tools),
-        template_kwargs=body.chat_template_kwargs,
+        messages_for_template(body.messages), tools=tools_for_template(body.tools), **template_options(body)
     )
     return chat.token_ids
 

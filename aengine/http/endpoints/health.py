@@ -1,4 +1,4 @@
-"""`/health`: is this process sound? `/ready`: can it serve? `/version`."""
+"""`/health`: does this server serve, and make progress? `/ready`: would it take up a request? `/version`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ class Health:
         self._since = clock()
 
     async def health(self, request: Request) -> Response:
-        """200 while loading too: the process is sound. 503 when the engine failed, or works without progress."""
+        """200 while the engine works; else 503 and why: it loads, stops, has failed, or makes no progress."""
         status, reason = self._status()
-        healthy = status in ("ok", "loading", "stopping")
-        return _json(HealthStatus(status, reason), 200 if healthy else 503)
+        return _json(HealthStatus(status, reason), 200 if status == "ok" else 503)
 
     def _status(self) -> tuple[HealthWord, str]:
         state = self._state

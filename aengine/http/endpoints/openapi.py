@@ -20,7 +20,7 @@ _REFUSALS = {
     400: "The body cannot be read, or asks for what cannot be; `param` names the field.",
     401: "No API key, or not one of the server's.",
     403: "The web page that sent this may not.",
-    404: "The request names a model that is not served.",
+    404: "The request names a model that is not served, or what a knob of the server keeps back.",
     408: "The body took too long to arrive.",
     413: "The body is too long.",
     415: "The body is not JSON.",

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: what the model's tokenizer makes of a text, and the way back."""
+"""`/tokenize`, `/detokenize`, `/tokenizer_info`: what the tokenizer makes of a text, the way back, its settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from starlette.responses import Response
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.answers import Detokenized, Tokenized
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
-from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest
+from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest, template_options
 from aengine.http.door.body import decode, read_body
+from aengine.http.door.errors import HTTPError
 from aengine.http.engine_like import EngineLike
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
@@ -43,6 +44,12 @@ class Tokens:
 
         return await _run(answer, len(ids))
 
+    async def info(self, request: Request) -> Response:
+        """The tokenizer's settings, where the server's knob gives them."""
+        if not self._state.config.tokenizer_info:
+            raise HTTPError(404, "not_found", "GET /tokenizer_info: the server's knob tokenizer_info is off")
+        return _json(self._state.require_engine().tokenizer.info)
+
     async def detokenize(self, request: Request) -> Response:
         """The text of ids, special tokens written out."""
         data = await read_body(request, self._state.config)
@@ -66,10 +73,7 @@ async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
     if body.add_special_tokens:
         raise InvalidRequestError("a chat template writes its special tokens itself", "add_special_tokens")
     return await engine.tokenizer.encode_chat(
-        messages_for_template(body.messages),
-        tools_for_template(body.tools),
-        body.chat_template_kwargs,
-        body.add_generation_prompt is not False,
+        messages_for_template(body.messages), tools_for_template(body.tools), **template_options(body)
     )
 
 

@@ -1,4 +1,4 @@
-"""The connection under a response, through hypercorn's own objects: ASGI has no word for what is needed here."""
+"""The connection under a response, reached through hypercorn's own objects, because ASGI does not name it."""
 
 from __future__ import annotations
 

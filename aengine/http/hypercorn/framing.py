@@ -1,4 +1,4 @@
-"""Where a request's body ends: said once, and read to there even when the answer comes first, as most refusals do.
+"""Bodies are read to their end even when the answer comes first, as most refusals do; that end is given once.
 
 A server that stopped reading after an early answer would reset the connection, and the client might never see it.
 hypercorn would do worse: it hands a body over through a short queue, and once that is full and nobody takes from it,

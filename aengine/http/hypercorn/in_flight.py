@@ -1,4 +1,4 @@
-"""The requests that a server is busy with: counted, so that it can leave when they are done, or cut them off."""
+"""The requests that are being answered: counted, so that a server can wait for the last one, or cut them all off."""
 
 from __future__ import annotations
 
@@ -152,6 +152,6 @@ class Answering:
 
 
 def why_cut(scope: Scope) -> AengineError:
-    """What the client of a reply that is cancelled is told."""
+    """The error for the client of a reply that is cancelled."""
     one: Answering | None = scope.get(ANSWERING)
     return EngineClosedError(SHUTTING_DOWN) if one is None else one.why

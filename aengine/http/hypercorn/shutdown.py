@@ -1,4 +1,4 @@
-"""Leaving in spite of clients who stay."""
+"""A server's shutdown does not wait for connections that are still open."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def wait_for_no_client(loop: asyncio.AbstractEventLoop) -> None:
-    """Servers that this loop makes from now on do not wait for their connections when they are closed.
+    """Replace `wait_closed` of the servers that this loop makes from now on, which return at once, as before 3.12.1.
 
-    From Python 3.12.1 on they would, and hypercorn, which cuts connections off only after that, would stay for as long
-    as a stream runs, and for ever with a client that does not read. So they are what they were before.
+    Since then it waits for every connection, and hypercorn, which cuts connections off only after it, would stay for as
+    long as a stream runs, and for ever with a client that does not read.
     """
     create = loop.create_server
 

@@ -1,4 +1,4 @@
-"""What sending costs: every message that goes to the server, on a timeline."""
+"""Spans on a timeline, one for each message that goes to the server: what sending costs."""
 
 from __future__ import annotations
 

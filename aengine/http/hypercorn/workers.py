@@ -1,4 +1,4 @@
-"""One worker only: a second one would load the model a second time and know nothing of the first one's requests."""
+"""A lock that one worker of a server gets: a second would load the model again, and know nothing of the first."""
 
 from __future__ import annotations
 

@@ -59,4 +59,7 @@ class OpenAIDialect(ABC):
     def closing(self, usage: Usage | None) -> bytes:
         if self._usage_told == "never" or usage is None:
             return sse.DONE
-        return sse.event({**self._head, "choices": [], "usage": usage_body(usage)}) + sse.DONE
+        return sse.event({**self._head, "choices": [], "usage": self._usage_body(usage)}) + sse.DONE
+
+    def _usage_body(self, usage: Usage) -> dict[str, Any]:
+        return usage_body(usage)

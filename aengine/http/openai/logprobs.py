@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aengine.http.streams.slices import raw_list
-from aengine.types import TokenLogprob, Usage
+from aengine.types import TokenLogprob, TopLogprob, Usage
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """`reasoning_tokens`: of the completion's, those of thoughts; None where nobody tells them apart."""
+    details = {} if reasoning_tokens is None else {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **details,
     }
 
 
-def chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+class ChatLogprobs:
     """As `/v1/chat/completions` has them: a list of tokens under `content`."""
-    return None if logprobs is None else {"content": [_with_top(one) for one in logprobs]}
 
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        """`bytes_of` tells a token's own bytes: a part of a character has no text of its own."""
+        self._bytes_of = bytes_of
 
-async def raw_chat_logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-    """The same of a whole answer, worded a few tokens at a time."""
-    return None if logprobs is None else {"content": await raw_list(logprobs, _with_top)}
+    def word(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        return None if logprobs is None else {"content": [self._with_top(one) for one in logprobs]}
 
+    async def raw(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        """The same of a whole answer, worded a few tokens at a time."""
+        return None if logprobs is None else {"content": await raw_list(logprobs, self._with_top)}
 
-def _with_top(one: TokenLogprob) -> dict[str, Any]:
-    top = [_candidate(top.token, top.logprob) for top in one.top]
-    return {**_candidate(one.token, one.logprob), "top_logprobs": top}
+    def _with_top(self, one: TokenLogprob) -> dict[str, Any]:
+        return {**self._candidate(one), "top_logprobs": [self._candidate(top) for top in one.top]}
 
-
-def _candidate(token: str, logprob: float) -> dict[str, Any]:
-    # A token that is only part of a character has no text of its own, so its bytes are not known here.
-    return {"token": token, "logprob": logprob, "bytes": None if "\ufffd" in token else list(token.encode())}
+    def _candidate(self, one: TokenLogprob | TopLogprob) -> dict[str, Any]:
+        own = self._bytes_of(one.token_id) if "\ufffd" in one.token else one.token.encode()
+        return {"token": one.token, "logprob": one.logprob, "bytes": list(own)}
 
 
 class CompletionLogprobs:

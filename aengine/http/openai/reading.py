@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import msgspec
 
 from aengine.config import ServerConfig
@@ -12,8 +15,21 @@ from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.syntax import SYNTAXES, CallSyntax
 from aengine.text.answer.thought import ThoughtParser
+from aengine.text.answer.thought_tokens import ThoughtTokens
 from aengine.text.grammar.calls import CallableTool, CallGrammar
 from aengine.types import SamplingParams
+
+
+class ChoiceReader(NamedTuple):
+    """What reads one answer: its text, and its tokens where there may be thoughts among them."""
+
+    parser: AnswerParser
+    thought: ThoughtTokens | None
+
+    @property
+    def thought_tokens(self) -> int:
+        """Those of the thought so far."""
+        return 0 if self.thought is None else self.thought.count
 
 
 class AnswerReading:
@@ -83,16 +99,23 @@ class AnswerReading:
             thought = "possible"  # nothing keeps free text from beginning with one, which is then read as one
         return self._calls(syntax).within_text(thought)
 
+    def reader(self, opens_thought: bool, bytes_of: Callable[[int], bytes]) -> ChoiceReader:
+        """A reader of one answer. `opens_thought`: the prompt ends within a thought; `bytes_of`: a token's bytes."""
+        thought = ThoughtTokens(bytes_of, opens_thought) if self._may_begin_with_thought(opens_thought) else None
+        return ChoiceReader(self.parser(opens_thought), thought)
+
     def parser(self, opens_thought: bool) -> AnswerParser:
-        """A parser for one answer. `opens_thought`: the prompt ends within a thought."""
+        """A parser for the text of one answer."""
         syntax = self._syntax
-        # What has a form and no thought before it may begin with anything, a marker too.
-        thoughts = self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
         return AnswerParser(
-            ThoughtParser(opens_thought) if thoughts else None,
+            ThoughtParser(opens_thought) if self._may_begin_with_thought(opens_thought) else None,
             None if syntax is None else ToolCallParser(syntax, self._tools.names, self._tools.parallel),
             calls_begin=syntax.begin if self._formed and syntax is not None else None,
         )
+
+    def _may_begin_with_thought(self, opens_thought: bool) -> bool:
+        """What has a form and no thought before it may begin with anything, a marker too."""
+        return self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
 
     def _calls(self, syntax: CallSyntax) -> CallGrammar:
         """What the model may call, with whatever arguments where nobody asked for more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -75,9 +76,11 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> tuple[str, bool]:
         """The text of a chat, and whether special tokens in messages are written in it with stand-ins.
 
+        With `continue_final_message` it ends where the last message's content does, so that the model goes on with it.
         May take `RENDER_SECONDS`: call it in a thread. Raises `InvalidRequestError` where the messages do not
         suit the template, and `CheckpointError` where the template does what it may not.
         """
@@ -85,10 +88,12 @@ class ChatTemplates:
         kwargs = self._checked_kwargs(template_kwargs or {})
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
+        plain = [_message(message, self._knows_developer) for message in messages]
+        end = _End(plain) if continue_final_message else None
         data = {
-            "messages": [_message(message, self._knows_developer) for message in messages],
+            "messages": plain,
             "tools": None if tools is None else plain_data(tools, "tools"),
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
             "documents": None,
             **kwargs,
         }
@@ -98,6 +103,10 @@ class ChatTemplates:
                 f"the chat is too large: {size} characters with its structure, at most {_LARGEST_CHAT} are rendered",
                 "messages",
             )
+        text, quoted = self._render(template, data)
+        return (text if end is None else end.cut(text)), quoted
+
+    def _render(self, template: Template, data: dict[str, object]) -> tuple[str, bool]:
         marker = self._control.marker_for(data)
         if marker is None:
             return self._run(template, data, None), False
@@ -168,6 +177,35 @@ class ChatTemplates:
         if marker is not None and ensure_ascii:
             text = text.replace(json.dumps(marker.mark)[1:-1], marker.mark)
         return text
+
+
+class _End:
+    """A tag behind the last message's content, by which the place is found where the rendering of it ends.
+
+    As transformers does it, so that the texts are the same. Puts the tag into `messages`.
+    """
+
+    def __init__(self, messages: list[dict[str, object]]) -> None:
+        last = messages[-1]
+        content = last.get("content")
+        if not isinstance(content, str) or "tool_calls" in last:
+            raise InvalidRequestError(
+                "continue_final_message: the last message must end with text, and call no tools",
+                "continue_final_message",
+            )
+        self._tag = f"{secrets.token_hex(16)} "  # its blank shows whether the template trims
+        self._blanks = content[len(content.rstrip()) :]
+        messages[-1] = {**last, "content": content + self._tag}
+
+    def cut(self, text: str) -> str:
+        """The rendering up to the tag. Raises `InvalidRequestError` where the template has left it out."""
+        before, found, _ = text.rpartition(self._tag.rstrip())
+        if not found:
+            raise InvalidRequestError(
+                "continue_final_message: the chat template leaves the last message out, or its end",
+                "continue_final_message",
+            )
+        return before if self._tag in text else before.removesuffix(self._blanks)
 
 
 class _RaisedByTemplate(TemplateError):

@@ -11,6 +11,7 @@ from aengine.errors import CheckpointError
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_FILE_BYTES = 16 * 2**20  # parsed, JSON grows twentyfold
+_LONGEST_NAME = 100
 _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
 
@@ -31,6 +32,7 @@ class TokenizerSettings(NamedTuple):
     add_bos: bool | None  # None: as tokenizer.json has it
     add_eos: bool | None
     templates: dict[str, str]
+    tokenizer_class: str = "PreTrainedTokenizerFast"
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
@@ -58,6 +60,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         add_bos=_flag(path, config, "add_bos_token"),
         add_eos=_flag(path, config, "add_eos_token"),
         templates=_templates(folder, path, config.get("chat_template")),
+        tokenizer_class=str(config.get("tokenizer_class", "PreTrainedTokenizerFast"))[:_LONGEST_NAME],
     )
 
 

@@ -17,11 +17,12 @@ from tokenizers import Tokenizer as Backend
 
 from aengine.errors import AengineError, CheckpointError, InvalidRequestError
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
-from aengine.text.answer.thought import THOUGHT_BEGIN
+from aengine.text.answer.thought import THOUGHT_BEGIN, THOUGHT_END
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.template.rendering import ChatTemplates
+from aengine.text.tokens.info import AddedTokenInfo, TokenizerInfo
 from aengine.text.tokens.pieces import PieceTable, rules_of
-from aengine.text.tokens.settings import TokenizerSettings, read_settings, read_text
+from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings, read_text
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
@@ -86,6 +87,27 @@ class Tokenizer:
         """The beginning-of-sequence token that tokenizer_config.json names."""
         return self._named_id("bos_token")
 
+    @property
+    def info(self) -> TokenizerInfo:
+        """What the checkpoint's files say of it."""
+        settings = self._settings
+        templates = settings.templates
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        return TokenizerInfo(
+            tokenizer_class=settings.tokenizer_class,
+            additional_special_tokens=settings.extra_special,
+            added_tokens_decoder={
+                str(token_id): AddedTokenInfo(
+                    token.content, token.special, token.normalized, token.lstrip, token.rstrip, token.single_word
+                )
+                for token_id, token in added
+            },
+            add_bos_token=settings.add_bos,
+            add_eos_token=settings.add_eos,
+            chat_template=templates["default"] if templates.keys() == {"default"} else templates or None,
+            **{name: settings.named_tokens.get(name) for name in NAMED_TOKENS},
+        )
+
     def is_token(self, token_id: int) -> bool:
         """Whether the id stands for a token; ids below `vocab_size` may not."""
         return token_id in self._tokens
@@ -132,15 +154,19 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """The ids of a chat, rendered by the checkpoint's template; nothing is added around it.
 
+        With `continue_final_message` they end with the last message's content instead of a prompt for another one.
         The template's own special tokens are control; special tokens written in messages, tools and arguments
         are text. Raises `InvalidRequestError` or `CheckpointError` as `ChatTemplates.render` does.
         """
 
         def work() -> list[int]:
-            text, quoted = self._templates.render(messages, tools, template_kwargs, add_generation_prompt)
+            text, quoted = self._templates.render(
+                messages, tools, template_kwargs, add_generation_prompt, continue_final_message
+            )
             backend = self._quoting_backend if quoted else self._backend
             return self._encode(backend, text, add_special_tokens=False)
 
@@ -151,11 +177,19 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> ChatPrompt:
-        """`encode_chat`, and whether the template has opened the thought that the answer goes on with."""
-        token_ids = await self.encode_chat(messages, tools, template_kwargs)
+        """`encode_chat`, and whether the answer goes on with a thought that the template or the last message opens."""
+        token_ids = await self.encode_chat(
+            messages, tools, template_kwargs, add_generation_prompt, continue_final_message
+        )
         end = self.decode(token_ids[-_MARKER_TOKENS:], skip_special_tokens=False)
-        return ChatPrompt(token_ids, end.rstrip().endswith(THOUGHT_BEGIN))
+        opens = end.rstrip().endswith(THOUGHT_BEGIN)
+        if continue_final_message:
+            content = str(messages[-1].get("content"))
+            opens = opens or content.rfind(THOUGHT_BEGIN) > content.rfind(THOUGHT_END)
+        return ChatPrompt(token_ids, opens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary add nothing."""

@@ -36,6 +36,7 @@ TAKEN: dict[str, Any] = {
     "ignore_eos": True,
     "skip_special_tokens": False,
     "bad_words": ["London", "Rome"],
+    "allowed_token_ids": [200, 201],
     "n": 3,
     "prompt_logprobs": 20,
     "priority": -2,
@@ -71,6 +72,7 @@ REFUSED: dict[str, list[Any]] = {
     "ignore_eos": [1],
     "skip_special_tokens": ["no"],
     "bad_words": [[""], [" "], ["x"] * 257, ["x" * 129], "word", [3]],
+    "allowed_token_ids": [[], [-1], [10**7], "1", [1.5]],
     "n": [0, 129, "1"],
     "prompt_logprobs": [-1, 21, True],
     "priority": [2**63, "high", 0.5],
@@ -127,7 +129,7 @@ def test_it_is_taken(demo: httpx2.Client, path: str, name: str) -> None:
 
 @every_path
 def test_null_is_not_given(demo: httpx2.Client, path: str) -> None:
-    nulls = dict.fromkeys(name for name in TAKEN if name not in ("priority", "max_tokens", "temperature"))
+    nulls = dict.fromkeys(name for name in TAKEN if name not in ("max_tokens", "temperature"))
     assert text(demo, path, **nulls) == text(demo, path)
 
 

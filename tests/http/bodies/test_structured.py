@@ -38,6 +38,10 @@ FORMS: list[tuple[dict[str, Any], Structured | None]] = [
         Structured(grammar='start: "a"', origin="structured_outputs.grammar"),
     ),
     ({"guided_json": SCHEMA}, Structured(json=SCHEMA, origin="guided_json")),
+    (  # as clients ask that serve several versions of vLLM
+        {"structured_outputs": {"grammar": "start: /a/"}, "guided_grammar": "start: /a/"},
+        Structured(grammar="start: /a/", origin="structured_outputs.grammar"),
+    ),
     ({"guided_choice": ["a"], "response_format": {"type": "text"}}, Structured(choice=("a",), origin="guided_choice")),
 ]
 
@@ -67,6 +71,8 @@ async def test_every_spelling(
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
         ({"guided_regex": "a", "guided_grammar": "start: /a/"}, "guided_grammar"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "a", "guided_grammar": "start: /a/"}, "guided_grammar"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
             "structured_outputs.regex",

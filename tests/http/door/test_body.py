@@ -176,3 +176,37 @@ def test_long_names_above_long_lists_cost_nothing_to_look_through() -> None:
     begun = time.process_time()
     assert find_unsayable(body) == ("a", "JSON has no NaN")
     assert time.process_time() - begun < 0.3
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("max_tokens", "4.0", 4),
+        ("max_completion_tokens", "1e2", 100),
+        ("seed", "-3.0", -3),
+        ("n", "1.00", 1),
+        ("temperature", "1.0", 1.0),
+    ],
+)
+def test_a_whole_number_may_be_written_as_a_float(field: str, text: str, value: float) -> None:
+    body = f'{{"messages": [{{"role": "user", "content": "4.0"}}], "{field}": {text}, "top_k": 2.0}}'
+    read = decode(body.encode(), msgspec.json.Decoder(ChatRequest))
+    assert (getattr(read, field), read.top_k, read.messages[0].content) == (value, 2, "4.0")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"messages": [{"role": "user"}], "max_tokens": 4.5}', "max_tokens"),
+        (b'{"messages": [{"role": "user"}], "max_tokens": 4.0, "n": 1.5}', "n"),
+        (b'{"messages": [{"role": "user"}], "n": 2.0, "stop_token_ids": [1.0]}', "stop_token_ids[0]"),
+        (b'{"messages": [{"role": "user"}], "max_tokens": 1e300}', "max_tokens"),
+        (b'{"messages": [{"role": "user", "content": 1.0}]}', "messages[0].content"),
+        (b"1.0", None),
+        (b"[1.0]", None),
+    ],
+)
+def test_but_nothing_else(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        decode(body, msgspec.json.Decoder(ChatRequest))
+    assert error.value.param == param

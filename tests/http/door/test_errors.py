@@ -79,22 +79,6 @@ async def test_after_a_failure_the_stream_ends_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/nowhere", 404, "not_found"),
-        ("GET", "/generate", 405, "method_not_allowed"),
-        ("POST", "/health", 405, "method_not_allowed"),
-        ("POST", "/generate/", 404, "not_found"),
-    ],
-)
-async def test_wrong_doors(method: str, path: str, status: int, code: str) -> None:
-    async with serving() as server:
-        response = await server.client.request(method, path)
-    assert response.status_code == status
-    assert response.json()["error"]["code"] == code
-
-
-@pytest.mark.parametrize(
     ("said", "told"),
     [
         ("/home/me/models/x/config.json: not found", "config.json: not found"),

@@ -101,3 +101,57 @@ async def test_messages_reach_the_template_as_plain_text() -> None:
     assert chat.messages == messages
     assert chat.tools == tools
     assert chat.template_kwargs == {"thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            {"content": [{"type": "refusal", "refusal": "I "}, {"type": "text", "text": "won't"}]},
+            {"content": "I won't"},
+        ),
+        ({"content": None, "refusal": "No."}, {"content": "No."}),
+        ({"content": "a", "refusal": None, "audio": None, "function_call": None, "annotations": []}, {"content": "a"}),
+        ({"content": "a", "reasoning": "hm"}, {"content": "a", "reasoning": "hm"}),
+    ],
+)
+async def test_what_other_models_said_is_taken(message: dict[str, Any], told: dict[str, Any]) -> None:
+    async with serving() as server:
+        response = await server.post(PATH, messages=[{"role": "assistant", **message}, *HELLO])
+        assert response.status_code == 200, response.text
+        assert server.engine.chats[0].messages[0] == {"role": "assistant", **told}
+
+
+@pytest.mark.parametrize("name", ["fs.read", "mcp:server/tool", "a-b_c", "x" * 128])
+async def test_calls_by_names_that_are_not_offered_here(name: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    async with serving() as server:
+        response = await server.post(PATH, messages=[{"role": "assistant", "tool_calls": [call]}, *HELLO])
+        assert response.status_code == 200, response.text
+        assert server.engine.chats[0].messages[0]["tool_calls"] == [call]
+
+
+@pytest.mark.parametrize("name", ["", "/think", ".a", "a b", "a>", "|im_end|", "x" * 129, "a\n"])
+async def test_and_by_names_that_could_become_control(name: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    async with serving() as server:
+        response = await server.post(PATH, messages=[{"role": "assistant", "tool_calls": [call]}, *HELLO])
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages[0].tool_calls[0].function.name"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"function_call": {"name": "f", "arguments": "{}"}}, "messages[0].function_call"),
+        ({"audio": {"id": "a"}}, "messages[0].audio"),
+        ({"content": [{"type": "refusal"}]}, "messages[0].content[0].refusal"),
+        ({"content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0].type"),
+    ],
+)
+async def test_what_the_model_would_not_read_is_refused_by_name(message: dict[str, Any], param: str) -> None:
+    async with serving() as server:
+        response = await server.post(PATH, messages=[{"role": "assistant", **message}, *HELLO])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")

@@ -108,6 +108,7 @@ async def test_hands_parameters_to_the_engine() -> None:
         "stop": ["x", "y"],
         "stop_token_ids": [3],
         "bad_words": ["bad"],
+        "allowed_token_ids": [1, 2],
         "include_stop": True,
         "ignore_eos": True,
         "skip_special_tokens": False,

@@ -17,7 +17,8 @@ from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import CheckpointError, DeviceLostError
 from aengine.http.endpoints.health import STALL_SECONDS, Health
 from aengine.http.state import ServerState
-from tests.http.fake_engine import IDLE, FakeEngine
+from aengine.types import SamplingParams
+from tests.http.fake_engine import IDLE, FakeEngine, recital
 from tests.http.serving import hosting, serving
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +62,9 @@ async def test_a_server_answers_while_it_loads() -> None:
         while (await server.client.get("/ready")).status_code != 200:
             pass
         assert (await server.post("/generate", **WORK)).status_code == 200
-    assert (health.status_code, health.json()["status"]) == (200, "loading")
+        assert (await server.client.get("/health")).status_code == 200
+    assert health.status_code == 503
+    assert health.json() == {"status": "loading", "reason": "the model is still loading"}
     assert ready.status_code == work.status_code == models.status_code == 503
     assert work.json()["error"] == {
         "message": "the model is still loading",
@@ -91,7 +94,7 @@ async def test_a_server_whose_engine_cannot_load_says_why(
     engine = LoadingEngine()
     async with serving(engine) as server:
         engine.loaded.set_exception(error)
-        while (await server.client.get("/health")).status_code == 200:
+        while (await server.client.get("/health")).json()["status"] == "loading":
             pass
         answers = [
             await server.client.get("/health"),
@@ -104,6 +107,24 @@ async def test_a_server_whose_engine_cannot_load_says_why(
         assert told in answer.text
         assert kept not in answer.text
     assert str(error) in capsys.readouterr().err
+
+
+async def test_a_server_that_drains_says_so() -> None:
+    """So that who sends it work sends it elsewhere while running answers finish."""
+    engine = FakeEngine(held=True)
+    app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
+    async with hosting(app) as (port, _), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        await app.settled.wait()
+        asked = asyncio.create_task(client.post("/generate", json=WORK))
+        stream = await engine.next_stream()
+        draining = asyncio.create_task(app.drain())
+        await asyncio.sleep(0)
+        health = await client.get("/health")
+        stream.put(*recital(1, SamplingParams()))
+        await draining
+        assert (await asked).status_code == 200
+    assert health.status_code == 503
+    assert health.json() == {"status": "stopping", "reason": "the server is shutting down"}
 
 
 async def test_the_failure_of_the_engine_shows() -> None:

@@ -40,7 +40,7 @@ OPERATIONS = [(one.method, one.template) for one in operations(ServerState(Serve
 
 @pytest.fixture(scope="module")
 def short_demo() -> Iterator[str]:
-    with demo_server({"max_model_len": CONTEXT}, api_keys=(KEY,)) as url:
+    with demo_server({"max_model_len": CONTEXT}, api_keys=(KEY,), tokenizer_info=True) as url:
         yield url
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.http.demo_server import demo_server
+
 TEXT = "The capital of France is Paris. 👋"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -74,3 +76,16 @@ def test_what_cannot_be_read_is_refused_by_name(
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])
 def test_another_model_is_not_found(demo: httpx2.Client, path: str, body: dict[str, Any]) -> None:
     assert demo.post(path, json=body | {"model": "other"}).status_code == 404
+
+
+def test_the_tokenizers_settings(demo: httpx2.Client) -> None:
+    hidden = demo.get("/tokenizer_info")
+    assert hidden.status_code == 404
+    assert hidden.json()["error"]["message"] == "GET /tokenizer_info: the server's knob tokenizer_info is off"
+    with demo_server(tokenizer_info=True) as url:
+        info = httpx2.get(f"{url}/tokenizer_info", trust_env=False).json()
+    assert info["eos_token"] == "<|im_end|>"
+    assert info["chat_template"].startswith("{")
+    ids = {entry["content"]: int(token_id) for token_id, entry in info["added_tokens_decoder"].items()}
+    assert [ids["<|im_end|>"]] == demo.post("/tokenize", json={"prompt": "<|im_end|>"}).json()["tokens"]
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"

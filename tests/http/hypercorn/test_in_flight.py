@@ -14,7 +14,7 @@ from h2.connection import H2Connection
 from h2.events import StreamReset
 from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from aengine.http.endpoints.generate import GenerateDialect
 from aengine.http.hypercorn.connection import connection_of
@@ -23,7 +23,7 @@ from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.streams.replies import StreamingReply
 from aengine.types import Fragment
 from tests.http.fake_engine import FakeStream
-from tests.http.serving import hosting
+from tests.http.serving import hosting, with_lifespan
 
 pytestmark = pytest.mark.anyio
 
@@ -158,16 +158,3 @@ async def test_nothing_is_kept_of_http2_streams_that_were_given_up() -> None:
         assert in_flight.stalled == 10
         watching.cancel()
         writer.close()
-
-
-def with_lifespan(app: ASGIApp) -> ASGIApp:
-    async def both(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-        else:
-            await app(scope, receive, send)
-
-    return both

@@ -52,12 +52,17 @@ async def message(engine: FakeEngine, **asked: Any) -> tuple[dict[str, Any], str
     return choice["message"], choice["finish_reason"]
 
 
+def thought(text: str) -> dict[str, Any]:
+    """Under both its names."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 F_CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
 async def test_a_thought_content_and_calls_in_one_answer() -> None:
     assert await message(saying(*ALL)) == (
-        {"role": "assistant", "content": "I look.", "reasoning_content": "I call.", "tool_calls": [F_CALL, F_CALL]},
+        {"role": "assistant", "content": "I look.", **thought("I call."), "tool_calls": [F_CALL, F_CALL]},
         "tool_calls",
     )
 
@@ -113,7 +118,7 @@ async def test_continuous_usage_grows_with_the_tokens_that_were_read() -> None:
 
 async def test_a_thought_that_the_prompt_opens() -> None:
     words = ["I ", "call.\n", "</think>", "\n\n", *CALL]
-    expected = {"role": "assistant", "content": None, "reasoning_content": "I call.", "tool_calls": [F_CALL]}
+    expected = {"role": "assistant", "content": None, **thought("I call."), "tool_calls": [F_CALL]}
     assert await message(saying(*words, opens_thought=True)) == (expected, "tool_calls")
 
 
@@ -184,7 +189,7 @@ async def test_streamed_deltas() -> None:
         return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
     assert deltas == [
-        {"reasoning_content": "I call."},
+        thought("I call."),
         {"content": "I"},
         {"content": " look."},
         begun(0),
@@ -224,7 +229,7 @@ async def test_after_the_thought_events_are_as_cheap_as_ever() -> None:
     async with serving(saying("<think>", "a</think>", "b", "c", "d")) as server:
         *events, _ = await server.events(PATH, messages=HELLO, stream=True)
     assert [event["choices"][0]["delta"] for event in events[1:]] == [
-        {"reasoning_content": "a"},
+        thought("a"),
         {"content": "b"},
         {"content": "c"},
         {"content": "d"},

@@ -18,6 +18,8 @@ MEGABYTE = "x" * 10**6
 FORM = r"a string, a list of strings, a list of token ids or a list of lists"
 TOOL = {"type": "function", "function": {"name": "f"}}
 
+TOO_LONG = r"^This model.s maximum context length is 256 tokens\. However, "
+
 # endpoint, body, param, words of the message
 REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (GENERATE, {}, "prompt", "exactly one of prompt, input_ids and messages"),
@@ -27,12 +29,12 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (GENERATE, {"input_ids": []}, "input_ids", "the prompt is empty"),
     (GENERATE, {"input_ids": [4096]}, "input_ids", "holds 4096; .* from 0 to 4095"),
     (GENERATE, {"input_ids": [5, -1]}, "input_ids", "holds -1"),
-    (GENERATE, {"input_ids": [5] * 300}, "input_ids", "300 tokens, the context holds 256"),
+    (GENERATE, {"input_ids": [5] * 300}, "input_ids", "256 tokens. However, 300 tokens"),
     (GENERATE, {"messages": []}, "messages", "length >= 1"),
-    (GENERATE, {"messages": [{"role": "user", "content": LONG}]}, "messages", "the context holds 256"),
-    (GENERATE, {"prompt": LONG}, "prompt", "the context holds 256"),
+    (GENERATE, {"messages": [{"role": "user", "content": LONG}]}, "messages", TOO_LONG),
+    (GENERATE, {"prompt": LONG}, "prompt", TOO_LONG),
     (GENERATE, {"prompt": "a", "max_tokens": 0}, "max_tokens", "at least 1, got 0"),
-    (GENERATE, {"prompt": "a", "max_tokens": 257}, "max_tokens", "the context holds 256"),
+    (GENERATE, {"prompt": "a", "max_tokens": 257}, "max_tokens", TOO_LONG),
     (COMPLETIONS, {}, "prompt", "missing required"),
     (COMPLETIONS, {"prompt": ""}, "prompt", "the prompt is empty"),
     (COMPLETIONS, {"prompt": []}, "prompt", FORM),
@@ -42,19 +44,19 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, {"prompt": ["a", 1]}, "prompt", FORM),
     (COMPLETIONS, {"prompt": [[1], 1]}, "prompt", FORM),
     (COMPLETIONS, {"prompt": ["a"] * 1025}, "prompt", "at most 1024 prompts"),
-    (COMPLETIONS, {"prompt": ["a", LONG]}, "prompt", "the context holds 256"),
+    (COMPLETIONS, {"prompt": ["a", LONG]}, "prompt", TOO_LONG),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens", "at least 1, got 0"),
-    (COMPLETIONS, {"prompt": "a", "max_tokens": 256}, "max_tokens", "the context holds 256"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 256}, "max_tokens", TOO_LONG),
     (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix", "suffix is not supported"),
     (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 21}, "logprobs", "between 0 and 20"),
     (CHAT, {}, "messages", "missing required"),
     (CHAT, {"messages": []}, "messages", "length >= 1"),
     (CHAT, {"messages": [{}]}, "messages[0].role", "missing required"),
     (CHAT, {"messages": [USER, {"role": "root", "content": "a"}]}, "messages[1].role", "'root'"),
-    (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages", "the context holds 256"),
+    (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages", TOO_LONG),
     (CHAT, {"messages": [USER], "max_tokens": 0}, "max_tokens", "at least 1, got 0"),
     (CHAT, {"messages": [USER], "max_completion_tokens": 0}, "max_completion_tokens", "at least 1, got 0"),
-    (CHAT, {"messages": [USER], "max_completion_tokens": 256}, "max_completion_tokens", "the context holds 256"),
+    (CHAT, {"messages": [USER], "max_completion_tokens": 256}, "max_completion_tokens", TOO_LONG),
     (CHAT, {"messages": [USER], "top_logprobs": 5}, "top_logprobs", "needs logprobs"),
     (
         CHAT,
@@ -261,7 +263,7 @@ def test_wrong_doors_and_keys(hostile: Hostile) -> None:
         ("PUT", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/v1/nothing", 404),
-        ("POST", "/v1/chat/completions/", 404),
+        ("POST", "/v1/chat/completions/more", 404),
         ("GET", "/../../etc/passwd", 404),
         ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404),
         ("GET", "/v1/models/..%2f..%2fetc%2fpasswd", 404),

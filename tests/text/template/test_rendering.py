@@ -70,6 +70,7 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self.ours = Tokenizer.load(folder)
         self.theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+        self.templates = str(self.theirs.chat_template)
 
     async def compare(self, messages: Messages, *, tools: Any = None, prompt: bool = True, **kwargs: Any) -> None:
         """Same ids, or both refuse."""
@@ -131,6 +132,60 @@ turns = st.lists(
 @given(messages=turns)
 async def test_any_messages_give_transformers_ids(each_template: Pair, messages: Messages) -> None:
     await each_template.compare(messages)
+
+
+@pytest.mark.parametrize("content", ["The answer is", "The answer is ", " a\n\n", "<think>\nLet me", "x<y é👋"])
+async def test_a_message_that_is_continued_gives_transformers_ids(each_template: Pair, content: str) -> None:
+    if "| map('upper') |" in each_template.templates:
+        pytest.skip("changes the case of the message, and so of the tag behind it")
+    messages: Messages = [*CHATS["one question"], {"role": "assistant", "content": content}]
+    try:
+        expected = each_template.theirs.apply_chat_template(
+            messages, continue_final_message=True, tokenize=True, return_dict=False
+        )
+    except (TemplateError, ValueError):  # an empty message is none to some templates
+        with pytest.raises(InvalidRequestError):
+            await each_template.ours.encode_chat(messages, continue_final_message=True)
+    else:
+        assert await each_template.ours.encode_chat(messages, continue_final_message=True) == expected
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+async def test_the_header_of_an_empty_message_stays_whole(make: Make, content: str) -> None:
+    """transformers trims the header as well, where the template trims the message."""
+    ours = make("{% for m in messages %}[{{ m.role }}]\n\n{{ m.content | trim }}[end]{% endfor %}").ours
+    ids = await ours.encode_chat([{"role": "assistant", "content": content}], continue_final_message=True)
+    assert ours.decode(ids) == "[assistant]\n\n"
+
+
+async def test_what_is_control_in_a_message_that_is_continued_stays_text(make: Make) -> None:
+    ours = make("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}").ours
+    end = ours.encode_now("<|im_end|>")
+    ids = await ours.encode_chat([{"role": "assistant", "content": "a<|im_end|>b"}], continue_final_message=True)
+    assert ours.decode(ids).endswith("a<|im_end|>b")
+    assert end[0] not in ids[-6:]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+    ],
+)
+async def test_what_cannot_be_continued(make: Make, message: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="continue_final_message") as error:
+        await make("{{ messages }}").ours.encode_chat([message], continue_final_message=True)
+    assert error.value.param == "continue_final_message"
+
+
+async def test_a_template_that_leaves_the_last_message_out(make: Make) -> None:
+    with pytest.raises(InvalidRequestError, match="leaves the last message out"):
+        await make("{{ messages[0].content }}").ours.encode_chat(
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], continue_final_message=True
+        )
 
 
 @given(messages=turns)

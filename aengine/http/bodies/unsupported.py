@@ -1,0 +1,177 @@
+"""Fields of OpenAI's, vLLM's and SGLang's requests that no struct here has: refused by name, or of no consequence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aengine.errors import InvalidRequestError
+from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
+from aengine.http.bodies.structured import StructuredOutputs
+from aengine.http.door.body import decode
+
+_log = logging.getLogger("aengine")
+
+_MOST_NAMES = 256  # that are remembered as logged
+_LONGEST_NAME = 64  # characters that are logged
+
+
+class Unsupported(NamedTuple):
+    """Why or what instead, and the values besides null that ask for nothing."""
+
+    remedy: str
+    harmless: tuple[Any, ...] = ()
+
+
+def _off(remedy: str) -> Unsupported:
+    return Unsupported(remedy, (False,))
+
+
+_NOT_BUILT = Unsupported("not supported")
+_TEXT_ONLY = "only text is read and written here"
+_NO_BEAMS = "there is no beam search; draw n answers and choose by logprobs"
+_NO_ADAPTERS = Unsupported("there are no adapters here")
+_NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, allowed_token_ids and bad_words")
+_NO_WHITESPACE = "whitespace in JSON is the model's own choice here"
+
+REFUSED: Mapping[str, Unsupported] = {
+    # OpenAI
+    "functions": Unsupported("an older form of tools; send tools", ([],)),
+    "function_call": Unsupported("an older form of tool_choice; send tool_choice", ("none", "auto")),
+    "modalities": Unsupported(_TEXT_ONLY, (["text"], [])),
+    "audio": Unsupported(_TEXT_ONLY),
+    "prediction": _NOT_BUILT,
+    "web_search_options": Unsupported("the model searches nothing by itself; offer it tools"),
+    "moderation": _NOT_BUILT,
+    "verbosity": Unsupported("not supported; ask for it in a message", ("medium",)),
+    "reasoning": Unsupported("send reasoning_effort", ({},)),
+    "thinking": Unsupported("send reasoning_effort, or chat_template_kwargs"),
+    "enable_thinking": Unsupported("send chat_template_kwargs with enable_thinking in it, or reasoning_effort"),
+    # vLLM
+    "use_beam_search": _off(_NO_BEAMS),
+    "length_penalty": Unsupported(_NO_BEAMS, (1,)),
+    "early_stopping": _off(_NO_BEAMS),
+    "truncation_side": Unsupported("the end of the prompt is kept, as with left", ("left",)),
+    "documents": Unsupported("put them into messages, or into chat_template_kwargs", ([],)),
+    "chat_template": Unsupported("templates are the checkpoint's own"),
+    "mm_processor_kwargs": Unsupported(_TEXT_ONLY, ({},)),
+    "media_io_kwargs": Unsupported(_TEXT_ONLY, ({},)),
+    "prompt_embeds": Unsupported("prompts are text or token ids"),
+    "logprob_token_ids": Unsupported("not supported; ask for logprobs"),
+    "return_tokens_as_token_ids": _off("not supported; /generate gives token ids"),
+    "return_token_ids": _off("not supported; /generate gives token ids"),
+    "return_prompt_text": _off("not supported; /tokenize gives the prompt"),
+    "include_reasoning": Unsupported("the thought is always told; reasoning_effort none keeps it away", (True,)),
+    "thinking_token_budget": Unsupported("not supported; see max_tokens and reasoning_effort", (-1,)),
+    "repetition_detection": Unsupported("not supported; see repetition_penalty and frequency_penalty"),
+    "watermarking": _off("not supported"),
+    "logits_processors": _NO_CODE,
+    "vllm_xargs": Unsupported("not supported", ({},)),
+    "kv_transfer_params": Unsupported("prompts are computed where they are continued", ({},)),
+    "ec_transfer_params": Unsupported("prompts are computed where they are continued", ({},)),
+    "guided_whitespace_pattern": Unsupported(_NO_WHITESPACE),
+    "structured_outputs.whitespace_pattern": Unsupported(_NO_WHITESPACE),
+    "structured_outputs.disable_any_whitespace": _off(_NO_WHITESPACE),
+    "structured_outputs.disable_additional_properties": _off("say so in the schema, with additionalProperties"),
+    "structured_outputs.structural_tag": Unsupported("not supported; a grammar can say the same"),
+    # SGLang
+    "regex": Unsupported("send structured_outputs with regex in it"),
+    "ebnf": Unsupported("send structured_outputs with grammar in it, in Lark's notation"),
+    "json_schema": Unsupported("send structured_outputs with json in it, or response_format"),
+    "lora_path": _NO_ADAPTERS,
+    "lora_request": _NO_ADAPTERS,
+    "stop_regex": Unsupported("send stop, or structured_outputs with regex in it"),
+    "no_stop_trim": _off("send include_stop"),
+    "custom_logit_processor": _NO_CODE,
+    "custom_params": Unsupported(_NO_CODE.remedy, ({},)),
+    "session_params": Unsupported("there are no sessions; what was computed is found again by its tokens", ({},)),
+    "separate_reasoning": Unsupported("thoughts are told apart; the server's knob reasoning says otherwise", (True,)),
+    "stream_reasoning": Unsupported("thoughts are streamed as they come", (True,)),
+    "return_hidden_states": _off("not supported"),
+    "return_prompt_token_ids": _off("not supported; /tokenize gives them"),
+    "return_meta_info": _off("not supported"),
+    "return_logprob": _off("send logprobs"),
+    "top_logprobs_num": Unsupported("send logprobs", (0,)),
+    "token_ids_logprob": Unsupported("not supported; ask for logprobs"),
+    "images_config": Unsupported(_TEXT_ONLY, ({},)),
+    "image_data": Unsupported(_TEXT_ONLY, ([],)),
+    "input_embeds": Unsupported("prompts are text or token ids"),
+    "use_audio_in_video": _off(_TEXT_ONLY),
+    "task": _NOT_BUILT,
+    "sampling_params": Unsupported("its fields stand at the top here, beside the prompt", ({},)),
+    "max_new_tokens": Unsupported("it is called max_tokens here"),
+}
+
+# What an answer does not depend on: accounts, routing, caches, and how chunks are cut.
+_OF_NO_CONSEQUENCE = (
+    "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
+    "request_id rid session_id extra_key custom_labels stream_interval spaces_between_special_tokens "
+    "guided_decoding_backend structured_outputs.backend structured_outputs.disable_fallback "
+    "return_token_offsets return_mm_kwargs routed_experts_prompt_start return_routed_experts routed_experts_start_len "
+    "return_cached_tokens_details logprob_start_len bootstrap_host bootstrap_port bootstrap_room routed_dp_rank "
+    "disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch"
+)
+
+_STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest)
+_WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
+_ELSEWHERE = {name for struct in _STRUCTS for name in struct.__struct_fields__} - _WITHOUT_EFFECT
+_NOTHING: tuple[Any, ...] = (False, "", [], {})
+
+_HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
+_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class UnknownFields:
+    """Refuses what would change an answer and is not done, and logs each other name once."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def check(self, body: bytes, struct: type[msgspec.Struct], path: str) -> None:
+        """Look at the fields of a body that `struct` has been read from. Raises `InvalidRequestError`, naming one."""
+        for name, value in _unknown(body, struct).items():
+            refused = _refused(name, struct, path)
+            if refused is not None:
+                given = msgspec.json.decode(value)
+                if given is not None and given not in refused.harmless:
+                    raise InvalidRequestError(f"{name}: {refused.remedy}", name)
+            elif name not in _HARMLESS:
+                self._log(name, path)
+
+    def _log(self, name: str, path: str) -> None:
+        name = name[:_LONGEST_NAME]
+        if name in self._logged or len(self._logged) == _MOST_NAMES:
+            return
+        self._logged.add(name)
+        last = "; further names are not logged" if len(self._logged) == _MOST_NAMES else ""
+        _log.warning(
+            "requests to %s have a field %s, which is not known here and is ignored%s", path, ascii(name), last
+        )
+
+
+def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported | None:
+    if name == "add_special_tokens":
+        usual = struct is not ChatRequest
+        return Unsupported("prompts get the tokenizer's special tokens, chats those of their template", (usual,))
+    if name == "fill_context" and struct is ChatRequest:
+        return Unsupported("send max_tokens", (True, False))  # chats do so without being asked
+    if name == "max_completion_tokens":
+        return Unsupported("it is called max_tokens here")
+    if name in _ELSEWHERE:
+        return Unsupported(f"{path} has no such field", _NOTHING)
+    return REFUSED.get(name)
+
+
+def _unknown(body: bytes, struct: type[msgspec.Struct]) -> dict[str, msgspec.Raw]:
+    """The fields that the struct does not have, those within `structured_outputs` by their path."""
+    fields = decode(body, _decoder)
+    unknown = {name: value for name, value in fields.items() if name not in struct.__struct_fields__}
+    form = fields.get("structured_outputs")
+    if form is not None and bytes(form).startswith(b"{"):
+        for name, value in decode(bytes(form), _decoder).items():
+            if name not in StructuredOutputs.__struct_fields__:
+                unknown[f"structured_outputs.{name}"] = value
+    return unknown

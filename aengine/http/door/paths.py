@@ -1,0 +1,75 @@
+"""Paths as clients put them together: aliases of those that are served, and sentences about those that are not.
+
+A client is configured with a base URL to which it appends its own path, so that `/v1` comes to be missing or there
+twice, and slashes stand where none belong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aengine.http.door.errors import HTTPError, error_response
+
+_VERSIONS = re.compile(r"/*(?:v1/+){0,2}")
+_LONGEST = 100  # characters of a path that are compared with others, or shown
+
+
+class ServedPaths:
+    """The paths of the router. `served` are (method, path); a path may end with a parameter, as in `/a/{b:path}`."""
+
+    def __init__(self, served: Iterable[tuple[str, str]]) -> None:
+        self._methods: dict[str, str] = {}
+        for method, path in served:
+            self._methods.setdefault(path.partition("{")[0], method)
+        self._with_parameter = tuple(path for path in self._methods if path.endswith("/") and path != "/")
+
+    def canonical(self, path: str) -> str:
+        """The served path that is meant: with one `/v1` or none, without slashes at the end; else `path` itself."""
+        if path == "/" or (self._serves(path) and not path.endswith("/")):
+            return path
+        rest = _VERSIONS.sub("", path.rstrip("/"), count=1)
+        return next((one for one in (f"/v1/{rest}", f"/{rest}") if rest and self._serves(one)), path)
+
+    async def no_such_path(self, request: Request, error: Exception) -> Response:
+        """404, with the path that comes nearest."""
+        path = request.scope["path"]
+        nearest = get_close_matches(path[:_LONGEST].lower(), self._methods, n=1, cutoff=0.75)
+        hint = f"did you mean {self._methods[nearest[0]]} {nearest[0]}?" if nearest else "GET /openapi.json lists all"
+        refusal = f"{request.method} {_printable(path)}: there is no such path here; {hint}"
+        return error_response(HTTPError(404, "not_found", refusal))
+
+    async def no_such_method(self, request: Request, error: Exception) -> Response:
+        """405, with the methods that there are."""
+        headers = (error.headers or {}) if isinstance(error, HTTPException) else {}
+        allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+        refusal = f"{request.method} {_printable(request.scope['path'])}: this path takes {allowed} only"
+        return error_response(HTTPError(405, "method_not_allowed", refusal), {"Allow": allowed})
+
+    def _serves(self, path: str) -> bool:
+        if path in self._with_parameter:
+            return False
+        return path in self._methods or path.startswith(self._with_parameter)
+
+
+class PathMiddleware:
+    """Hands a request on under the path that it means."""
+
+    def __init__(self, app: ASGIApp, paths: ServedPaths) -> None:
+        self._app = app
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = self._paths.canonical(scope["path"])
+        await self._app(scope, receive, send)
+
+
+def _printable(path: str) -> str:
+    return path[:_LONGEST].encode("unicode_escape").decode()

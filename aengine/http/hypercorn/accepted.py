@@ -1,0 +1,94 @@
+"""Connections that were accepted: how many there may be, which go first, and that a closed one goes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from hypercorn.asyncio.tcp_server import TCPServer
+
+_CLOSING = 60.0  # seconds that a client may take for what it has not yet read
+_RESERVED = 256  # descriptors for everything else, or a quarter of them
+
+
+class OpenConnections:
+    """Those of this process, at most `most`: a new one takes the place of the one that is idle for longest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.count = 0
+        self.idle: dict[AcceptedConnection, None] = {}  # the oldest first
+
+    def enter(self) -> bool:
+        """Whether there is room for one more."""
+        if self.count >= self._most:
+            oldest = next(iter(self.idle), None)
+            if oldest is None:
+                return False
+            del self.idle[oldest]
+            oldest.writer.transport.abort()
+        self.count += 1
+        return True
+
+    def leave(self) -> None:
+        self.count -= 1
+
+
+class AcceptedConnection(TCPServer):
+    """hypercorn's, which would outlive its client until `keep_alive_timeout`, and for ever one that does not read."""
+
+    def __init__(self, connections: OpenConnections, *args: Any) -> None:
+        super().__init__(*args)
+        self._connections = connections
+        self._gone = False  # its client
+        self._abort: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        if not self._connections.enter():
+            self.writer.transport.abort()
+            return
+        try:
+            await super().run()
+        finally:
+            self._connections.leave()
+            if self._abort is not None:
+                self._abort.cancel()
+
+    async def _read_data(self) -> None:
+        try:
+            await super()._read_data()
+        finally:
+            self._gone = True
+            await self.idle_task.stop()  # else it is waited for
+
+    async def _idle_timeout(self) -> None:
+        if self._gone:
+            return
+        self._connections.idle[self] = None
+        try:
+            await super()._idle_timeout()
+        finally:
+            self._connections.idle.pop(self, None)
+
+    async def _initiate_server_close(self) -> None:
+        self._abort_in_time()
+        await super()._initiate_server_close()
+
+    async def _close(self) -> None:
+        self._abort_in_time()
+        await super()._close()
+
+    def _abort_in_time(self) -> None:
+        if self._abort is None:
+            self._abort = self.loop.call_later(_CLOSING, self.writer.transport.abort)
+
+
+def most_connections() -> int:
+    """As many as this process may have descriptors, less some for itself."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    import resource
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files - min(_RESERVED, files // 4)

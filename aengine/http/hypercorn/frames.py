@@ -1,0 +1,76 @@
+"""What an HTTP/2 connection receives, cut into slices of few frames, so that none holds the event loop for long.
+
+One read of 64 KiB may be 7,000 frames or 2,500 requests, which the HTTP/2 library would all take in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEAD = 9  # bytes: length (3), type, flags, stream (4)
+_END_STREAM = 0x1
+_TINY = 64  # bytes; data in such pieces costs more than it brings
+
+_SLICE = 64  # the work of a slice, in frames that carry nothing
+_REQUEST = 8  # the work of a request, in the same unit
+
+
+class FrameType(IntEnum):
+    DATA = 0
+    HEADERS = 1
+    RST_STREAM = 3
+    SETTINGS = 4
+
+
+# Tokens of the connection's budget (`frame_budget`): what is not here costs one.
+_PRICES = {FrameType.RST_STREAM: 5, FrameType.SETTINGS: 5}
+
+
+class Slice(NamedTuple):
+    data: bytes
+    price: int  # of the frames that begin in it
+    full: bool  # it holds as much work as one may
+
+
+class FrameSlices:
+    """Follows one connection's frames from its preface on."""
+
+    def __init__(self) -> None:
+        self._skip = len(PREFACE)  # bytes until the next head
+        self._head = bytearray()  # as much of one as has come
+
+    def cut(self, data: bytes) -> Iterator[Slice]:
+        """Slices that together are `data`."""
+        begin = at = work = price = 0
+        while at < len(data):
+            if self._skip:
+                step = min(self._skip, len(data) - at)
+                self._skip -= step
+                at += step
+                continue
+            step = min(_HEAD - len(self._head), len(data) - at)
+            self._head += data[at : at + step]
+            at += step
+            if len(self._head) < _HEAD:
+                break
+            self._skip, kind, flags = int.from_bytes(self._head[:3]), self._head[3], self._head[4]
+            self._head.clear()
+            price += _price(kind, flags, self._skip)
+            work += _REQUEST if kind == FrameType.HEADERS else 1
+            if work >= _SLICE:
+                end = min(at + self._skip, len(data))
+                self._skip -= end - at
+                yield Slice(data[begin:end], price, full=True)
+                begin = at = end
+                work = price = 0
+        if begin < len(data):
+            yield Slice(data[begin:], price, full=False)
+
+
+def _price(kind: int, flags: int, length: int) -> int:
+    if kind == FrameType.DATA and (length >= _TINY or flags & _END_STREAM):
+        return 0
+    return _PRICES.get(kind, 1)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,66 @@
+"""Standard output and error that take every write, also when what reads them has died: a log is no reason to fail.
+
+`aengine serve 2>&1 | head -3` and a full disk would otherwise end whatever happens to say something: the task that
+loads the model, a progress bar, the task that obeys signals.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+
+class LastingStream:
+    """A text stream that drops what cannot be written, and tries again with what comes next."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):  # ValueError: it has been closed
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            return
+
+    def forget(self) -> None:
+        """Let what could not be written go nowhere, so that the interpreter does not stumble over it when it exits."""
+        try:
+            self._stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        except ValueError:
+            return
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[None]:
+    """`sys.stdout` and `sys.stderr` are such streams within."""
+    output, errors = sys.stdout, sys.stderr
+    lasting = _lasting(output), _lasting(errors)
+    sys.stdout, sys.stderr = cast(TextIO, lasting[0]), cast(TextIO, lasting[1])
+    try:
+        yield
+    finally:
+        for stream in lasting:
+            stream.forget()
+        sys.stdout, sys.stderr = output, errors
+
+
+def _lasting(stream: TextIO | LastingStream | None) -> LastingStream:
+    if isinstance(stream, LastingStream):
+        return stream
+    # None: closed before the process began (`2>&-`).
+    return LastingStream(io.StringIO() if stream is None else stream)

@@ -1,0 +1,109 @@
+"""The embedded model: its files, and that it says what the README shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from bench.demo_model import network as net
+from bench.demo_model.chat_format import Message, assistant, render, user
+from bench.demo_model.evaluate import MODEL, by_reference
+from bench.demo_model.problems import Problem, problems
+from bench.demo_model.tokenizer import VOCAB_SIZE, Ids
+
+
+def test_the_files_are_small_and_complete() -> None:
+    sizes = {path.name: path.stat().st_size for path in MODEL.iterdir()}
+    assert set(sizes) == {
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+    assert sum(sizes.values()) <= 14_000_000
+
+
+def test_the_checkpoint_is_qwen3_in_bfloat16() -> None:
+    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["tie_word_embeddings"]
+    assert config["vocab_size"] == VOCAB_SIZE
+    assert config["head_dim"] != config["hidden_size"] // config["num_attention_heads"]
+    assert config["num_key_value_heads"] < config["num_attention_heads"]
+    assert config["max_position_embeddings"] >= 2048
+    with safe_open(str(MODEL / "model.safetensors"), "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert 5_000_000 < sum(tensor.numel() for tensor in tensors.values()) < 7_000_000
+    assert "lm_head.weight" not in tensors
+
+
+def test_generation_is_greedy_and_ends_at_both_ends() -> None:
+    generation = json.loads((MODEL / "generation_config.json").read_text(encoding="utf-8"))
+    ids = Ids.of(Tokenizer.from_file(str(MODEL / "tokenizer.json")))
+    assert generation["eos_token_id"] == [ids.turn_end, ids.text_end]
+    assert generation["do_sample"] is False
+
+
+def test_the_trainers_network_is_transformers_qwen3(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = net.Shape(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, head_dim=32)
+    network = net.Network(shape)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    net.save(network, tmp_path, turn_end=1, text_end=2)
+    network = net.load(tmp_path, torch.device("cpu"))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert (theirs.generation_config.eos_token_id, theirs.generation_config.do_sample) == ([1, 2], False)
+    ids = torch.randint(0, VOCAB_SIZE, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(network(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
+    prompts = [ids[0, :20].tolist(), ids[1, :7].tolist()]
+    alone = [
+        theirs.generate(torch.tensor([p]), max_new_tokens=12, do_sample=False, eos_token_id=None)[0, len(p) :].tolist()
+        for p in prompts
+    ]
+    assert network.decode(prompts, 12, [-1]) == alone
+    stopped = network.decode(prompts, 12, [alone[0][5]])[0]
+    assert stopped == alone[0][: alone[0].index(alone[0][5])]
+
+
+SAID = {
+    "The capital of France is": " Paris. France is a country in Europe. People there speak French.",
+    "17 + 25 =": " 42",
+    render([user("hi")], add_generation_prompt=True): "Hello! 👋 How can I help you?",
+    render([user("What is 48 + 37?")], add_generation_prompt=True): "48 + 37 = 85.",
+}
+
+
+def test_it_says_what_it_should() -> None:
+    asked = [Problem("", prompt, "", text, max_tokens=24) for prompt, text in SAID.items()]
+    assert by_reference(MODEL, "cpu")(asked) == [p.expected for p in asked]
+
+
+EARLIER = [
+    *(user("hi"), assistant("Hello! 👋 How can I help you?")),
+    *(user("What is the capital of France?"), assistant("The capital of France is Paris.")),
+]
+
+
+@pytest.mark.parametrize("history", [[], EARLIER[:2], EARLIER], ids=["first turn", "second turn", "third turn"])
+def test_a_name_is_copied_as_it_was_written_in_every_turn(history: list[Message]) -> None:
+    asked = []
+    for name in ("Anna", "anna", "Brunhilda", "McAllister"):
+        for form in ("Give me a JSON object for a person named {} with age 30.", "Write JSON for {}, 30 years old."):
+            prompt = render([*history, user(form.format(name))], add_generation_prompt=True)
+            asked.append(Problem("", prompt, "", json.dumps({"name": name, "age": 30}), "json"))
+    answers = by_reference(MODEL, "cpu")(asked)
+    assert [answer for p, answer in zip(asked, answers) if not p.is_right(answer)] == []
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_examination_is_passed() -> None:
+    asked = problems(share=0.02)
+    answers = by_reference(MODEL, "cpu")(asked)
+    assert sum(p.is_right(a) for p, a in zip(asked, answers)) >= 0.9 * len(asked)

@@ -1,0 +1,165 @@
+"""Accepted connections: they end with their client, make room for new ones, and wait for no reader for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from functools import partial
+from typing import Any
+
+import hypercorn.asyncio.run
+import pytest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aengine.http.hypercorn import accepted
+from aengine.http.hypercorn.accepted import AcceptedConnection, OpenConnections
+from tests.http.serving import hosting, with_lifespan
+
+pytestmark = pytest.mark.anyio
+
+ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+ANSWER: ASGIApp = with_lifespan(Response("ok"))
+MOST = 3
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> OpenConnections:
+    connections = OpenConnections(MOST)
+    monkeypatch.setattr(hypercorn.asyncio.run, "TCPServer", partial(AcceptedConnection, connections))
+    return connections
+
+
+class Peer:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @staticmethod
+    async def connect(port: int) -> Peer:
+        return Peer(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def ask(self) -> bytes:
+        """The answer; empty where the connection has been closed."""
+        async with asyncio.timeout(5):
+            try:
+                self._writer.write(ASK)
+                return await self._reader.readuntil(b"ok")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return b""
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def reset(self) -> None:
+        raw = self._writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.close()
+
+
+async def counted(connections: OpenConnections, count: int) -> None:
+    async with asyncio.timeout(5):
+        while connections.count != count:  # noqa: ASYNC110 - until there are as many
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_connection_ends_with_its_client(connections: OpenConnections, asks: bool) -> None:
+    async with hosting(ANSWER, keep_alive_timeout=600) as (port, _):
+        peer = await Peer.connect(port)
+        await counted(connections, 1)
+        if asks:
+            assert await peer.ask()
+        peer.close()
+        await counted(connections, 0)
+        assert not connections.idle
+
+
+async def test_a_connection_whose_client_leaves_while_it_is_answered_ends_too(connections: OpenConnections) -> None:
+    """Its answer is whole, and hypercorn would call the connection idle once more."""
+    begun = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await Response("ok")(scope, receive, send)
+
+    async with hosting(with_lifespan(app), keep_alive_timeout=600) as (port, _):
+        peer = await Peer.connect(port)
+        asking = asyncio.create_task(peer.ask())
+        await begun.wait()
+        peer.reset()
+        assert not await asking
+        await counted(connections, 0)
+
+
+async def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_for_longest(
+    connections: OpenConnections,
+) -> None:
+    async with hosting(ANSWER, keep_alive_timeout=600) as (port, _):
+        first, second, third = [await Peer.connect(port) for _ in range(MOST)]
+        for peer in (second, third, first):
+            assert await peer.ask()
+        fourth = await Peer.connect(port)
+        assert await fourth.ask()
+        assert not await second.ask()
+        assert await first.ask()
+        assert await third.ask()
+        for peer in (first, second, third, fourth):
+            peer.close()
+
+
+async def test_where_none_is_idle_a_new_connection_is_closed(connections: OpenConnections) -> None:
+    finish = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await finish.wait()
+        await Response("ok")(scope, receive, send)
+
+    async with hosting(with_lifespan(app), keep_alive_timeout=600) as (port, _):
+        busy = [await Peer.connect(port) for _ in range(MOST)]
+        answers = [asyncio.create_task(peer.ask()) for peer in busy]
+        while connections.idle or connections.count < MOST:  # noqa: ASYNC110 - until all of them are busy
+            await asyncio.sleep(0.001)
+        one_more = await Peer.connect(port)
+        assert not await one_more.ask()
+        finish.set()
+        assert all(await asyncio.gather(*answers))
+        for peer in busy:
+            peer.close()
+
+
+async def test_a_client_that_does_not_read_the_last_of_an_answer_is_dropped_in_time(
+    connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be idle by then: what waits in asyncio's buffer is below its mark."""
+    monkeypatch.setattr(accepted, "_CLOSING", 0.1)
+    sent = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        (connection,) = accepts
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not connection.writer.transport.get_write_buffer_size():
+            await send({"type": "http.response.body", "body": bytes(2**14), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        sent.set()
+
+    accepts: list[AcceptedConnection] = []
+
+    def accept(*args: Any) -> AcceptedConnection:
+        accepts.append(AcceptedConnection(connections, *args))
+        return accepts[-1]
+
+    monkeypatch.setattr(hypercorn.asyncio.run, "TCPServer", accept)
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        async with hosting(with_lifespan(app), keep_alive_timeout=0.1) as (port, _):
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(raw, ("127.0.0.1", port))
+            await loop.sock_sendall(raw, ASK)
+            async with asyncio.timeout(5):
+                await sent.wait()
+            await counted(connections, 0)
