@@ -53,7 +53,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
     engine = DemoEngine(max_num_seqs=4, torch_threads=1, start=faulty.start)
     async with (
         hosted_demo(engine) as url,
-        httpx2.AsyncClient(base_url=url, timeout=10, trust_env=False, limits=httpx2.Limits()) as client,
+        httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=httpx2.Limits()) as client,
     ):
         runner: faulty.Faulty = engine._ready().runtime.runner  # type: ignore[assignment]
         gate, entered = asyncio.Event(), []
@@ -62,7 +62,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
         async def ask(stream: bool, **body: Any) -> httpx2.Response:
             return await client.post("/generate", json={**ENDLESS, "stream": stream, **body})
 
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             asks = [tasks.create_task(ask(number % 2 == 0, input_ids=[310 + number])) for number in range(10)]
             asks.append(tasks.create_task(ask(True, prompt="text")))
             asks.append(tasks.create_task(ask(False, input_ids=[1, 2], guided_regex="a+")))

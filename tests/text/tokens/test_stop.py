@@ -101,9 +101,9 @@ def test_long_stop_strings_take_linear_time(stop: str) -> None:
     def seconds(characters: int) -> float:
         matcher = StopMatcher([stop])
         text = (stop[:-1] + "x") * (characters // len(stop) + 1)
-        start = time.perf_counter()
+        start = time.thread_time()
         for character in text[:characters]:
             matcher.feed(character)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
-    assert min(seconds(40_000) for _ in range(3)) < 0.5  # a rescan of what is held takes 40,000 x 1,024 steps
+    assert min(seconds(40_000) for _ in range(3)) < 1  # a rescan of what is held takes 40,000 x 1,024 steps
