@@ -129,6 +129,13 @@ def test_the_batch_gives_what_it_gives_here(tmp_path: Path) -> None:
     assert done.stdout + done.stderr == shown
 
 
+def test_the_tests_are_run_as_it_stands_here() -> None:
+    """All of them, and first the quick ones, as whoever has just come runs them."""
+    shown = re.findall(r"^pytest .*", README, re.M)
+    assert re.findall(r"^pytest .*", (ROOT / ".ci" / "run").read_text(), re.M) == shown
+    assert shown[0] == "pytest -n 2"
+
+
 def test_every_knob_can_be_found() -> None:
     assert "aengine/config.py" in README
 
