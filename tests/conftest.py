@@ -1,8 +1,37 @@
-"""Async tests run on asyncio, the loop that the engine is built on."""
+"""Async tests run on asyncio, the loop that the engine is built on.
+
+Hypothesis has two profiles here, `quick` and `thorough` (`--hypothesis-profile thorough`). Both try the same
+examples in every run; hypothesis' own, `--hypothesis-profile default`, tries others each time.
+"""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Read when torch is imported, here and in every process that a test starts. The models are so small that threads would
+# mostly wait for each other, spinning, and beside other busy processes ten times as long as the work takes. The engine
+# sets its own number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+settings.register_profile(
+    "quick",
+    max_examples=40,
+    deadline=None,  # the machine may be busy
+    derandomize=True,
+    database=None,
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
+)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=300)
+settings.load_profile("quick")
 
 
 @pytest.fixture

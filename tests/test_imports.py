@@ -34,11 +34,5 @@ def test_loads_nothing_heavy(statement: str) -> None:
     assert loaded_by(statement).isdisjoint(HEAVY)
 
 
-def test_the_check_sees_what_is_heavy() -> None:
-    assert "torch" in loaded_by("from aengine import Engine")
-
-
-def test_the_names_of_the_package_are_there() -> None:
-    code = "import aengine; print([name for name in aengine.__all__ if not hasattr(aengine, name)])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+def test_the_names_of_the_package_are_there_and_the_check_sees_what_they_load() -> None:
+    assert "torch" in loaded_by("import aengine; [getattr(aengine, name) for name in aengine.__all__]")

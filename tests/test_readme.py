@@ -98,6 +98,7 @@ def without_figures(text: str) -> str:
     return re.sub(r"[\d.]+ (tokens/s|ms|s|pages|MiB|M )|\(AVX.*?\)|:\d+|1 to \d+ threads", "#", text)
 
 
+@pytest.mark.slow
 def test_the_server_on_the_command_line_says_what_it_says_here() -> None:
     arguments, shown = console("serve")
     assert arguments == ["serve", "--port", "8000"]
@@ -109,6 +110,7 @@ def test_the_server_on_the_command_line_says_what_it_says_here() -> None:
     assert without_figures(said).split() == without_figures(expected).split()
 
 
+@pytest.mark.slow
 def test_the_shell_says_what_it_says_here() -> None:
     arguments, shown = console("chat")
     typed = "".join(f"{line}\n" for line in re.findall(r"^> (.*)", shown, re.M))
@@ -118,12 +120,20 @@ def test_the_shell_says_what_it_says_here() -> None:
     assert without_figures(done.stdout.rstrip()) == without_figures(answers.rstrip())
 
 
+@pytest.mark.slow
 def test_the_batch_gives_what_it_gives_here(tmp_path: Path) -> None:
     arguments, shown = console("generate")
     prompts = README.split("$ cat prompts.jsonl\n")[1].split("$ ")[0]
     (tmp_path / "prompts.jsonl").write_text(prompts)
     done = run(*(str(tmp_path / word) if word == "prompts.jsonl" else word for word in arguments))
     assert done.stdout + done.stderr == shown
+
+
+def test_the_tests_are_run_as_it_stands_here() -> None:
+    """All of them, and first the quick ones, as whoever has just come runs them."""
+    shown = re.findall(r"^pytest .*", README, re.M)
+    assert re.findall(r"^pytest .*", (ROOT / ".ci" / "run").read_text(), re.M) == shown
+    assert shown[0] == "pytest -n 2"
 
 
 def test_every_knob_can_be_found() -> None:

@@ -177,8 +177,8 @@ def request_body(
     for name in names:
         value = getattr(params, name)
         if isinstance(value, Structured):
-            given = {value.kind: getattr(value, value.kind), "thought": value.thought, "calls": value.calls}
-            body["structured_outputs"] = given
+            further = {"thought": value.thought, "calls": value.calls, "strict": value.strict}
+            body["structured_outputs"] = {value.kind: getattr(value, value.kind), **further}
         else:
             body[name] = value
     try:

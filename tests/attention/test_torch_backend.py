@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -94,7 +94,6 @@ def chunk(draw: st.DrawFn) -> tuple[int, int]:
     return context, draw(st.integers(1, context))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     decodes=st.lists(st.integers(1, 40), max_size=6),
     chunks=st.lists(chunk(), max_size=3),

@@ -112,4 +112,4 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorAgainstAModel = AllocatorMachine.TestCase
-TestAllocatorAgainstAModel.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAllocatorAgainstAModel.settings = settings(stateful_step_count=60)

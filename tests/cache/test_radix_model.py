@@ -238,4 +238,4 @@ class RadixMachine(RuleBasedStateMachine):
 
 
 TestRadixTreeAgainstAModel = RadixMachine.TestCase
-TestRadixTreeAgainstAModel.settings = settings(max_examples=120, stateful_step_count=80, deadline=None)
+TestRadixTreeAgainstAModel.settings = settings(stateful_step_count=80)

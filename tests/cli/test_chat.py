@@ -109,6 +109,7 @@ def running(server: Served) -> float:
     return float(line.split()[1])
 
 
+@pytest.mark.slow
 def test_through_a_server(tmp_path: Path) -> None:
     with served() as server:
         done = run("chat", "--url", server.url, "--temperature", "0", given="What is 17 + 25?\n", AENGINE_DEVICE="")
@@ -136,7 +137,7 @@ def test_through_a_server(tmp_path: Path) -> None:
     ("args", "status", "told"),
     [
         (["--url", "http://127.0.0.1:9"], 1, "cannot be reached"),
-        (["/nonexistent/model"], 1, "/nonexistent/model"),
+        pytest.param(["/nonexistent/model"], 1, "/nonexistent/model", marks=pytest.mark.slow),
         (["--top-p", "much"], 2, "top_p"),
     ],
 )

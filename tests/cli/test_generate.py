@@ -62,11 +62,13 @@ def test_plain_text_is_told_of_the_flag_that_takes_it() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_nothing_gives_nothing() -> None:
     done = run("generate", given="\n\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('"a"\n' * 5)
@@ -87,6 +89,7 @@ def test_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     assert b"10 tokens" in shown
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early() -> None:
     command = [*AENGINE, "generate", "--max-tokens", "2"]
     with subprocess.Popen(
@@ -112,7 +115,7 @@ def test_a_reader_that_leaves_early() -> None:
         (["--url", "http://127.0.0.1:9"], 1, "cannot be reached"),
         (["--url", "nowhere"], 1, "address"),
         (["--url", "http://127.0.0.1:9", "--page-size", "16"], 2, "--page-size cannot be said to a server"),
-        (["--model", "/nonexistent/model"], 1, "/nonexistent/model"),
+        pytest.param(["--model", "/nonexistent/model"], 1, "/nonexistent/model", marks=pytest.mark.slow),
     ],
 )
 def test_one_sentence_for_what_cannot_work(args: list[str], status: int, told: str) -> None:

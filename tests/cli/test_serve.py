@@ -32,9 +32,10 @@ def test_it_serves_what_it_says_and_leaves_with_0() -> None:
     assert "Traceback" not in rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Signals) -> None:
-    with served() as server, server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 500}) as stream:
+    with served() as server, server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 1000}) as stream:
         lines = stream.iter_lines()
         next(lines)
         server.send(number)
@@ -52,7 +53,7 @@ def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Si
     assert status == 0
 
 
-@pytest.mark.parametrize("patience", ["0.2", "60"])
+@pytest.mark.parametrize("patience", ["0.2", pytest.param("60", marks=pytest.mark.slow)])
 def test_what_takes_too_long_is_ended_with_an_error(patience: str) -> None:
     """After the timeout, or at the second signal."""
     with (
@@ -85,8 +86,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("files", [["chain.pem", "key.pem"], ["both.pem"]])
-@pytest.mark.parametrize("http2", [False, True])
+@pytest.mark.parametrize(
+    ("files", "http2"),
+    [
+        (["chain.pem", "key.pem"], True),
+        pytest.param(["chain.pem", "key.pem"], False, marks=pytest.mark.slow),
+        pytest.param(["both.pem"], True, marks=pytest.mark.slow),
+        pytest.param(["both.pem"], False, marks=pytest.mark.slow),
+    ],
+)
 def test_it_speaks_https(certificates: Path, files: list[str], http2: bool) -> None:
     flags = [
         str(part)
@@ -117,6 +125,7 @@ def test_tls_that_does_not_begin_ends_as_soon_as_a_silent_connection(certificate
         assert raw.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_a_certificate_that_is_none(certificates: Path, tmp_path: Path) -> None:
     key, chain, empty = certificates / "key.pem", certificates / "chain.pem", tmp_path / "empty.pem"
     empty.write_text("")

@@ -63,6 +63,7 @@ STRUCTURED: dict[str, Any] = {
     "grammar": 'start: "a"',
     "thought": "possible",
     "calls": 'calls: "b"',
+    "strict": True,
     "origin": "mine",
 }
 KINDS = ("json", "json_object", "regex", "choice", "grammar")

@@ -12,8 +12,9 @@ import aengine
 
 async def idle(engine: aengine.Engine) -> None:
     """Wait until nothing runs or waits; then every page and row is accounted for."""
-    while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110 - the engine has no such event
-        await anyio.sleep(0.001)
+    with anyio.fail_after(60):
+        while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110 - the engine has no such event
+            await anyio.sleep(0.001)
     engine.check_integrity()
 
 
@@ -22,5 +23,4 @@ async def engine() -> AsyncIterator[aengine.Engine]:
     """The demo model on the CPU; at the end nothing runs and every page is accounted for."""
     async with aengine.Engine(device="cpu", max_num_seqs=32, kv_cache_gib=0.1, progress=False) as engine:
         yield engine
-        with anyio.fail_after(5):
-            await idle(engine)
+        await idle(engine)

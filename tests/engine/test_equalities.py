@@ -63,7 +63,12 @@ async def test_among_31_others_as_alone(expected: list[tuple[int, ...]]) -> None
     assert ids == expected
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+ALWAYS = ("no lookahead", "small pool, preempting", "chunks of 8")  # the others among the slow tests
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in VARIANTS]
+)
 async def test_same_ids(name: str, expected: list[tuple[int, ...]]) -> None:
     ids, stats = await run_all(**VARIANTS[name])
     assert ids == expected

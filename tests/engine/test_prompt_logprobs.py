@@ -100,6 +100,7 @@ async def test_the_cache_is_not_read_for_them_but_filled_by_them(engine: aengine
         assert plainly(choice.prompt_logprobs) == numbers(first.choices[0].prompt_logprobs)
 
 
+@pytest.mark.slow
 async def test_chunks_neighbours_and_preemptions_change_nothing() -> None:
     prompts = [[(7 * place + 13 * number) % 4000 for place in range(150)] for number in range(6)]
     knobs: dict[str, Any] = {"device": "cpu", "progress": False, "max_model_len": 256}
@@ -132,6 +133,7 @@ async def test_never_more_logits_at_once_than_a_slice(monkeypatch: pytest.Monkey
     assert sum(seen) == 1499
 
 
+@pytest.mark.slow
 async def test_a_prompt_preempted_halfway_is_scored_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[int] = []
     score = scoring._score

@@ -161,7 +161,7 @@ class FakeEngine:
 
     async def next_stream(self) -> FakeStream:
         """The stream of the next request to arrive, in the order of arrival."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await self._streams.get()
 
     async def submit(

@@ -77,7 +77,7 @@ def streaming_command(port: int, path: str, body: dict[str, Any]) -> list[str]:
 async def read_until(raw: socket.socket, end: bytes) -> bytes:
     """What the connection says up to and including `end`, or until it closes."""
     loop, heard = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while end not in heard and (data := await loop.sock_recv(raw, 65536)):
             heard += data
     return heard
@@ -109,9 +109,9 @@ async def serving(
     engine = engine or FakeEngine()
     app = create_app(EngineConfig(), ServerConfig(**knobs), engine_factory=lambda config: engine)
     async with hosting(app, graceful_timeout) as (port, stop):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await engine.entered.wait()
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
             yield Server(engine, client, port, stop)
 
 

@@ -29,7 +29,7 @@ from aengine.kernels.decode_config import decode_config
 from aengine.kernels.launch import Launch
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.slow]
 META = torch.device("meta")  # shapes and types without memory
 
 

@@ -30,6 +30,7 @@ TINY = " or ".join(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the same tests run on the GPU")
 def test_the_kernels_are_right_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", f"tiny and ({TINY})", *WHERE]

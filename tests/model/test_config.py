@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.errors import CheckpointError, UnsupportedModelError
@@ -195,7 +195,6 @@ class TestHostileFiles:
         with pytest.raises(CheckpointError, match=r"no config\.json in this folder"):
             ModelConfig.from_folder(tmp_path)
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         changes=st.dictionaries(
             st.sampled_from(

@@ -14,8 +14,13 @@ from aengine.model.load import load_model
 from .checkpoints import CASES, NEW_TOKENS, Reference, reference, write_checkpoint
 from .harness import Harness, Running
 
+ALWAYS = ("qwen3", "llama3", "qwen2-window-upper-layer")  # the others among the slow tests
 
-@pytest.fixture(scope="module", params=CASES)
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES],
+)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Reference]:
     folder = tmp_path_factory.mktemp(request.param)
     expected = reference(write_checkpoint(request.param, folder))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -136,7 +136,6 @@ _DAMAGES: list[Callable[[bytes, int, int], bytes]] = [
 ]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     damages=st.lists(
         st.tuples(st.sampled_from(_DAMAGES), st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=4

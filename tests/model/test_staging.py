@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -62,7 +62,6 @@ def cases(draw: st.DrawFn) -> dict[str, tuple[Tensor, torch.dtype]]:
     return tensors
 
 
-@settings(deadline=None)
 @given(case=cases(), buffers=st.integers(1, 5), nbytes=st.integers(8, 100))
 def test_every_element_arrives_in_the_dtype_of_its_place(
     tmp_path_factory: pytest.TempPathFactory,

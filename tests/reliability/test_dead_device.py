@@ -53,7 +53,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
     engine = DemoEngine(max_num_seqs=4, torch_threads=1, start=faulty.start)
     async with (
         hosted_demo(engine) as url,
-        httpx2.AsyncClient(base_url=url, timeout=10, trust_env=False, limits=httpx2.Limits()) as client,
+        httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=httpx2.Limits()) as client,
     ):
         runner: faulty.Faulty = engine._ready().runtime.runner  # type: ignore[assignment]
         gate, entered = asyncio.Event(), []
@@ -62,7 +62,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
         async def ask(stream: bool, **body: Any) -> httpx2.Response:
             return await client.post("/generate", json={**ENDLESS, "stream": stream, **body})
 
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             asks = [tasks.create_task(ask(number % 2 == 0, input_ids=[310 + number])) for number in range(10)]
             asks.append(tasks.create_task(ask(True, prompt="text")))
             asks.append(tasks.create_task(ask(False, input_ids=[1, 2], guided_regex="a+")))
@@ -101,6 +101,7 @@ async def test_every_waiter_hears_of_it(trigger: int) -> None:
             await engine.complete([5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trigger", [DEATH, LATE_DEATH])
 def test_the_server_ends_streams_and_leaves_with_1(trigger: int) -> None:
     with process("tests.reliability.faulty", "--port", "0") as running:
@@ -123,6 +124,7 @@ def test_the_server_ends_streams_and_leaves_with_1(trigger: int) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.slow
 def test_under_bare_hypercorn_every_request_is_an_error_until_it_is_stopped() -> None:
     with process("hypercorn", "-w", "0", "-b", "127.0.0.1:0", "tests.reliability.faulty:app") as running:
         url = told(running, r"Running on (\S+)")[1]

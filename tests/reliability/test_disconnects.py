@@ -173,6 +173,7 @@ def checked(hit: Counter[str], victims: int) -> None:
     assert min(hit[name] for name in MOMENTS) >= 0.02 * victims
 
 
+@pytest.mark.slow
 async def test_connections_that_break_at_any_moment() -> None:
     """Half with FIN, half with RST."""
     victims = 420
@@ -192,6 +193,7 @@ async def test_connections_that_break_at_any_moment() -> None:
     checked(shooting.hit, victims)
 
 
+@pytest.mark.slow
 async def test_consumers_that_are_cancelled_at_any_moment() -> None:
     victims = 120
     rng = random.Random(3)

@@ -1,6 +1,6 @@
 """Weights files with headers made up by hypothesis: each loads or ends in a `WeightsError`, nothing else.
 
-300 cases by default; `AENGINE_TEST_FUZZ` names another number.
+As many cases as hypothesis' profile says; `AENGINE_TEST_FUZZ` names another number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -86,11 +86,7 @@ def change(header: dict[str, Any], at: int, kind: str, value: Any) -> None:
             header[name][kind] = value
 
 
-@settings(
-    max_examples=int(os.environ.get("AENGINE_TEST_FUZZ", "300")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=int(os.environ.get("AENGINE_TEST_FUZZ", settings.default.max_examples)))
 @given(
     changes=st.lists(st.tuples(st.integers(0, 30), CHANGES), max_size=3),
     length=st.one_of(st.just(0), st.sampled_from([1, -1, 8, 2**20, 2**62, -(2**62)])),

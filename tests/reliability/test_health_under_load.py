@@ -13,7 +13,7 @@ from tests.reliability.prober import percentile, probing
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 
 SOON = 0.010  # seconds, half of the times; a machine that is busy with more than the server spoils the other half
-ROUNDS = 3
+ROUNDS = 6
 
 
 async def test_health_answers_within_ten_milliseconds_while_steps_run() -> None:

@@ -343,6 +343,7 @@ SERVED = {
 }
 
 
+@pytest.mark.slow
 def test_the_command_line_says_it_in_one_sentence(tmp_path: Path) -> None:
     """`aengine serve` on each: exit status 1 and one line, no traceback. Two at a time."""
     waiting = list(SERVED.items())

@@ -15,7 +15,7 @@ import pytest
 from tests.reliability.raw_server import AUTHORIZED, RawServer, raw_server, status, within
 
 HEADER_TIMEOUT = 1.0  # seconds: --keep-alive-timeout
-MARGIN = 3.0  # seconds; the machine may be busy
+MARGIN = 15.0  # seconds; the machine may be busy
 GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + AUTHORIZED
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + AUTHORIZED
 BODY = b'{"prompt":"a"}'
@@ -263,25 +263,25 @@ def test_many_pipelined_requests(server: RawServer) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_half_closed_connections_are_aborted_and_give_everything_back(server: RawServer, stream: bool) -> None:
     """A client that says it is done sending has left, as far as this server can tell."""
+    before = server.figure("generated_tokens_total")
     with ExitStack() as open_ones:
         connections = [open_ones.enter_context(server.connect()) for _ in range(20)]
         for number, raw in enumerate(connections):
             raw.sendall(completion(stream, 2000, f"Story {number}:"))
-        assert within(MARGIN + 2, lambda: server.figure("requests_running") == 20)
-        begun = time.monotonic()
+        assert within(MARGIN, lambda: server.figure("requests_running") == 20)
         for raw in connections:
             raw.shutdown(socket.SHUT_WR)
         for raw in connections:
             assert b"[DONE]" not in server.flood(raw, iter(())).answer
         assert within(MARGIN, server.at_rest)
-        assert time.monotonic() - begun < MARGIN
+        assert server.figure("generated_tokens_total") - before < 20 * 2000 / 2
 
 
 def test_pipelined_streams_whose_client_leaves_are_aborted(server: RawServer) -> None:
     connections = [server.connect() for _ in range(10)]
     for raw in connections:
         raw.sendall(completion(True, 2000) * 3)
-    assert within(MARGIN + 2, lambda: server.figure("requests_running") == 10)
+    assert within(MARGIN, lambda: server.figure("requests_running") == 10)
     for raw in connections:
         raw.close()
     assert within(MARGIN, server.at_rest)

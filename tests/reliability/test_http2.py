@@ -17,13 +17,13 @@ from h2.settings import SettingCodes
 from tests.reliability.raw_server import KEY, RawServer, raw_server, within
 
 SECONDS = 30.0
-MARGIN = 3.0  # seconds; the machine may be busy
+MARGIN = 15.0  # seconds; the machine may be busy
 LIMIT = 200_000  # bytes of a body
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RawServer]:
-    with raw_server("--max-body-bytes", str(LIMIT), "--body-timeout", "1", "--keep-alive-timeout", "1") as server:
+    with raw_server("--max-body-bytes", str(LIMIT), "--body-timeout", "3", "--keep-alive-timeout", "1") as server:
         yield server
         # After all of it nothing is left behind but the client's own connection.
         assert within(MARGIN, lambda: server.connections() <= 1)
@@ -124,6 +124,7 @@ def test_more_streams_than_a_connection_may_have_at_once(server: RawServer) -> N
 
 
 def test_a_reset_aborts_its_own_stream_alone(server: RawServer) -> None:
+    before = server.figure("generated_tokens_total")
     with Client(server) as client:
         long = client.post("/generate", prompt="Once upon a time", max_tokens=2000, ignore_eos=True)
         other = client.post("/generate", prompt="One two three", max_tokens=200, ignore_eos=True)
@@ -133,6 +134,7 @@ def test_a_reset_aborts_its_own_stream_alone(server: RawServer) -> None:
         client.read_until(lambda: other in client.ended)
         assert b'"completion_tokens":200' in client.body[other]
         assert within(MARGIN, server.at_rest)
+    assert server.figure("generated_tokens_total") - before < 2000
 
 
 def test_a_hundred_resets_at_once(server: RawServer) -> None:
@@ -171,13 +173,13 @@ def test_a_body_over_the_limit_is_refused_and_its_connection_goes_on(server: Raw
     before = server.memory()
     with Client(server) as client:
         other = client.post("/generate", prompt="Once upon a time", max_tokens=400, ignore_eos=True)
-        declared = client.ask("POST", "/generate", ("content-length", "5000000"), end=False)
+        declared = client.ask("POST", "/generate", ("content-length", "1000000"), end=False)
         client.read_until(lambda: declared in client.status)
-        send_body(client, declared, 5_000_000)
+        send_body(client, declared, 1_000_000)
         undeclared = client.ask("POST", "/generate", end=False)
-        send_body(client, undeclared, 5_000_000)
+        send_body(client, undeclared, 1_000_000)
         stranger = client.ask("POST", "/generate", key=False, end=False)
-        send_body(client, stranger, 5_000_000)
+        send_body(client, stranger, 1_000_000)
         client.read_until(lambda: {declared, undeclared, stranger, other} <= client.ended)
     assert {**client.status, other: 200} == {other: 200, declared: 413, undeclared: 413, stranger: 401}
     assert b'"completion_tokens":400' in client.body[other]
@@ -194,6 +196,7 @@ def test_a_body_that_does_not_come_is_a_408_and_its_connection_goes_on(server: R
     assert (client.status[slow], client.status[other]) == (408, 200)
 
 
+@pytest.mark.slow
 def test_a_stream_that_nobody_reads_is_reset_and_its_connection_goes_on() -> None:
     """Its window is used up, and the client reads on only what comes of other streams."""
     with raw_server("--stalled-reader-timeout", "1") as server, Client(server) as client:
@@ -210,6 +213,7 @@ def test_a_stream_that_nobody_reads_is_reset_and_its_connection_goes_on() -> Non
     assert client.body[other].endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_full_goes_on_without_the_stream_that_nobody_reads() -> None:
     """Its other streams are read all the time, but more slowly than they could be sent."""
     with raw_server("--stalled-reader-timeout", "2") as server, Client(server, 2**16) as client:
@@ -233,6 +237,7 @@ def test_a_connection_that_is_full_goes_on_without_the_stream_that_nobody_reads(
     assert all(client.body[stream].endswith(b"data: [DONE]\n\n") for stream in read)
 
 
+@pytest.mark.slow
 def test_a_connection_that_takes_nothing_at_all_is_ended() -> None:
     """Its windows are wide, so that all the buffers between the two fill up."""
     with raw_server("--stalled-reader-timeout", "1") as server, Client(server, 4096, 2**30) as client:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from aengine.model.hub import DEMO
 from tests.cli.running import environment
@@ -91,6 +92,7 @@ def sockets_of(pid: int) -> dict[str, tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_serve_a_folder(tmp_path: Path) -> None:
     model = shutil.copytree(DEMO, tmp_path / "model")
     with recorded(tmp_path, "serve", "--port", "0", "--model", str(model)) as (process, record):
@@ -113,6 +115,7 @@ def test_serve_a_folder(tmp_path: Path) -> None:
     assert events(record, "pickle", "subprocess", "os.") == []
 
 
+@pytest.mark.slow
 def test_generate_with_the_embedded_model(tmp_path: Path) -> None:
     with recorded(tmp_path, "generate", "--max-tokens", "4", given='"One two"\n') as (process, record):
         told, _ = process.communicate(timeout=60)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.reliability.processes import connected, heard, process, told
 
+pytestmark = pytest.mark.slow
 ENDLESS = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 2000}
 SERVE = ("aengine", "serve", "--port", "0")
 HALF_A_BODY = b'POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"prompt": '

@@ -46,6 +46,7 @@ async def ids(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[int]:
     return told
 
 
+@pytest.mark.slow
 async def test_all_finish_with_the_same_ids() -> None:
     engine = DemoEngine(page_size=PAGE, num_pages=PAGES, max_num_seqs=REQUESTS, max_model_len=128, torch_threads=1)
     limits = httpx2.Limits(max_connections=REQUESTS)

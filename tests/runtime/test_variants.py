@@ -41,7 +41,7 @@ from aengine.types import SamplingParams
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 from tests.runtime.ways import WAYS
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.slow]
 DEVICE, META = torch.device("cpu"), torch.device("meta")
 empty = torch.empty
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)

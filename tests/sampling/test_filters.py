@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
@@ -29,7 +29,6 @@ def column(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor([[value]], dtype=dtype)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(2, 300),

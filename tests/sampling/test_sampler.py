@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -99,7 +99,6 @@ def run(batch: list[tuple[int, Case]], steps: int) -> list[list[tuple[int, DrawL
     return results
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(cases, min_size=1, max_size=MAX_ROWS), st.permutations(range(MAX_ROWS)))
 def test_a_batch_draws_what_the_definition_says_and_what_each_row_draws_alone(
     batch: list[Case], slots: list[int]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from aengine.text.answer.deltas import Answer, Delta, put_together
-
-relaxed = settings(max_examples=100, deadline=None)
 
 
 class Parser(Protocol):

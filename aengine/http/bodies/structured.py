@@ -49,6 +49,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     grammar: str | None = None
     thought: Thought | None = None  # may the model think before it? None: never; chats see to it themselves
     calls: str | None = None  # rules for calls that may stand in its place
+    strict: bool | None = None  # as OpenAI's: see `NamedSchema`
 
     def structured(self) -> Structured:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
@@ -61,6 +62,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
             grammar=self.grammar,
             thought=self.thought or "never",
             calls=self.calls,
+            strict=bool(self.strict),
             origin=name,
         )
 

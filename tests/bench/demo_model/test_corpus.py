@@ -33,6 +33,7 @@ def test_the_same_seed_gives_the_same_documents() -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_held_out_prompts_do_not_occur_in_the_stream(documents: list[str]) -> None:
     said = {message for text in documents for message in _USER.findall(text)}
     held_out = {p.question for p in problems() if p.family not in TRAINED_PROMPTS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -24,7 +24,6 @@ def new() -> Tokenizer:
     return train_tokenizer(seed=1, documents=DOCUMENTS)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_any_text_survives(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
@@ -86,6 +85,7 @@ def test_a_word_has_the_same_pieces_in_a_sentence_and_in_quotes(new: Tokenizer, 
     assert new.encode(f'"{word}"').tokens == ['"', *bare, '"']
 
 
+@pytest.mark.slow
 def test_training_it_again_gives_the_same_tokenizer(new: Tokenizer, tmp_path: Path) -> None:
     first, second = new, train_tokenizer(seed=1, documents=DOCUMENTS)
     assert first.to_str() == second.to_str()

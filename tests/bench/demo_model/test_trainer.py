@@ -7,6 +7,7 @@ from itertools import repeat
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -21,6 +22,7 @@ TOKENIZER = Tokenizer.from_file(str(FILE))
 IDS = Ids.of(TOKENIZER)
 
 
+@pytest.mark.slow
 def test_the_stream_does_not_depend_on_the_processes() -> None:
     streams = []
     for processes in (1, 2):

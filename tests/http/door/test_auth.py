@@ -21,7 +21,7 @@ async def raw_status(server: Server, head: str) -> str:
     """The status of a request whose first lines are sent as they are."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode("latin-1"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         answer = await reader.read()
     writer.close()
     return answer.split(b" ", 2)[1].decode()

@@ -120,8 +120,8 @@ async def test_a_body_is_bounded() -> None:
         fits = await server.client.post(GENERATE, content=b'{"prompt":"a"}'.ljust(10_000))
         declared = await server.client.post(GENERATE, content=b'{"prompt":"a"}'.ljust(10_001))
         undeclared = await server.client.post(GENERATE, content=chunks(20_000))
-        much = await server.client.post(GENERATE, content=chunks(10_000_000))
-        much_declared = await server.client.post(GENERATE, content=b" " * 10_000_000)
+        much = await server.client.post(GENERATE, content=chunks(1_000_000))
+        much_declared = await server.client.post(GENERATE, content=b" " * 1_000_000)
     assert fits.status_code == 200
     for response in (declared, undeclared, much, much_declared):
         assert response.status_code == 413
@@ -175,7 +175,7 @@ def test_long_names_above_long_lists_cost_nothing_to_look_through() -> None:
     body = b'{"a":NaN,"' + b"a" * 32_000 + b'":[' + b"0," * 16_000 + b"0]}"
     begun = time.process_time()
     assert find_unsayable(body) == ("a", "JSON has no NaN")
-    assert time.process_time() - begun < 0.3
+    assert time.process_time() - begun < 1  # all lengths multiplied would be minutes
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,10 @@ def described(short_demo: str) -> BaseSchema:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [pytest.param(*one, marks=pytest.mark.slow if one == ("POST", "/v1/generate") else ()) for one in OPERATIONS],
+)
 def test_every_answer_is_as_described(described: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
     """What fits the schema and what does not: no 5xx, no undescribed status, no body of another shape."""
     operation = described[path][method]
@@ -70,11 +73,15 @@ def test_every_answer_is_as_described(described: BaseSchema, method: str, path: 
     assert statuses[200] or (mode is GenerationMode.NEGATIVE) or "{" in path
 
 
-FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "shown_special_ids")
 
 
-@pytest.mark.parametrize("fields", [*((form,) for form in FORMS), TOOLS], ids=lambda fields: str(fields[0]))
+@pytest.mark.parametrize(
+    "fields",
+    [("response_format",), TOOLS, *(pytest.param((form,), marks=pytest.mark.slow) for form in FORMS)],
+    ids=lambda fields: str(fields[0]),
+)
 def test_so_are_answers_that_follow_a_form_or_may_call_tools(short_demo: str, fields: tuple[str, ...]) -> None:
     """These fields are seldom among all the others that a request may have; here they always are."""
     document = httpx2.get(f"{short_demo}/openapi.json", headers=KEY_HEADER, trust_env=False).json()
@@ -111,7 +118,7 @@ def make_likelier(body: Any) -> None:
         for name, value in body.items():
             if isinstance(value, float) and value.is_integer():
                 body[name] = int(value)  # which a schema takes for an integer
-        for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n"):
             if isinstance(body.get(name), int):
                 body[name] = 1 + body[name] % 8
         for message in body.get("messages") or ():

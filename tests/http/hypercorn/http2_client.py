@@ -43,7 +43,7 @@ class Http2Client:
     async def read_until(self, done: Callable[[], object], on_event: Callable[[Event], None] | None = None) -> None:
         """Send, and hear until so, or until the connection is closed."""
         await self.send()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not self.closed and not done():
                 try:
                     data = await self._reader.read(2**16)

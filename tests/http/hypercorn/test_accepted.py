@@ -42,7 +42,7 @@ class Peer:
 
     async def ask(self) -> bytes:
         """The answer; empty where the connection has been closed."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             try:
                 self._writer.write(ASK)
                 return await self._reader.readuntil(b"ok")
@@ -59,7 +59,7 @@ class Peer:
 
 
 async def counted(connections: OpenConnections, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while connections.count != count:  # noqa: ASYNC110 - until there are as many
             await asyncio.sleep(0.001)
 
@@ -160,6 +160,6 @@ async def test_a_client_that_does_not_read_the_last_of_an_answer_is_dropped_in_t
             loop = asyncio.get_running_loop()
             await loop.sock_connect(raw, ("127.0.0.1", port))
             await loop.sock_sendall(raw, ASK)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await sent.wait()
             await counted(connections, 0)

@@ -52,7 +52,7 @@ class Reader:
         await Response(str(length))(scope, receive, send)
 
     async def until_begun(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.begun < count:  # noqa: ASYNC110 - until they are there
                 await asyncio.sleep(0)
 
@@ -113,7 +113,7 @@ async def test_a_flood_is_taken_in_little_by_little() -> None:
                 client.open()
             await client.send()
         begun = 0
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while app.begun < 200:
                 await asyncio.sleep(0)
                 assert app.begun - begun <= 16
@@ -251,10 +251,10 @@ async def test_a_client_that_leaves_a_whole_answer_is_not_waited_for() -> None:
         with socket.create_connection(("127.0.0.1", port)) as raw:
             raw.setblocking(False)
             await asyncio.get_running_loop().sock_sendall(raw, client.data_to_send())
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not in_flight.blocked:  # noqa: ASYNC110 - until it is
                     await asyncio.sleep(0.001)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await in_flight.idle()
         assert in_flight.stalled == 0
         watching.cancel()

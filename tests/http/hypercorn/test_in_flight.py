@@ -53,11 +53,11 @@ async def test_a_long_answer_goes_out_in_pieces_and_whole() -> None:
 
 async def test_who_takes_each_piece_in_time_is_waited_for() -> None:
     async def send(message: Message) -> None:
-        await asyncio.sleep(len(message.get("body", b"")) / LONG)  # a second altogether, five times the limit
+        await asyncio.sleep(len(message.get("body", b"")) / LONG)  # a second altogether, twice the limit
 
     in_flight = InFlight(Response(bytes(LONG)))
     async with anyio.create_task_group() as tasks:
-        await tasks.start(in_flight.watch_readers, 0.2)
+        await tasks.start(in_flight.watch_readers, 0.5)
         await in_flight(SCOPE, nothing, send)
         tasks.cancel_scope.cancel()
     assert in_flight.stalled == 0
@@ -70,7 +70,7 @@ async def test_who_takes_nothing_is_cut_off() -> None:
     in_flight = InFlight(Response(bytes(LONG)))
     async with anyio.create_task_group() as tasks:
         await tasks.start(in_flight.watch_readers, 0.05)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await in_flight(SCOPE, nothing, send)
         tasks.cancel_scope.cancel()
     assert in_flight.stalled == 1
@@ -96,7 +96,7 @@ async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
     in_flight = InFlight(DepartureMiddleware(reply))
     async with anyio.create_task_group() as tasks:
         await tasks.start(in_flight.watch_readers, 0.05)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await in_flight({"type": "http", "headers": []}, nothing, send)
         tasks.cancel_scope.cancel()
     (event,) = told
@@ -122,7 +122,7 @@ async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -
             await loop.sock_sendall(raw, b"y" * 30_000_000)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         raw.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await in_flight.idle()
         assert in_flight.stalled == 0
         assert not watching.cancel_called
@@ -148,7 +148,7 @@ async def test_nothing_is_kept_of_http2_streams_that_were_given_up() -> None:
         for stream in range(1, 20, 2):
             client.send_headers(stream, asked, end_stream=True)
         reset = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while reset < 10:
                 writer.write(client.data_to_send())
                 reset += sum(isinstance(event, StreamReset) for event in client.receive_data(await reader.read(2**16)))

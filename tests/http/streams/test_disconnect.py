@@ -21,8 +21,9 @@ pytestmark = pytest.mark.anyio
 LAST = Fragment("!", (9,), None, "stop", Usage(1, 1, 0))
 
 
-async def aborted_within_a_second(stream: FakeStream) -> None:
-    async with asyncio.timeout(1):
+async def aborted_soon(stream: FakeStream) -> None:
+    """Before the next heartbeat would tell."""
+    async with asyncio.timeout(10):
         await stream.aborted.wait()
 
 
@@ -58,7 +59,7 @@ async def test_while_waiting_for_the_next_token(leave: object, stream: bool) -> 
         if stream:
             await read_until(raw, b'"a"')
         leave(raw)
-        await aborted_within_a_second(held)
+        await aborted_soon(held)
         raw.close()
 
 
@@ -68,7 +69,7 @@ async def test_at_every_endpoint(path: str, body: dict[str, object]) -> None:
         raw = await server.connect(path, **body)
         held = await server.engine.next_stream()
         raw.close()
-        await aborted_within_a_second(held)
+        await aborted_soon(held)
 
 
 class Halt:
@@ -149,7 +150,7 @@ async def test_a_killed_client() -> None:
         while b"hello" not in heard:
             heard += await process.stdout.receive()
         process.kill()
-        await aborted_within_a_second(held)
+        await aborted_soon(held)
 
 
 async def test_while_send_is_blocked_by_a_full_socket() -> None:
@@ -169,14 +170,14 @@ async def test_while_send_is_blocked_by_a_full_socket() -> None:
         other.close()
         assert not held.aborted.is_set()
         raw.close()
-        await aborted_within_a_second(held)
+        await aborted_soon(held)
 
 
 async def test_a_stalled_reader_is_given_up_beyond_its_backlog() -> None:
     async with serving(FakeEngine(held=True), heartbeat=0.05, max_stream_backlog=50) as server:
         raw = await server.connect("/generate", receive_buffer=4096, prompt="a")
         held = await server.engine.next_stream()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not held.aborted.is_set():
                 held.put(Fragment("x" * 100_000, (1,)))
                 await asyncio.sleep(0.001)
@@ -193,7 +194,7 @@ async def test_a_client_that_pipelines_is_noticed_by_the_heartbeat() -> None:
         await asyncio.get_running_loop().sock_sendall(raw, raw_request("/generate", {"prompt": "b"}))
         await read_until(raw, b": ping")
         reset(raw)
-        await aborted_within_a_second(held)
+        await aborted_soon(held)
 
 
 async def test_a_finished_request_is_not_aborted_and_the_connection_lives_on() -> None:
@@ -206,7 +207,7 @@ async def test_a_finished_request_is_not_aborted_and_the_connection_lives_on() -
             assert not held.aborted.is_set()
             await asyncio.get_running_loop().sock_sendall(raw, raw_request("/generate", {"prompt": "a"}))
         raw.close()
-        await aborted_within_a_second(await server.engine.next_stream())
+        await aborted_soon(await server.engine.next_stream())
 
 
 async def test_a_hundred_streams_at_once_half_of_which_leave() -> None:
@@ -217,7 +218,7 @@ async def test_a_hundred_streams_at_once_half_of_which_leave() -> None:
         for raw in connections[::2]:
             raw.close()
         for position in range(0, 100, 2):
-            await aborted_within_a_second(by_prompt[str(position)])
+            await aborted_soon(by_prompt[str(position)])
         for position in range(1, 100, 2):
             by_prompt[str(position)].put(Fragment(f"only {position}", (1,)), LAST)
         for position in range(1, 100, 2):

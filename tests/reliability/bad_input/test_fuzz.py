@@ -183,6 +183,7 @@ def requests(draw: st.DrawFn, endpoint: str) -> dict[str, Any]:
     return body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", BODIES)
 def test_requests_with_any_values(fuzzed: Hostile, endpoint: str) -> None:
     statuses: Counter[int] = Counter()
@@ -249,6 +250,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return body
 
 
+@pytest.mark.slow
 def test_bodies_of_any_bytes(fuzzed: Hostile) -> None:
     statuses: Counter[int] = Counter()
 

@@ -86,6 +86,7 @@ def send_all(client: httpx2.Client) -> dict[str, int]:
     return {what: response.status_code for what, response in tried.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [(), ("--access-log",)], ids=["plain", "access-log"])
 def test_nothing_of_a_prompt_is_written(args: tuple[str, ...]) -> None:
     with process(*args) as server:

@@ -14,7 +14,7 @@ from aengine.text.answer.deltas import CallDelta, ContentDelta
 from aengine.text.answer.formats.known import FORMATS, call_format_of
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.answer.thought import ThoughtParser
-from tests.text.cutting import answer, cuts, relaxed, shape
+from tests.text.cutting import answer, cuts, shape
 
 TOOLS = {"f": None, "get_weather": None}
 PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -190,7 +190,6 @@ texts = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 
 
 @pytest.mark.parametrize("make", [hermes, llama])
-@relaxed
 @given(data=st.data(), text=texts)
 def test_the_cut_makes_no_difference(make: type[ToolCallParser], data: st.DataObject, text: str) -> None:
     fragments = data.draw(cuts(text))
@@ -199,7 +198,6 @@ def test_the_cut_makes_no_difference(make: type[ToolCallParser], data: st.DataOb
 
 
 @pytest.mark.parametrize("make", [hermes, llama])
-@relaxed
 @given(text=texts)
 @example("a<tool_call>{")
 def test_without_a_call_nothing_is_lost(make: type[ToolCallParser], text: str) -> None:
@@ -217,7 +215,6 @@ json_values = st.recursive(
 )
 
 
-@relaxed
 @given(arguments=st.dictionaries(st.text(), json_values), indent=st.sampled_from([None, 2]), data=st.data())
 def test_all_arguments_pass_unchanged(arguments: dict[str, object], indent: int | None, data: st.DataObject) -> None:
     written = json.dumps(arguments, indent=indent, ensure_ascii=data.draw(st.booleans()))

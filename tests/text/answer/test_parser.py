@@ -16,7 +16,7 @@ from aengine.text.answer.thought import ThoughtParser
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.types import SamplingParams
-from tests.text.cutting import answer, cuts, relaxed, shape
+from tests.text.cutting import answer, cuts, shape
 from tests.text.text_families import SPECIAL, byte_level_backend, write_tokenizer
 
 HERMES = FORMATS["hermes"]
@@ -40,7 +40,6 @@ def test_a_thought_then_content_then_a_call() -> None:
     assert reading.has_calls
 
 
-@relaxed
 @given(data=st.data(), opened=st.booleans())
 def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool) -> None:
     words = st.sampled_from([THOUGHT, CALL, "<think>", "</think>", "<tool_call>", "\n", " ", "a", "{"])

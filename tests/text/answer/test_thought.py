@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
 from aengine.text.answer.thought import ThoughtParser
-from tests.text.cutting import answer, cuts, relaxed, shape
+from tests.text.cutting import answer, cuts, shape
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,6 @@ def test_pieces_are_told_as_soon_as_they_are_sure() -> None:
 PIECES = ["<think>", "</think>", "<thi", "nk>", "</", "\n", " ", "a", "é", "<"]
 
 
-@relaxed
 @given(data=st.data(), opened=st.booleans())
 def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=14)))
@@ -70,7 +69,6 @@ def test_the_cut_makes_no_difference(data: st.DataObject, opened: bool) -> None:
     assert shape(cut) == shape(whole)
 
 
-@relaxed
 @given(data=st.data(), opened=st.booleans())
 def test_nothing_is_lost_but_markers_and_line_breaks(data: st.DataObject, opened: bool) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=14)))

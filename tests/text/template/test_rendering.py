@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
@@ -129,7 +129,6 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=turns)
 async def test_any_messages_give_transformers_ids(each_template: Pair, messages: Messages) -> None:
     await each_template.compare(messages)
@@ -189,7 +188,6 @@ async def test_a_template_that_leaves_the_last_message_out(make: Make) -> None:
         )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=turns)
 async def test_the_demo_models_chats_are_transformers(demo_pair: Pair, messages: Messages) -> None:
     await demo_pair.compare(messages, tools=TOOLS, enable_thinking=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from aengine.text.tokens.detokenizer import Detokenizer
 from aengine.text.tokens.tokenizer import Tokenizer
 from tests.text.text_families import SPECIAL, unusual_backend, write_tokenizer
-
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TEXTS = [
     "The capital of France is Paris.",
@@ -35,14 +33,12 @@ def ids_of(tokenizer: Tokenizer, max_size: int = 24) -> st.SearchStrategy[list[i
     return st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=max_size)
 
 
-@quick
 @given(data=st.data(), skip=st.booleans())
 def test_fragments_join_to_the_full_decode(any_tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
     ids = data.draw(ids_of(any_tokenizer))
     assert "".join(fragments(any_tokenizer, ids, skip)) == any_tokenizer.decode(ids, skip)
 
 
-@quick
 @given(data=st.data(), skip=st.booleans())
 def test_after_a_prompt_the_fragments_are_what_the_prompt_does_not_say(
     any_tokenizer: Tokenizer, data: st.DataObject, skip: bool
@@ -54,7 +50,6 @@ def test_after_a_prompt_the_fragments_are_what_the_prompt_does_not_say(
     assert before + "".join(fragments(any_tokenizer, ids, skip, prompt)) == both
 
 
-@quick
 @given(data=st.data())
 def test_some_special_tokens_may_be_shown(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(ids_of(any_tokenizer))
@@ -65,7 +60,6 @@ def test_some_special_tokens_may_be_shown(any_tokenizer: Tokenizer, data: st.Dat
     assert text == any_tokenizer.decode(visible, skip_special_tokens=False)
 
 
-@quick
 @given(data=st.data())
 def test_no_fragment_is_broken_unless_the_text_is(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(ids_of(any_tokenizer))
@@ -73,7 +67,6 @@ def test_no_fragment_is_broken_unless_the_text_is(any_tokenizer: Tokenizer, data
         assert "\ufffd" not in "".join(fragments(any_tokenizer, ids))
 
 
-@quick
 @given(data=st.data(), skip=st.booleans())
 def test_the_text_is_the_librarys(
     any_tokenizer: Tokenizer, any_oracle: Backend, data: st.DataObject, skip: bool
@@ -88,7 +81,6 @@ def test_the_text_is_the_librarys(
         assert joined == expected
 
 
-@quick
 @given(data=st.data(), skip=st.booleans())
 def test_the_demo_models_text_is_the_librarys(
     demo: Tokenizer, demo_oracle: Backend, data: st.DataObject, skip: bool
@@ -103,7 +95,6 @@ def test_text_survives_the_way_through_ids(byte_level: Tokenizer, byte_level_ora
     assert "".join(fragments(byte_level, ids)) == byte_level_oracle.decode(ids)
 
 
-@quick
 @given(data=st.binary(max_size=40))
 def test_any_bytes_read_as_a_utf8_decoder_reads_them(byte_level: Tokenizer, data: bytes) -> None:
     by_byte = {byte_level.token_bytes(token_id): token_id for token_id in range(byte_level.vocab_size)}

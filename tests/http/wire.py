@@ -1,0 +1,57 @@
+"""Answers as they go over the wire, to be compared whole.
+
+What is of the moment is looked at and put aside: an id has its form and is the same in all chunks, a time is now.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any, NamedTuple
+
+import httpx2
+
+from tests.http.serving import Server, parse_events
+
+_ID = re.compile(r'"id":"((?:gen|cmpl|chatcmpl)-)[0-9a-f]{32}"')
+_CALL = re.compile(r'"call_[0-9a-f]{24}"')
+_CREATED = re.compile(r'"created":(\d+)')
+_OF_THE_SERVER = frozenset({"date", "server", "content-length", "transfer-encoding"})  # hypercorn's, or the body's
+NOW = 0  # in place of a time
+REQUEST_ID = "an-id-of-the-client"
+
+
+class Answer(NamedTuple):
+    """body: JSON, a list of events where it is a stream of them, or text."""
+
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+async def ask(server: Server, method: str, path: str, body: object = None, **headers: str) -> Answer:
+    """One request by an id of ours."""
+    told = {"X-Request-Id": REQUEST_ID} | {name.replace("_", "-"): value for name, value in headers.items()}
+    content = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
+    response = await server.client.request(method, path, content=content, headers=told)
+    return answer_of(response)
+
+
+def answer_of(response: httpx2.Response) -> Answer:
+    headers = {name: value for name, value in response.headers.items() if name not in _OF_THE_SERVER}
+    text = timeless(response.text)
+    kind = headers.get("content-type", "").partition(";")[0]
+    if kind == "text/event-stream":
+        return Answer(response.status_code, headers, parse_events(text))
+    return Answer(response.status_code, headers, json.loads(text) if kind == "application/json" else text)
+
+
+def timeless(text: str) -> str:
+    """An answer with `gen-ID` and the like for its id, `call_1`, `call_2`, ... for its calls, `NOW` for its time."""
+    assert len({found[0] for found in _ID.finditer(text)}) <= 1, "one answer, one id"
+    calls: dict[str, str] = {}
+    for found in _CALL.findall(text):
+        calls.setdefault(found, f'"call_{len(calls) + 1}"')
+    text = _CALL.sub(lambda found: calls[found[0]], _ID.sub(r'"id":"\1ID"', text))
+    return _CREATED.sub(lambda found: f'"created":{NOW}' if abs(time.time() - int(found[1])) < 60 else found[0], text)
