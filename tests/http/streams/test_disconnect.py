@@ -133,7 +133,7 @@ async def test_before_the_reply_begins(leave: object, where: str, path: str, bod
         async with asyncio.timeout(1):
             await server.engine.halt.left.wait()
         if where == "submit":
-            await aborted_within_a_second(await server.engine.next_stream())
+            await aborted_soon(await server.engine.next_stream())
         assert server.engine.failure is None
         raw.close()
 
