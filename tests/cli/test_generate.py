@@ -53,6 +53,7 @@ async def test_from_file_to_file_through_a_server(tmp_path: Path) -> None:
     check(done.returncode, target.read_text(), done.stderr.decode())
 
 
+@pytest.mark.slow
 def test_plain_text_is_told_of_the_flag_that_takes_it() -> None:
     done = run("generate", given="The capital of France is\n")
     assert done.returncode == 1

@@ -117,6 +117,7 @@ def test_it_speaks_https(certificates: Path, files: list[str], http2: bool) -> N
     assert "Traceback" not in rest
 
 
+@pytest.mark.slow
 def test_tls_that_does_not_begin_ends_as_soon_as_a_silent_connection(certificates: Path) -> None:
     with (
         served("--ssl-certfile", str(certificates / "both.pem"), "--keep-alive-timeout", "0.5") as server,
@@ -151,6 +152,7 @@ def test_a_port_that_is_taken() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     done = run("serve", str(tmp_path), "--port", "0")

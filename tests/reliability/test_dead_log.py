@@ -52,6 +52,7 @@ def ready(client: httpx2.Client) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("server", "full_disk"), [("serve", False), ("serve", True), ("hypercorn", False)])
 def test_it_loads_and_serves_and_ends_as_ever(server: str, full_disk: bool) -> None:
     with unheard(server, full_disk) as (process, client):

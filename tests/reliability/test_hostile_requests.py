@@ -277,6 +277,7 @@ def test_half_closed_connections_are_aborted_and_give_everything_back(server: Ra
         assert server.figure("generated_tokens_total") - before < 20 * 2000 / 2
 
 
+@pytest.mark.slow
 def test_pipelined_streams_whose_client_leaves_are_aborted(server: RawServer) -> None:
     connections = [server.connect() for _ in range(10)]
     for raw in connections:

@@ -106,6 +106,7 @@ def test_a_completion_and_a_stream(server: RawServer) -> None:
     assert client.body[stream].endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 def test_more_streams_than_a_connection_may_have_at_once(server: RawServer) -> None:
     """Those beyond what the server allows wait for their turn at the client; all 120 get their own answer."""
     with Client(server) as client:
@@ -137,6 +138,7 @@ def test_a_reset_aborts_its_own_stream_alone(server: RawServer) -> None:
     assert server.figure("generated_tokens_total") - before < 2000
 
 
+@pytest.mark.slow
 def test_a_hundred_resets_at_once(server: RawServer) -> None:
     """Streams opened and reset at once, again and again: each gives its row back, and the server goes on."""
     with Client(server) as client:

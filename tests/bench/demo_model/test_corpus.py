@@ -44,6 +44,7 @@ def test_held_out_prompts_do_not_occur_in_the_stream(documents: list[str]) -> No
     assert not [line for line in plain if line.startswith(starts)]
 
 
+@pytest.mark.slow
 def test_held_out_pairs_are_never_added_or_subtracted_in_the_stream(documents: list[str]) -> None:
     pairs = {(int(a), int(b)) for text in documents for a, _, b in _EQUATION.findall(text)}
     large = {(a, b) for a, b in pairs if max(a, b) > 18}  # a thought about other numbers works with 18 at most

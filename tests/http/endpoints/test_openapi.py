@@ -25,12 +25,7 @@ from tests.http.serving import serving
 KEY = "a-key"
 KEY_HEADER = {"Authorization": f"Bearer {KEY}"}
 BOUNDED = settings(
-    max_examples=20,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    max_examples=settings.default.max_examples // 4, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
 CONTEXT = 64  # tokens; bounds what a generated request can cost
 
@@ -49,6 +44,7 @@ def described(short_demo: str) -> BaseSchema:
     return schemathesis.openapi.from_url(f"{short_demo}/openapi.json", headers=KEY_HEADER)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize(
     ("method", "path"),
@@ -77,6 +73,7 @@ FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "shown_special_ids")
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize(
     "fields",
     [("response_format",), TOOLS, *(pytest.param((form,), marks=pytest.mark.slow) for form in FORMS)],

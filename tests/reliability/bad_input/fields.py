@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import pytest
 from msgspec import inspect
 
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
@@ -15,6 +16,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "logprobs": True},
 }
+# For what is tried at each: the first alone, the others among the slow tests.
+ONE_OF_ALL = [pytest.param(path, marks=pytest.mark.slow if number else ()) for number, path in enumerate(BODIES)]
 STRUCTS = {"/generate": GenerateRequest, "/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 
 

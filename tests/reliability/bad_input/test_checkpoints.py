@@ -42,6 +42,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
         hostile.settled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_by_the_template(poisoned: Hostile, name: str) -> None:
     messages = [{"role": "user", "content": name}]
@@ -71,6 +72,7 @@ def test_other_endpoints_say_the_same(poisoned: Hostile) -> None:
     )
 
 
+@pytest.mark.slow
 def test_many_that_loop_for_ever_leave_room_for_prompts(poisoned: Hostile) -> None:
     """More of them at once than there are threads for them."""
     body = {"messages": [{"role": "user", "content": "nested loops"}]}
