@@ -23,7 +23,7 @@ from aengine.types import Stats
 
 _GAUGES = {  # field of Stats -> name, help
     "running": ("aengine_requests_running", "Sequences that hold a row of the running batch."),
-    "waiting": ("aengine_requests_waiting", "Sequences in the queue."),
+    "waiting": ("aengine_requests_waiting", "Choices that wait for a row."),
     "pages_total": ("aengine_kv_pages", "KV pages in the pool."),
     "pages_used": ("aengine_kv_pages_used", "KV pages held by running sequences."),
     "pages_cached": ("aengine_kv_pages_cached", "KV pages held by the prefix cache alone; evictable."),

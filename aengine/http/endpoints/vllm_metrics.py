@@ -16,7 +16,7 @@ from aengine.types import Stats
 
 _GAUGES = {  # without vllm: -> field of Stats, help
     "num_requests_running": ("running", "Sequences that hold a row of the running batch."),
-    "num_requests_waiting": ("waiting", "Sequences in the queue."),
+    "num_requests_waiting": ("waiting", "Choices that wait for a row."),
     "kv_cache_usage_perc": ("kv_usage", "Share of the KV pages in use; 1 is all of them."),
     "gpu_cache_usage_perc": ("kv_usage", "The older name of vllm:kv_cache_usage_perc."),
 }
