@@ -14,7 +14,7 @@ from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.rope import RopeConfig, read_rope
 
 # Far above any real model, far below what would overflow a size.
-_MAX_VOCAB = 2**24
+_MAX_VOCAB = 2**21  # eight times the largest that there is; grammars take 2 us an id before weights are looked at
 _MAX_WIDTH = 2**20
 _MAX_LAYERS = 4096
 _MAX_HEADS = 2**14

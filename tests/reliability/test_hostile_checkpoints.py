@@ -185,7 +185,7 @@ CONFIGS: dict[str, tuple[Damage, str]] = {
     "4,096 layers that are not there": (config(num_hidden_layers=4096), "lack"),
     "a wide model that is not there": (config(hidden_size=2**20, intermediate_size=2**20), "shape"),
     "a vocabulary of 10^30": (config(vocab_size=10**30), "vocab_size"),
-    "a vocabulary that is not there": (config(vocab_size=2**24), "shape"),
+    "a vocabulary that is not there": (config(vocab_size=2**19), "shape"),
     "10^18 positions": (config(max_position_embeddings=10**18), "max_position_embeddings"),
     "a size as text": (config(hidden_size="64"), "hidden_size"),
     "a size as a fraction": (config(hidden_size=64.5), "hidden_size"),

@@ -19,7 +19,7 @@ from tests.http.serving import hosting, with_lifespan
 
 pytestmark = pytest.mark.anyio
 
-ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ANSWER: ASGIApp = with_lifespan(Response("ok"))
 MOST = 3
 

@@ -19,7 +19,7 @@ from aengine.text.answer.formats.known import FORMATS, FormatName
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.grammar.calls import CallGrammar
 from tests.text.byte_grammars import MARKERS, accepts, call, calls
-from tests.text.cutting import answer, cuts, relaxed, shape
+from tests.text.cutting import answer, cuts, shape
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -75,7 +75,6 @@ def in_order(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @forms
-@relaxed
 @given(data=st.data(), each=st.lists(arguments, min_size=1, max_size=3))
 def test_calls_come_back_however_they_are_cut(
     form: FormatName, data: st.DataObject, each: list[dict[str, Any]]
@@ -134,7 +133,6 @@ PIECES = [
 
 
 @forms
-@relaxed
 @given(data=st.data(), text=st.lists(st.sampled_from(PIECES), max_size=10).map("".join))
 def test_the_cut_makes_no_difference_to_what_is_broken(form: FormatName, data: st.DataObject, text: str) -> None:
     whole = shape(answer(parser(form), text))

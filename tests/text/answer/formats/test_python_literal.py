@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.text.answer.formats.python_literal import LiteralReader
-from tests.text.cutting import cuts, relaxed
+from tests.text.cutting import cuts
 
 
 def read(*fragments: str) -> tuple[str, bool]:
@@ -32,7 +32,6 @@ values = st.recursive(
 )
 
 
-@relaxed
 @given(data=st.data(), value=values)
 def test_what_python_writes(data: st.DataObject, value: object) -> None:
     written = repr(value)
@@ -41,7 +40,6 @@ def test_what_python_writes(data: st.DataObject, value: object) -> None:
     assert json.loads(made) == value
 
 
-@relaxed
 @given(data=st.data(), value=values)
 def test_json_is_read_as_well(data: st.DataObject, value: object) -> None:
     made, done = read(*data.draw(cuts(json.dumps(value))))
