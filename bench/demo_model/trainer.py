@@ -1,7 +1,7 @@
 """Train the demo model: `python -m bench.demo_model.trainer --out FOLDER`.
 
-The embedded weights took 19,907 steps (652 M tokens): 6 minutes on one H200 with 12 cores that generate documents beside it.
-A CPU is far too slow for it.
+The embedded weights took 19,907 steps (652 M tokens): 6 minutes on one H200 with 12 cores that generate documents
+beside it. A CPU is far too slow for it.
 
 Reproducible means: the same seed, steps and tokens give the same documents, tokenizer and order of batches on
 every machine. The weights are then the same up to the rounding of the machine's matrix kernels, and the
