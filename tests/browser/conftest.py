@@ -37,5 +37,6 @@ async def tab(browser: Chromium) -> AsyncIterator[Tab]:
     """Tests that provoke a complaint clear `tab.complaints`."""
     async with browser.tab() as tab:
         yield tab
-        assert tab.complaints == []
+        # While the model loads, /health says so with 503, which a browser notes down by itself.
+        assert [one for one in tab.complaints if not (" 503 " in one and one.endswith("/health"))] == []
         assert {urlsplit(url).hostname for url in tab.requested if not url.startswith("data:")} <= {"127.0.0.1"}
