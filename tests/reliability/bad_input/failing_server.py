@@ -19,7 +19,7 @@ class FailingRunner(CpuRunner):
 
 
 if __name__ == "__main__":
-    import aengine.runtime.start
+    import aengine.runtime.start_cpu
 
-    aengine.runtime.start.CpuRunner = FailingRunner  # type: ignore[misc]
+    aengine.runtime.start_cpu.CpuRunner = FailingRunner  # type: ignore[misc]
     sys.exit(main(sys.argv[1:]))
