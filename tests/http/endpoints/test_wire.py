@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -405,6 +406,16 @@ async def test_the_others(method: str, path: str, body: Any, expected: tuple[dic
         fields = {"count": 2, "max_model_len": 64, **fields}
     async with serving() as server:
         assert await ask(server, method, path, body) == Answer(200, headers, fields)
+
+
+async def test_several_requests_of_one_id_are_ended_together() -> None:
+    engine = FakeEngine(held=True)
+    async with serving(engine) as server:
+        asking = [asyncio.create_task(ask(server, "POST", GENERATE, {"prompt": "a"})) for _ in range(3)]
+        streams = [await engine.next_stream() for _ in asking]
+        assert (await ask(server, "POST", "/abort", {"request_id": REQUEST_ID})).body == {"aborted": 3}
+        assert all(stream.aborted.is_set() for stream in streams)
+        await asyncio.gather(*asking)
 
 
 async def test_an_id_is_told_in_any_case() -> None:
