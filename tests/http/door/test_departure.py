@@ -38,7 +38,7 @@ class Client:
         self.heard.append(message)
 
     async def ask(self, app: ASGIApp) -> None:
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             await DepartureMiddleware(app)(dict(SCOPE), self.receive, self.send)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 import pytest
@@ -14,6 +14,7 @@ from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import (
     CheckpointError,
     ContextLengthError,
+    DeviceLostError,
     EngineClosedError,
     EngineFailedError,
     EngineNotReadyError,
@@ -204,12 +205,10 @@ async def test_what_the_door_refuses(
 
 async def test_a_body_that_does_not_come() -> None:
     async with serving(body_timeout=0.1) as server:
-        raw = await server.connect("/generate", **WORK)
-        await read_until(raw, b"0\r\n\r\n")
-        half = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nX-Request-Id: an-id\r\n\r\n{"
-        await asyncio.get_running_loop().sock_sendall(raw, half)
-        answer = (await read_until(raw, b"}}")).decode()
-        raw.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nX-Request-Id: an-id\r\n\r\n{")
+        answer = (await reader.read()).decode()  # to its end: the connection is closed
+        writer.close()
     head, _, body = answer.partition("\r\n\r\n")
     assert head.startswith("HTTP/1.1 408")
     assert "\r\nx-request-id: an-id" in head
@@ -277,6 +276,35 @@ async def test_a_server_that_loads_and_one_that_leaves() -> None:
         assert (await client.get("/ready")).status_code == 200
         await app.drain()
         await all_of_it("the server is shutting down", "shutting_down", "stopping")
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+async def test_an_engine_that_could_not_be_started_and_one_that_failed(loaded: bool) -> None:
+    """The reason is told without folders."""
+
+    class Broken(FakeEngine):
+        async def __aenter__(self) -> Self:
+            if not loaded:
+                raise CheckpointError("/home/me/model/config.json: no JSON")
+            return await super().__aenter__()
+
+    engine = Broken()
+    app = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: engine)
+    async with (
+        hosting(app) as (port, _),
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"X-Request-Id": REQUEST_ID}) as client,
+    ):
+        await app.settled.wait()
+        if loaded:
+            engine.failure = DeviceLostError("the device is lost")
+            engine.failed.set()
+            await app.failed.wait()
+        reason = "the engine failed: the device is lost"
+        if not loaded:
+            reason = "the engine could not be started: config.json: no JSON"
+        refused = answer_of(await client.post("/generate", json=WORK))
+        assert refused == refusal(503, reason, code="not_ready", **SOON)
+        assert answer_of(await client.get("/health")).body == {"status": "failed", "reason": reason}
 
 
 async def test_a_stream_that_is_cut_off_says_why() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -170,8 +171,13 @@ async def test_no_progress_in_spite_of_work_is_ill_health() -> None:
     async with watched() as (engine, health, now):
         engine.numbers = msgspec.structs.replace(IDLE, running=1)
         assert (await health.health(REQUEST)).status_code == 200
-        now[0] += STALL_SECONDS + 1
-        assert (await health.health(REQUEST)).status_code == 503
+        now[0] += STALL_SECONDS
+        assert (await health.health(REQUEST)).status_code == 200
+        now[0] += 1
+        stalled = await health.health(REQUEST)
+        assert stalled.status_code == 503
+        reason = "no step has finished for 61 s although there is work"
+        assert json.loads(bytes(stalled.body)) == {"status": "stalled", "reason": reason}
         engine.numbers = msgspec.structs.replace(engine.numbers, steps=8)
         assert (await health.health(REQUEST)).status_code == 200
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 import aengine
 from aengine.text.answer.parser import AnswerFormat
-from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
-from tests.http.fake_engine import CACHED_TOKENS, FakeEngine
+from aengine.types import Fragment, PromptLogprob, SamplingParams, TokenLogprob, TopLogprob, Usage
+from tests.http.fake_engine import CACHED_TOKENS, FakeEngine, FakeStream
 from tests.http.serving import Server, serving
 from tests.http.wire import NOW, REQUEST_ID, Answer, ask
 
@@ -105,7 +108,10 @@ SCORED = Fragment(
     (7,),
     finish_reason="stop",
     usage=Usage(2, 1, 0),
-    prompt_logprobs=[PromptLogprob(3, -1.5, 2, [1, 5], [-0.5, -1.75])],
+    prompt_logprobs=[
+        PromptLogprob(3, -1.5, 2, [1, 5], [-0.5, -1.75]),
+        PromptLogprob(2, -0.5, 1, [4, 2], [-0.5, -0.5]),  # one of two likeliest
+    ],
 )
 PROMPT_LOGPROBS = {
     "prompt_logprobs": [
@@ -115,21 +121,30 @@ PROMPT_LOGPROBS = {
             "1": {"logprob": -0.5, "rank": 1, "decoded_token": "x"},
             "5": {"logprob": -1.75, "rank": 2, "decoded_token": "xxxxx"},
         },
+        {
+            "2": {"logprob": -0.5, "rank": 1, "decoded_token": "xx"},
+            "4": {"logprob": -0.5, "rank": 1, "decoded_token": "xxxx"},
+        },
     ]
 }
 
 
-async def held(path: str, *fragments: Fragment, **body: Any) -> Any:
-    """What the server makes of these fragments."""
-    engine = FakeEngine(held=True)
+class Saying(FakeEngine):
+    """Answers each prompt with these fragments, all of them at once."""
 
-    async def feed(*_: Any, **options: Any) -> Any:
-        stream = await submit(*_, **options)
-        stream.put(*fragments)
+    def __init__(self, answer: Callable[[Any], Sequence[Fragment]]) -> None:
+        super().__init__(held=True)
+        self._answer = answer
+
+    async def submit(self, prompt: Any, params: SamplingParams | None = None, **options: Any) -> FakeStream:
+        stream = await super().submit(prompt, params, **options)
+        stream.put(*self._answer(prompt))
         return stream
 
-    submit, engine.submit = engine.submit, feed  # type: ignore[method-assign]
-    async with serving(engine) as server:
+
+async def held(path: str, *fragments: Fragment, **body: Any) -> Any:
+    """What the server makes of these fragments."""
+    async with serving(Saying(lambda prompt: fragments)) as server:
         return await (streamed if body.get("stream") else told)(server, path, **body)
 
 
@@ -164,17 +179,22 @@ def completed(text: str, reason: str | None, logprobs: Any = None, index: int = 
 
 
 async def test_completions_of_several_prompts() -> None:
-    """Usage is that of all prompts together, what was cached as well."""
-    body = {"prompt": ["one two", "three"], "max_tokens": 2, "n": 2}
-    texts = ["Paris, said"] * 4
-    async with serving() as server:
-        assert await told(server, COMPLETIONS, **body) == {
-            **COMPLETION,
-            "choices": [completed(text, "length", index=index) for index, text in enumerate(texts)],
-            "usage": usage(3, 8, 2 * CACHED_TOKENS),
-        }
-        *_, last = await streamed(server, COMPLETIONS, **body, **WITH_USAGE)
-        assert last == {**COMPLETION, "choices": [], "usage": usage(3, 8, 2 * CACHED_TOKENS)}
+    """Choices are numbered through; usage is that of all prompts together, what was cached as well."""
+
+    def twice(prompt: str) -> list[Fragment]:
+        first, second = (Fragment(f"{prompt} {index}", (1,), finish_reason="stop", index=index) for index in range(2))
+        return [first, msgspec.structs.replace(second, usage=Usage(len(prompt), 2, len(prompt) - 1))]
+
+    body = {"prompt": ["abc", "de"], "max_tokens": 2, "n": 2}
+    choices = [completed(text, "stop", index=index) for index, text in enumerate(("abc 0", "abc 1", "de 0", "de 1"))]
+    async with serving(Saying(twice)) as server:
+        assert await told(server, COMPLETIONS, **body) == {**COMPLETION, "choices": choices, "usage": usage(5, 4, 3)}
+        *chunks, last = await streamed(server, COMPLETIONS, **body, **ALL_THE_TIME)
+    assert sorted((chunk["choices"][0] for chunk in chunks), key=lambda choice: choice["index"]) == choices
+    assert [chunk["usage"] for chunk in chunks] == [
+        {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": 2 + count} for count in range(1, 5)
+    ]  # FakeEngine counts words
+    assert last == {**COMPLETION, "choices": [], "usage": usage(5, 4, 3)}
 
 
 async def test_completions_streamed() -> None:
@@ -219,19 +239,21 @@ async def test_completions_with_logprobs() -> None:
 
 async def test_completions_that_echo() -> None:
     """The prompt's first token follows nothing; without new tokens the one that had to be drawn is not told."""
-    drawn = TokenLogprob(7, "x", -0.25, (TopLogprob(8, "y", -2.0),))
-    said = Fragment("x", (7,), (drawn,), "stop", Usage(2, 1, 0), prompt_logprobs=SCORED.prompt_logprobs)
+    same = TopLogprob(8, "y", -2.0), TopLogprob(9, "y", -3.0)  # two tokens of one text: the likelier counts
+    drawn = TokenLogprob(7, "é", -0.25, same), TokenLogprob(6, "z", -0.5)
+    scores = (SCORED.prompt_logprobs or [])[:1]
+    said = Fragment("éz", (7, 6), drawn, "stop", Usage(2, 2, 0), prompt_logprobs=scores)
     echoed = {
-        "tokens": ["x", "xxx", "x"],
-        "token_logprobs": [None, -1.5, -0.25],
-        "top_logprobs": [None, {"x": -0.5, "xxx": -1.5}, {"y": -2.0, "x": -0.25}],
-        "text_offset": [0, 1, 4],
+        "tokens": ["x", "xxx", "é", "z"],
+        "token_logprobs": [None, -1.5, -0.25, -0.5],
+        "top_logprobs": [None, {"x": -0.5, "xxx": -1.5}, {"y": -2.0, "é": -0.25}, {"z": -0.5}],
+        "text_offset": [0, 1, 4, 5],  # characters
     }
     body = {"prompt": "a bbb", "echo": True, "logprobs": 1}
     whole = {
         **COMPLETION,
-        "choices": [completed("a bbbx", "stop", echoed)],
-        "usage": usage(2, 1, 0),
+        "choices": [completed("a bbbéz", "stop", echoed)],
+        "usage": usage(2, 2, 0),
     }
     assert await held(COMPLETIONS, said, **body) == whole
     mute = {name: values[:2] for name, values in echoed.items()}
@@ -384,6 +406,16 @@ async def test_the_others(method: str, path: str, body: Any, expected: tuple[dic
         fields = {"count": 2, "max_model_len": 64, **fields}
     async with serving() as server:
         assert await ask(server, method, path, body) == Answer(200, headers, fields)
+
+
+async def test_several_requests_of_one_id_are_ended_together() -> None:
+    engine = FakeEngine(held=True)
+    async with serving(engine) as server:
+        asking = [asyncio.create_task(ask(server, "POST", GENERATE, {"prompt": "a"})) for _ in range(3)]
+        streams = [await engine.next_stream() for _ in asking]
+        assert (await ask(server, "POST", "/abort", {"request_id": REQUEST_ID})).body == {"aborted": 3}
+        assert all(stream.aborted.is_set() for stream in streams)
+        await asyncio.gather(*asking)
 
 
 async def test_an_id_is_told_in_any_case() -> None:

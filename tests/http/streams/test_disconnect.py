@@ -127,10 +127,10 @@ async def test_before_the_reply_begins(leave: object, where: str, path: str, bod
     async with serving(HaltingEngine(where)) as server:
         assert isinstance(server.engine, HaltingEngine)
         raw = await server.connect(path, **body)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await server.engine.halt.reached.wait()
         leave(raw)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             await server.engine.halt.left.wait()
         if where == "submit":
             await aborted_soon(await server.engine.next_stream())

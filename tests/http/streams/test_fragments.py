@@ -55,3 +55,12 @@ async def test_a_stream_that_ends_without_usage_was_aborted() -> None:
     stream.abort()
     with pytest.raises(EngineFailedError, match="aborted"):
         await collect(stream)
+
+
+@pytest.mark.anyio
+async def test_a_choice_without_a_reason_was_aborted() -> None:
+    """As some of several choices are, where a request ends in the middle."""
+    stream = FakeStream("id", 1, one_by_one=True)
+    stream.put(Fragment("a", (1,), index=1), Fragment("b", (2,), None, "stop", USAGE, 0))
+    completion = await collect(stream)
+    assert [choice.finish_reason for choice in completion.choices] == ["stop", "abort"]

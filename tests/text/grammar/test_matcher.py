@@ -42,7 +42,7 @@ def grammars(demo: Tokenizer) -> Iterator[Grammars]:
 async def prepared(grammars: Grammars, matcher: Matcher) -> None:
     done = asyncio.Event()
     grammars.prepare(matcher, done.set)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await done.wait()
 
 
