@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import aengine
 from aengine.model.config import ModelConfig
-from aengine.runtime.clock import DeviceClock
-from aengine.runtime.ready import Runtime
-from aengine.runtime.start import start_runtime
+from aengine.runtime.cuda.clock import DeviceClock
+from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.start import start_runtime
 from bench.results import Report
 from bench.shapes import SHAPES, ids, write_config
 

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
-from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import LaunchedStep
-from aengine.runtime.start import start_runtime
+from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.start import start_runtime
 from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
 from bench.growth_scheduler import StepCost, step_cost
 from bench.plot import Point, line_chart

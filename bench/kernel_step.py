@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels import norms, rope
-from aengine.kernels.decode_attention import PagedDecode
-from aengine.kernels.decode_config import DecodeConfig
-from aengine.kernels.small_linear import LinearConfig, Norm, SmallLinear
+from aengine.kernels.attention.decode_attention import PagedDecode
+from aengine.kernels.attention.decode_config import DecodeConfig
+from aengine.kernels.linear.small_linear import LinearConfig, Norm, SmallLinear
 from bench.kernel_timing import (
     DEVICE,
     Heads,

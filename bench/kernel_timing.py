@@ -15,7 +15,10 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from aengine.kernels import cutoff, decode_attention, gumbel, launch, norms, prefix_attention, rope, small_linear
+from aengine.kernels import launch, norms, rope
+from aengine.kernels.attention import decode_attention, prefix_attention
+from aengine.kernels.draw import cutoff, gumbel
+from aengine.kernels.linear import small_linear
 
 READ_TB_S = 4.54  # of an H200, measured
 DEVICE = torch.device("cuda", 0)

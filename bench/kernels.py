@@ -20,12 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels import gumbel, norms, rope
-from aengine.kernels.cutoff import Cutoff
-from aengine.kernels.decode_attention import PagedDecode
-from aengine.kernels.decode_config import DecodeConfig
-from aengine.kernels.prefix_attention import PrefixConfig, SharedRuns, attend_shared
-from aengine.kernels.small_linear import LinearConfig, SmallLinear
+from aengine.kernels import norms, rope
+from aengine.kernels.attention.decode_attention import PagedDecode
+from aengine.kernels.attention.decode_config import DecodeConfig
+from aengine.kernels.attention.prefix_attention import PrefixConfig, SharedRuns, attend_shared
+from aengine.kernels.draw import gumbel
+from aengine.kernels.draw.cutoff import Cutoff
+from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
 from bench.kernel_step import (
     DECODE_CONFIGS,
     MODELS,

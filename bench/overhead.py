@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 import aengine
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
-from aengine.runtime.ready import Runtime
-from aengine.runtime.sizing import PoolSize
+from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.sizing import PoolSize
 from aengine.timeline import Timeline
 from aengine.types import StepPlan, StepResult
 from bench.results import Report

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from aengine.kernels.prefix_attention import SharedRuns
+    from aengine.kernels.attention.prefix_attention import SharedRuns
 
 P = TypeVar("P")
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
-from aengine.kernels.gather_pages import GatherPlan, gather_pages, gathered_tokens, plan_gather
+from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gathered_tokens, plan_gather
 
 # Chunks of fewer tokens gain less than the copy costs; contexts of more are read from their pages.
 LEAST_GATHERING = 512

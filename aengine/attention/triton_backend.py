@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.attention.flash_backend import PrefillAttention
-from aengine.kernels.decode_attention import PagedDecode
-from aengine.kernels.prefix_attention import attend_shared
+from aengine.kernels.attention.decode_attention import PagedDecode
+from aengine.kernels.attention.prefix_attention import attend_shared
 
 
 class TritonAttention:

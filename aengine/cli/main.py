@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 
 import aengine
-from aengine.cli import chat_command, generate_command, serve_command
+from aengine.cli.chat import command as chat_command
 from aengine.cli.failure import CommandError, UsageError
+from aengine.cli.generate import command as generate_command
+from aengine.cli.serve import command as serve_command
 from aengine.cli.suggestion import unknown_words
 from aengine.errors import AengineError
 from aengine.standard_streams import LastingStream

@@ -35,7 +35,7 @@ from aengine.errors import (
 )
 from aengine.latency import Latencies
 from aengine.runtime.runner import Runner
-from aengine.runtime.start import Start, start_runtime
+from aengine.runtime.startup.start import Start, start_runtime
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.tokens.bad_words import banned_sequences

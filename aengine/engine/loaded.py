@@ -15,8 +15,8 @@ from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
 from aengine.model.hub import resolve_model
-from aengine.runtime.ready import Runtime
-from aengine.runtime.start import Start
+from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.start import Start
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.grammar.grammars import Grammars, Matcher

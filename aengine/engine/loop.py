@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.errors import AengineError, DeviceLostError, EngineFailedError, InvalidRequestError
-from aengine.runtime.lost import is_lost
+from aengine.runtime.cuda.lost import is_lost
 from aengine.runtime.runner import LaunchedStep, Runner
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update

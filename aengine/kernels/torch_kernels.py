@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.packed_linear import pack, packed_linear
+from aengine.kernels.linear.packed_linear import pack, packed_linear
 
 
 class TorchKernels:

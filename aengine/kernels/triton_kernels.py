@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels import norms, rope
-from aengine.kernels.small_linear import Norm, SmallLinear
+from aengine.kernels.linear.small_linear import Norm, SmallLinear
 
 
 class TritonKernels:

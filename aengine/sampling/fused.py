@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.kernels.cutoff import Cutoff
-from aengine.kernels.gumbel import Draw
+from aengine.kernels.draw.cutoff import Cutoff
+from aengine.kernels.draw.gumbel import Draw
 from aengine.sampling.parameters import PickedParameters
 
 

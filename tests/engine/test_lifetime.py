@@ -17,9 +17,9 @@ from aengine import EngineClosedError, EngineFailedError, InvalidRequestError, N
 from aengine.cache.kv import KVPool
 from aengine.engine import Stream
 from aengine.model.config import ModelConfig
-from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import CpuStep
-from aengine.runtime.start import start_runtime
+from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.start import start_runtime
 from aengine.types import StepPlan, StepResult
 from tests.engine.conftest import idle
 

@@ -12,7 +12,7 @@ from aengine.engine import loaded
 from aengine.errors import AengineError, CheckpointError
 from aengine.model.config import ModelConfig
 from aengine.model.hub import resolve_model
-from aengine.runtime.ready import Runtime
+from aengine.runtime.startup.ready import Runtime
 
 
 class Started(Exception):

@@ -9,8 +9,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from aengine.kernels import cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear
+from aengine.kernels import norms, rope
+from aengine.kernels.attention import decode_attention, prefix_attention
+from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.launch import Launch
+from aengine.kernels.linear import small_linear
 
 KERNELS = (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear)  # those that ask the device
 MARKS = [

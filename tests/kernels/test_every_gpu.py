@@ -14,19 +14,12 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
-from aengine.kernels import (
-    cutoff,
-    decode_attention,
-    gather_pages,
-    gumbel,
-    norms,
-    prefix_attention,
-    rope,
-    row_steps,
-    small_linear,
-)
-from aengine.kernels.decode_config import decode_config
+from aengine.kernels import norms, rope, row_steps
+from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
+from aengine.kernels.attention.decode_config import decode_config
+from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.launch import Launch
+from aengine.kernels.linear import small_linear
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]

@@ -33,7 +33,7 @@ async def test_replayed_steps_give_the_reference(reference: Reference, cuda_grap
 
 
 def test_padding_wastes_at_most_an_eighth() -> None:
-    from aengine.runtime.decode_graphs import graph_sizes
+    from aengine.runtime.cuda.decode_graphs import graph_sizes
 
     sizes = graph_sizes(512)
     assert sizes[0] == 1

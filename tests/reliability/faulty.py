@@ -14,9 +14,9 @@ import aengine
 from aengine.app import create_app
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
-from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import CpuRunner, CpuStep, Executor, Forwarded, Runner
-from aengine.runtime.start import start_runtime
+from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.start import start_runtime
 from aengine.sampling.sampler import Draws
 from aengine.types import StepPlan, StepResult
 

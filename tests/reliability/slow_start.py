@@ -11,8 +11,8 @@ import aengine.app
 from aengine.cli import main
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
-from aengine.runtime.ready import Runtime
-from aengine.runtime.start import start_runtime
+from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.start import start_runtime
 
 
 def start(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:

@@ -17,9 +17,9 @@ import pytest
 
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
-from aengine.runtime.ready import Runtime
 from aengine.runtime.runner import CpuStep, Runner
-from aengine.runtime.start import start_runtime
+from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.start import start_runtime
 from aengine.scheduling.sequence import Phase, Sequence
 from aengine.types import StepPlan, StepResult
 from tests.engine.conftest import idle

@@ -24,8 +24,8 @@ from aengine.model.load import load_model
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan, StepResult
 from tests.lessons.rig import Rig
+from tests.runtime.cuda.test_prefill_graphs import FixedShapeAttention, FixedShapeExecutor
 from tests.runtime.test_batch import plan
-from tests.runtime.test_prefill_graphs import FixedShapeAttention, FixedShapeExecutor
 
 ROWS = 4
 PAGES = 3  # of 16 tokens, for each row

@@ -1,0 +1,1 @@
+"""`aengine chat`: a conversation on a terminal."""

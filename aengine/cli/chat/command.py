@@ -1,0 +1,41 @@
+"""`aengine chat`: its arguments."""
+
+from __future__ import annotations
+
+import argparse
+
+from aengine.cli.knobs import add_model
+from aengine.cli.model import add_model_or_server
+from aengine.cli.sampling import add_sampling, read_sampling
+
+_EPILOG = """\
+examples:
+  aengine chat
+  aengine chat Qwen/Qwen3-8B --temperature 0.7 --system "Answer in one sentence."
+  aengine chat --url http://localhost:8000
+
+Within the shell, /help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "chat",
+        help="talk to a model in the terminal",
+        description="Talk to a model in the terminal.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_model(parser)
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    add_sampling(parser, without=("n", "logprobs"))
+    add_model_or_server(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling = read_sampling(args)
+    from aengine.cli.chat.run import chat
+
+    return chat(args, sampling)

@@ -1,0 +1,242 @@
+"""The chat shell: reads lines, says answers, obeys /commands. It knows neither readline nor where answers come from."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import anyio
+import msgspec
+
+from aengine.cli.chat.talk import Ending, Messages, Talk
+from aengine.cli.failure import UsageError
+from aengine.cli.sampling import NAMES, parse_parameter
+from aengine.errors import AengineError
+from aengine.text.answer.deltas import ReasoningDelta
+
+PROMPT = "> "
+HELP = """\
+  /set NAME VALUE   a sampling parameter: /set temperature 0.7, /set max_tokens none
+                    and /set thinking true|false|none, for models that can be told to
+  /set NAME         back to the model's own
+  /get              what has been set
+  /system TEXT      what the model is told before the conversation; without TEXT: nothing
+  /reset            forget the conversation
+  /save FILE        keep the conversation and the parameters; /load FILE brings them back
+  /help             this
+  /quit             leave, as Ctrl-D does; Ctrl-C stops an answer
+"""
+# What a model writes must not move the cursor or speak to the terminal: control characters show as a mark.
+_HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_SHELL_NAMES = tuple(name for name in NAMES if name not in ("n", "logprobs"))  # there is one answer, and it is text
+
+
+class Saved(msgspec.Struct, forbid_unknown_fields=True):
+    """What `/save` writes."""
+
+    messages: list[dict[str, Any]]
+    sampling: dict[str, Any] = {}
+    thinking: bool | None = None
+
+
+class Shell:
+    """One conversation. `dim` sets thoughts and remarks apart by the terminal's own means."""
+
+    def __init__(self, talk: Talk, out: TextIO, sampling: dict[str, Any], system: str | None, *, dim: bool) -> None:
+        self.messages: Messages = []
+        self.sampling = dict(sampling)
+        self.thinking: bool | None = None
+        self._talk = talk
+        self._out = out
+        self._dim = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: self._say(HELP),
+            "/reset": lambda _: self._reset(),
+            "/system": self._system,
+            "/set": self._set,
+            "/get": self._get,
+            "/save": self._save,
+            "/load": self._load,
+        }
+        if system:
+            self._system(system)
+
+    async def run(self, read: Callable[[str], str]) -> None:
+        """Until `/quit` or the end of the input, in the main thread, whose SIGINT is the shell's meanwhile.
+
+        `read` blocks, and nothing else goes on while it does. It raises `EOFError` at the end, and
+        `KeyboardInterrupt` where the line is given up.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            await self._converse(read)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    async def _converse(self, read: Callable[[str], str]) -> None:
+        while True:
+            try:
+                line = _typed(read).strip()
+            except EOFError:
+                self._say("\n")
+                return
+            except KeyboardInterrupt:
+                self._say("\n")
+                continue
+            if line in ("/quit", "/exit"):
+                return
+            if line.startswith("/"):
+                self._obey(line)
+            elif line:
+                await self._answer(line)
+
+    # ---- answers ------------------------------------------------------------------------------------------
+
+    async def _answer(self, line: str) -> None:
+        self.messages.append({"role": "user", "content": line})
+        said: list[str] = []
+        try:
+            with anyio.CancelScope() as scope, _interrupting(scope):
+                await self._say_answer(said)
+        except AengineError as error:
+            self._remark(f"\n[{error}]" if said else f"[{error}]")
+        if scope.cancelled_caught:
+            self._remark("\n[stopped]")
+        if said:
+            self.messages.append({"role": "assistant", "content": "".join(said)})
+        else:
+            self.messages.pop()  # a question without an answer would only confuse the next one
+
+    async def _say_answer(self, said: list[str]) -> None:
+        begin, first = time.perf_counter(), 0.0
+        thought = False
+        template_kwargs = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        answer = self._talk.answer(self.messages, self.sampling, template_kwargs)
+        async with aclosing(answer):
+            async for told in answer:
+                first = first or time.perf_counter()
+                if isinstance(told, Ending):
+                    self._remark(f"\n{_figures(told, first - begin, time.perf_counter() - first)}")
+                    continue
+                if isinstance(told, ReasoningDelta):
+                    self._say(f"{self._dim[0]}{told.text.translate(_HARMLESS)}{self._dim[1]}")
+                else:
+                    self._say(("\n\n" if thought and not said else "") + told.text.translate(_HARMLESS))
+                    said.append(told.text)
+                thought = thought or isinstance(told, ReasoningDelta)
+
+    # ---- commands -----------------------------------------------------------------------------------------
+
+    def _obey(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        command = self._commands.get(name)
+        if command is None:
+            self._remark(f"[there is no {name}; /help tells what there is]")
+            return
+        try:
+            command(rest.strip())
+        except (UsageError, OSError) as error:
+            self._remark(f"[{error}]")
+
+    def _reset(self) -> None:
+        self.messages = [message for message in self.messages[:1] if message["role"] == "system"]
+        self._remark("[the conversation is forgotten]")
+
+    def _system(self, text: str) -> None:
+        self.messages = [message for message in self.messages if message["role"] != "system"]
+        if text:
+            self.messages.insert(0, {"role": "system", "content": text})
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if name == "thinking":
+            if value not in ("true", "false", "none", ""):
+                raise UsageError(f"thinking is true, false or none, not {value!r}")
+            self.thinking = None if value in ("none", "") else value == "true"
+        elif name not in _SHELL_NAMES:
+            raise UsageError(f"there is no parameter {name!r} here; there are thinking, {', '.join(_SHELL_NAMES)}")
+        elif value:
+            self.sampling[name] = parse_parameter(name, value)
+        else:
+            self.sampling.pop(name, None)
+
+    def _get(self, name: str) -> None:
+        values = self.sampling | ({} if self.thinking is None else {"thinking": self.thinking})
+        shown = {key: value for key, value in values.items() if not name or key == name}
+        for key, value in shown.items():
+            self._say(f"{key} {msgspec.json.encode(value).decode()}\n")
+        if not shown:
+            self._remark(f"[{name or 'nothing'} has not been set: the model's own values hold]")
+
+    def _save(self, file: str) -> None:
+        saved = Saved(self.messages, self.sampling, self.thinking)
+        _path(file, "save").write_bytes(msgspec.json.format(msgspec.json.encode(saved)) + b"\n")
+        self._remark(f"[saved: {len(self.messages)} messages]")
+
+    def _load(self, file: str) -> None:
+        try:
+            saved = msgspec.json.decode(_path(file, "load").read_bytes(), type=Saved)
+            roles = [message["role"] for message in saved.messages]
+            sampling = {name: parse_parameter(name, _as_text(value)) for name, value in saved.sampling.items()}
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+            raise UsageError(f"{file} is not what /save writes: {error}") from None
+        self.messages, self.sampling, self.thinking = saved.messages, sampling, saved.thinking
+        self._remark(f"[loaded: {len(roles)} messages]")
+
+    # ---- words --------------------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _remark(self, text: str) -> None:
+        begin, end = self._dim
+        self._say(f"{begin}{text.translate(_HARMLESS)}{end}\n")
+
+
+def _path(file: str, command: str) -> Path:
+    if not file:
+        raise UsageError(f"/{command} needs the name of a file")
+    return Path(file).expanduser()
+
+
+def _as_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if not isinstance(value, str) else value
+
+
+def _figures(ending: Ending, before: float, during: float) -> str:
+    usage = ending.usage
+    parts = [f"{usage.completion_tokens} tokens"]
+    if usage.completion_tokens > 1 and during > 0:
+        parts.append(f"{(usage.completion_tokens - 1) / during:.1f} tokens/s")
+    parts.append(f"first after {before * 1000:.0f} ms")
+    parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens from the cache")
+    if ending.finish_reason == "length":
+        parts.append("cut off: out of tokens")
+    return f"[{', '.join(parts)}]"
+
+
+def _typed(read: Callable[[str], str]) -> str:
+    """A line. Ctrl-C means something here, and again during an answer; in between a second one is not heard."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return read(PROMPT)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _interrupting(scope: anyio.CancelScope) -> Iterator[None]:
+    """Ctrl-C cancels the scope."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, scope.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

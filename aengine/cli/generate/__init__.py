@@ -1,0 +1,1 @@
+"""`aengine generate`: prompts of a file or a pipe through a model."""

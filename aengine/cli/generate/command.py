@@ -1,0 +1,59 @@
+"""`aengine generate`: its arguments."""
+
+from __future__ import annotations
+
+import argparse
+
+from aengine.cli.failure import UsageError
+from aengine.cli.model import add_model_or_server
+from aengine.cli.sampling import add_sampling, read_sampling
+
+_EPILOG = """\
+each line of the input is one of
+  "a prompt"                                        [1, 2, 3]
+  {"prompt": "a prompt or token ids", "max_tokens": 20, "temperature": 0, "id": "passed through"}
+  {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+
+and gives one line of output: {"line": 1, "text": ..., "finish_reason": ..., "usage": ...}, or for a line that
+cannot be answered {"line": 2, "error": {"message": ..., "param": ...}}; the rest goes on, and the exit status is 1.
+
+examples:
+  aengine generate prompts.jsonl --max-tokens 50 > results.jsonl
+  echo '"The capital of France is"' | aengine generate --temperature 0
+  aengine generate questions.jsonl --url http://localhost:8000 --output results.jsonl
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="run a file of prompts through a model",
+        description="Run prompts, as lines of JSON, through a model; results are lines of JSON in the same order.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "input", nargs="?", default="-", metavar="INPUT", help="file of prompts (default: standard input)"
+    )
+    parser.add_argument("--output", default="-", metavar="FILE", help="file for the results (default: standard output)")
+    parser.add_argument("--text", action="store_true", help="every line of the input is a prompt as it stands, no JSON")
+    parser.add_argument("--token-ids", action="store_true", help="results have token_ids too")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help="prompts that run or wait at once (default: the engine's max_num_seqs; with --url: 64)",
+    )
+    add_sampling(parser)
+    add_model_or_server(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling = read_sampling(args)
+    if args.concurrency is not None and args.concurrency < 1:
+        raise UsageError(f"--concurrency must be at least 1, got {args.concurrency}")
+    from aengine.cli.generate.prompts import generate
+
+    return generate(args, sampling)

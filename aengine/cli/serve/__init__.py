@@ -1,0 +1,1 @@
+"""`aengine serve`: the HTTP server in a process of its own."""

@@ -1,0 +1,1 @@
+"""Attention of single queries over pages, and what prefill reads of them."""

@@ -1,0 +1,408 @@
+"""Attention of one query token per sequence over its pages: bandwidth is all that counts.
+
+The grid is one worker per place on the device, whatever the batch. Every worker reads the sequence lengths, lays all
+sequences' blocks of keys end to end, and takes an equal share of that line: the end of one sequence, some whole ones,
+the start of another. So the work is even for any mix of lengths, a captured graph replays at any context, and a
+sequence is split only where the borders of shares fall. The KV heads are a second axis of the grid: neighbours read the
+same pages at the same time.
+
+A sequence that lies in one share is written at once. Of a split one, each worker stores its part, and the last to
+arrive adds the parts up in order (the sum does not depend on who was last); where they are many, neighbours first.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
+from aengine.kernels.launch import launch_for, power_of_two
+
+LOG2_E = math.log2(math.e)
+REGISTERS = 65536  # of a processor
+
+
+@triton.jit
+def span_blocks(seq_len, start, window, BLOCK: tl.constexpr, WINDOWED: tl.constexpr):
+    """The blocks of what a query at seq_len - 1 sees: (first, count). An empty sequence counts one block."""
+    low = start
+    if WINDOWED:
+        low = tl.maximum(seq_len - window, low)
+    first = low // BLOCK
+    return first, tl.maximum(tl.cdiv(seq_len, BLOCK) - first, 1)
+
+
+@triton.jit
+def _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.constexpr):
+    return tl.load(
+        page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
+    )
+
+
+@triton.jit
+def softmax_step(scores, best, total, acc):
+    """One block into a running softmax in base 2; rows that have seen nothing stay at -inf and 0."""
+    new_best = tl.maximum(best, tl.max(scores, axis=1))
+    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+    shrink = tl.math.exp2(best - safe)
+    weights = tl.math.exp2(scores - safe[:, None])
+    return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
+
+
+@triton.jit(
+    do_not_specialize=["rows", "table_stride", "window", "workers"],
+    do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr"],
+)
+def _decode_kernel(
+    q_ptr,  # [rows, KV_HEADS * GROUP, DIM]
+    k_ptr,  # [pages, PAGE, KV_HEADS, DIM]
+    v_ptr,
+    out_ptr,  # [rows, KV_HEADS * GROUP, DIM]
+    page_table_ptr,  # [rows, ...] int32
+    seq_lens_ptr,  # [rows] int32
+    starts_ptr,  # [rows] int32, with SHARED: positions below were attended to already
+    shared_out_ptr,  # [SHARED, rows, KV_HEADS * GROUP, DIM] float32: what they gave
+    shared_lse_ptr,  # [SHARED, rows, KV_HEADS * GROUP] float32: log2 of their weight
+    part_ptr,  # [2, 2 * workers, KV_HEADS, GROUP, DIM] float32: parts, sums of neighbours
+    weight_ptr,  # [2, 2 * workers, KV_HEADS, 2, GROUP] float32: maximum and total of each
+    arrived_ptr,  # [2, 2 * workers, KV_HEADS] int32, zero between launches
+    rows,
+    table_stride,
+    q_stride,
+    window,
+    scale,
+    workers,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    GROUP_PAD: tl.constexpr,  # >= 16: the height of a matrix product
+    MERGE_GROUP: tl.constexpr,  # power of two >= GROUP
+    MERGE: tl.constexpr,  # parts added up at a time
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
+    WINDOWED: tl.constexpr,
+    SHARED: tl.constexpr,  # parts of what the shared positions gave, a power of two; 0: nothing is shared
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    head = tl.program_id(0) % KV_HEADS
+    worker = tl.program_id(0) // KV_HEADS
+    if OVERLAP:
+        gdc_launch_dependents()
+
+    # This worker's share of the line: blocks [place, end).
+    all_rows = tl.arange(0, ROWS_PAD)
+    exists = all_rows < rows
+    lens = tl.load(seq_lens_ptr + all_rows, mask=exists, other=0)
+    starts = tl.zeros_like(lens)
+    if SHARED:
+        starts = tl.load(starts_ptr + all_rows, mask=exists, other=0)
+    _firsts, counts = span_blocks(lens, starts, window, BLOCK, WINDOWED)
+    counts = tl.where(exists & (lens >= 0), counts, 0)
+    line = tl.sum(counts, axis=0)
+    share = tl.cdiv(line, workers)
+    place = worker * share
+    end = tl.minimum(place + share, line)
+    # The row that `place` falls into, where on the line it begins, and how long it is.
+    before = tl.cumsum(counts, axis=0) <= place
+    row = tl.sum((before & exists).to(tl.int32), axis=0)
+    begin = tl.sum(tl.where(before, counts, 0), axis=0)
+    seq_len = tl.sum(tl.where(all_rows == row, lens, 0), axis=0)
+    start = tl.sum(tl.where(all_rows == row, starts, 0), axis=0)
+
+    group = tl.arange(0, GROUP_PAD)
+    columns = tl.arange(0, DIM)
+    tokens = tl.arange(0, BLOCK)
+    k_head = k_ptr + head * DIM
+    v_head = v_ptr + head * DIM
+    first, _count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
+    positions = (first + place - begin) * BLOCK + tokens
+    pages = _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE)
+    if OVERLAP:  # noqa: SIM102 (one is known to the compiler, the other is not)
+        # A worker without a share ends here: it leaves its place to the next kernel. The first one waits in any case.
+        if (place < end) | (worker == 0):
+            gdc_wait()
+
+    while place < end:
+        low = start
+        if WINDOWED:
+            low = tl.maximum(seq_len - window, low)
+        first, count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
+        from_block = place - begin
+        to_block = tl.minimum(count, end - begin)
+        next_len = tl.load(seq_lens_ptr + row + 1, mask=row + 1 < rows, other=0)
+        next_start = 0
+        if SHARED:
+            next_start = tl.load(starts_ptr + row + 1, mask=row + 1 < rows, other=0)
+
+        next_first, _count = span_blocks(next_len, next_start, window, BLOCK, WINDOWED)
+        next_row_positions = next_first * BLOCK + tokens
+        next_row_pages = _page_ids(page_table_ptr, row + 1, table_stride, next_row_positions, next_len, PAGE)
+        q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
+        q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
+        best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP_PAD], tl.float32)
+        acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
+        for _step in tl.range(from_block, to_block, num_stages=STAGES):
+            visible = positions < seq_len
+            if WINDOWED or SHARED:
+                visible &= positions >= low
+            if WIDE:
+                pages = pages.to(tl.int64)
+            offsets = ((pages * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
+            # One block ahead, so that the copies of K and V never wait for their addresses.
+            next_positions = positions + BLOCK
+            pages = _page_ids(page_table_ptr, row, table_stride, next_positions, seq_len, PAGE)
+            k = tl.load(k_head + offsets)  # past the end something finite or not: its score is replaced
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            scores = tl.where(visible[None, :], scores, float("-inf"))
+            best, total, acc, weights = softmax_step(scores, best, total, acc)
+            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
+            v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0)
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+            positions = next_positions
+
+        row_heads = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP
+        if (from_block == 0) & (to_block == count):
+            if SHARED:
+                # Without the rows that only pad the matrix product.
+                _finish(
+                    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                    _unpadded(best, MERGE_GROUP), _unpadded(total, MERGE_GROUP), _unpadded(acc, MERGE_GROUP),
+                    KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
+                )  # fmt: skip
+            else:
+                safe_total = tl.where(total == 0.0, 1.0, total)
+                out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
+                tl.store(out, (acc / safe_total[:, None]).to(q.dtype), mask=(group < GROUP)[:, None])
+        else:
+            # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
+            # not start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
+            slot = (2 * worker + (from_block == 0).to(tl.int32)) * KV_HEADS + head
+            _store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP, DIM)
+            first_worker = begin // share
+            parts = (begin + count - 1) // share - first_worker + 1
+            # The last to arrive adds them up, MERGE at a time. Where that takes more than two rounds, the last of MERGE
+            # neighbours adds these up, and the last of those that did adds up their sums.
+            width = tl.where(parts <= 2 * MERGE, parts, MERGE)
+            leader = (worker - first_worker) // width * width
+            leader_slot = (2 * (first_worker + leader) + (leader == 0).to(tl.int32)) * KV_HEADS + head
+            neighbours = tl.minimum(parts - leader, width)
+            if _is_last(arrived_ptr + leader_slot, neighbours):
+                merged_best, merged_total, merged = _merge_parts(
+                    part_ptr, weight_ptr, first_worker, leader, neighbours, 1, head,
+                    KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
+                )  # fmt: skip
+                finished = parts == width
+                if parts > width:
+                    sums = 2 * workers * KV_HEADS  # their slots and counters follow those of the parts
+                    _store_part(part_ptr, weight_ptr, sums + leader_slot, merged_best, merged_total, merged, GROUP, DIM)
+                    groups = tl.cdiv(parts, width)
+                    finished = _is_last(arrived_ptr + sums + (2 * first_worker + 1) * KV_HEADS + head, groups)
+                    if finished:
+                        merged_best, merged_total, merged = _merge_parts(
+                            part_ptr + sums * GROUP * DIM, weight_ptr + sums * 2 * GROUP,
+                            first_worker, 0, groups, width, head, KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
+                        )  # fmt: skip
+                if finished:
+                    _finish(
+                        out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                        merged_best, merged_total, merged,
+                        KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
+                    )  # fmt: skip
+        place = begin + to_block
+        begin += count
+        row += 1
+        seq_len = next_len
+        start = next_start
+        positions = next_row_positions
+        pages = next_row_pages
+
+
+@triton.jit
+def _unpadded(x, KEEP: tl.constexpr):
+    """The first KEEP of x's rows; KEEP and their number are powers of two."""
+    if len(x.shape) == 1:
+        folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP])
+        chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None]
+    else:
+        folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP, x.shape[1]])
+        chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None, None]
+    return tl.sum(tl.where(chosen, folded, 0.0), axis=0)
+
+
+@triton.jit
+def _merge(best, total, acc, part_best, part_total, values):
+    """Add parts [parts, MERGE_GROUP(, DIM)] of a softmax to what there is of it."""
+    new_best = tl.maximum(best, tl.max(part_best, axis=0))
+    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+    shrink = tl.math.exp2(best - safe)
+    grow = tl.math.exp2(part_best - safe[None, :])
+    total = total * shrink + tl.sum(part_total * grow, axis=0)
+    return new_best, total, acc * shrink[:, None] + tl.sum(values * grow[:, :, None], axis=0)
+
+
+@triton.jit
+def _store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP: tl.constexpr, DIM: tl.constexpr):
+    group = tl.arange(0, acc.shape[0])
+    columns = tl.arange(0, DIM)
+    inside = group < GROUP
+    tl.store(part_ptr + (slot * GROUP + group)[:, None] * DIM + columns[None, :], acc, mask=inside[:, None])
+    tl.store(weight_ptr + slot * 2 * GROUP + group, best, mask=inside)
+    tl.store(weight_ptr + (slot * 2 + 1) * GROUP + group, total, mask=inside)
+
+
+@triton.jit
+def _is_last(arrived, expected):
+    """Announce what this program has stored: is it the last of so many? Then the counter is zero again."""
+    tl.debug_barrier()  # every thread's share is stored before one of them announces it
+    last = tl.atomic_add(arrived, 1, sem="acq_rel") == expected - 1
+    if last:
+        tl.debug_barrier()
+        tl.store(arrived, 0)
+    return last
+
+
+@triton.jit
+def _merge_parts(
+    part_ptr, weight_ptr, first_worker, first, count, stride, head,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, MERGE: tl.constexpr,
+):  # fmt: skip
+    """Of a row's parts, `count` that are `stride` apart, from part `first` on."""
+    group = tl.arange(0, MERGE_GROUP)
+    columns = tl.arange(0, DIM)
+    best = tl.full([MERGE_GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([MERGE_GROUP], tl.float32)
+    acc = tl.zeros([MERGE_GROUP, DIM], tl.float32)
+    for base in range(0, count, MERGE):
+        nth = base + tl.arange(0, MERGE)
+        index = first + nth * stride
+        slot = (2 * (first_worker + index) + (index == 0).to(tl.int32)) * KV_HEADS + head
+        inside = (nth < count)[:, None] & (group < GROUP)[None, :]
+        weights = weight_ptr + slot[:, None] * 2 * GROUP + group[None, :]
+        # Other processors wrote these: read past the first-level cache.
+        part_best = tl.load(weights, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        part_total = tl.load(weights + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            part_ptr + (slot[:, None] * GROUP + group[None, :])[:, :, None] * DIM + columns[None, None, :],
+            mask=inside[:, :, None], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        best, total, acc = _merge(best, total, acc, part_best, part_total, values)
+    return best, total, acc
+
+
+@triton.jit
+def _finish(
+    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Fold in the shared positions' SHARED parts, each of weight 2 ** lse and divided by it, and write the row."""
+    group = tl.arange(0, MERGE_GROUP)
+    columns = tl.arange(0, DIM)
+    if SHARED > 0:
+        place = (tl.arange(0, SHARED)[:, None] * rows) * HEADS + row_heads + group[None, :]
+        inside = (group < tl.where(start > 0, GROUP, 0))[None, :]
+        lse = tl.load(shared_lse_ptr + place, mask=inside, other=float("-inf"))
+        values = tl.load(
+            shared_out_ptr + place[:, :, None] * DIM + columns[None, None, :], mask=inside[:, :, None], other=0.0
+        )
+        # A part that was empty left its values unwritten.
+        heavy = lse > float("-inf")
+        values = tl.where(heavy[:, :, None], values, 0.0)
+        best, total, acc = _merge(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
+    safe_total = tl.where(total == 0.0, 1.0, total)
+    out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
+    tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """What runs of pages that several rows share gave to each row: see `prefix_attention`.
+
+    starts [rows] int32: how many positions of the row were attended to (0: none). Their softmax comes in parts: values
+    out [parts, rows, heads, dim] float32, each divided by its weight, whose log2 is lse [parts, rows, heads] float32.
+    """
+
+    starts: Tensor
+    out: Tensor
+    lse: Tensor
+
+
+class PagedDecode:
+    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        window: int | None = None,
+        shared: SharedPart | None = None,
+        config: DecodeConfig | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
+        [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
+        which must come last, are left alone.
+
+        Lengths are read on the device only. Raises ValueError where the layout is not this one.
+        """
+        rows, heads, dim = q.shape
+        page_size, kv_heads = k_cache.shape[1:3]
+        if dim & (dim - 1) or not 16 <= dim <= 256:
+            raise ValueError(f"head_dim must be a power of two from 16 to 256, got {dim}")
+        if not (k_cache.is_contiguous() and v_cache.is_contiguous() and q.stride(1) == dim and q.stride(2) == 1):
+            raise ValueError("q and the KV caches must be contiguous")
+        if out is None:
+            out = q.new_empty(rows, heads, dim)
+        if rows == 0:
+            return out
+        group = heads // kv_heads
+        launch = launch_for(q.device)
+        config = config or decode_config(rows, group, dim, q.element_size(), launch, shared is not None)
+        workers = max(1, launch.processors * config.crowd // kv_heads)
+        parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
+        _decode_kernel[(workers * kv_heads,)](
+            q, k_cache, v_cache, out, page_table, seq_lens,
+            seq_lens if shared is None else shared.starts,
+            parts if shared is None else shared.out,
+            weights if shared is None else shared.lse,
+            parts, weights, arrived,
+            rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, workers,
+            KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
+            GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
+            MERGE=max(1, config.merged // (power_of_two(group) * dim)),
+            BLOCK=config.block, STAGES=config.stages, WIDE=k_cache.numel() >= 2**31,
+            WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
+            PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
+            maxnreg=REGISTERS // (config.crowd * config.warps * 32) // 8 * 8, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        return out
+
+    def _scratch_for(
+        self, device: torch.device, workers: int, kv_heads: int, group: int, dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        key = (workers, kv_heads, group, dim)
+        if key not in self._scratch:
+            self._scratch[key] = (
+                torch.empty(2, 2 * workers, kv_heads, group, dim, dtype=torch.float32, device=device),
+                torch.empty(2, 2 * workers, kv_heads, 2, group, dtype=torch.float32, device=device),
+                torch.zeros(2, 2 * workers, kv_heads, dtype=torch.int32, device=device),
+            )
+        return self._scratch[key]

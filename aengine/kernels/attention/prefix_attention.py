@@ -1,0 +1,189 @@
+"""Attention to runs of pages that several rows share: each run is read once for all its rows.
+
+The queries of a group's rows form one matrix, BLOCK_M of them to a tile; a tile against a block of the run's keys is a
+matrix product. Each run is cut into the same number of parts, so that few tiles still fill the device. A part's result
+is its share of a softmax: values, and the log of their weight. `PagedDecode` folds the parts into what each row's own
+pages give.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.attention.decode_attention import LOG2_E, SharedPart, softmax_step
+from aengine.kernels.launch import launch_for, power_of_two
+
+MOST_PARTS = 16
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "table_stride"])
+def _prefix_kernel(
+    q_ptr,  # [rows, KV_HEADS * GROUP, DIM]
+    k_ptr,  # [pages, PAGE, KV_HEADS, DIM]
+    v_ptr,
+    out_ptr,  # [PARTS, rows, KV_HEADS * GROUP, DIM] float32
+    lse_ptr,  # [PARTS, rows, KV_HEADS * GROUP] float32
+    page_table_ptr,  # [rows, ...] int32
+    members_ptr,  # [rows] int32, group after group
+    starts_ptr,  # [groups + 1] int32, into members
+    lens_ptr,  # [groups] int32
+    rows,
+    groups,
+    table_stride,
+    q_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    GROUPS_PAD: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    # Heads and parts of one tile are neighbours: they read the same queries, and pages at the same time.
+    head = tl.program_id(0) % KV_HEADS
+    part = tl.program_id(0) // KV_HEADS % PARTS
+    place = tl.program_id(0) // (KV_HEADS * PARTS)
+    if OVERLAP:
+        gdc_launch_dependents()
+    # Which tile of which group this is: all groups' tiles, end to end.
+    index = tl.arange(0, GROUPS_PAD)
+    exists = index < groups
+    sizes = tl.load(starts_ptr + index + 1, mask=exists, other=0) - tl.load(starts_ptr + index, mask=exists, other=0)
+    tiles = tl.cdiv(sizes * GROUP, BLOCK_M)
+    before = (tl.cumsum(tiles, axis=0) <= place) & exists
+    group = tl.sum(before.to(tl.int32), axis=0)
+    tile = place - tl.sum(tl.where(before, tiles, 0), axis=0)
+    if OVERLAP:
+        gdc_wait()
+    if group < groups:
+        first = tl.load(starts_ptr + group)
+        members = tl.load(starts_ptr + group + 1) - first
+        length = tl.load(lens_ptr + group)
+        piece = tl.cdiv(tl.cdiv(length, BLOCK), PARTS)
+        from_block = part * piece
+        to_block = tl.minimum(from_block + piece, tl.cdiv(length, BLOCK))
+
+        columns = tl.arange(0, DIM)
+        tokens = tl.arange(0, BLOCK)
+        query = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        used = query < members * GROUP
+        row = tl.load(members_ptr + first + query // GROUP, mask=used, other=0).to(tl.int64)
+        row_head = head * GROUP + query % GROUP
+        q = tl.load(
+            q_ptr + (row * q_stride + row_head * DIM)[:, None] + columns[None, :], mask=used[:, None], other=0.0
+        )
+        best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+        # The run's pages, from the table of the group's first row.
+        table = page_table_ptr + tl.load(members_ptr + first).to(tl.int64) * table_stride
+        positions = from_block * BLOCK + tokens
+        pages = tl.load(table + positions // PAGE, mask=positions < length, other=0)
+        for _step in tl.range(from_block, to_block, num_stages=STAGES):
+            visible = positions < length
+            offsets = ((pages.to(tl.int64) * PAGE + positions % PAGE) * KV_HEADS + head)[:, None] * DIM + columns[
+                None, :
+            ]
+            next_positions = positions + BLOCK
+            pages = tl.load(table + next_positions // PAGE, mask=next_positions < length, other=0)
+            k = tl.load(k_ptr + offsets, mask=visible[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            scores = tl.where(visible[None, :], scores, float("-inf"))
+            best, total, acc, weights = softmax_step(scores, best, total, acc)
+            v = tl.load(v_ptr + offsets, mask=visible[:, None], other=0.0)
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+            positions = next_positions
+
+        out = (part * rows + row) * (KV_HEADS * GROUP) + row_head
+        if from_block < to_block:
+            tl.store(lse_ptr + out, best + tl.math.log2(total), mask=used)
+            tl.store(out_ptr + out[:, None] * DIM + columns[None, :], acc / total[:, None], mask=used[:, None])
+        else:
+            # A part without blocks weighs nothing, and its values are never looked at.
+            tl.store(lse_ptr + out, best, mask=used)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRuns:
+    """Which rows of a batch share which leading positions. All int32 on the device; unused groups have no members.
+
+    A row is in at most one group. All rows of a group name the same pages for the first `lens` positions in their page
+    tables; `lens` counts whole pages and leaves each row at least its newest token.
+    """
+
+    members: Tensor  # [rows]: row numbers, group after group
+    group_starts: Tensor  # [groups + 1]: where each group's members begin
+    lens: Tensor  # [groups]: positions that the group shares
+    starts: Tensor  # [rows]: the same per row, 0 for rows of no group
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixConfig:
+    """block_m: queries of a tile; block: keys at a time; crowd: programs on each processor at once."""
+
+    block_m: int
+    block: int
+    stages: int
+    warps: int
+    crowd: int
+
+
+def prefix_config(queries: int, dim: int, element_size: int) -> PrefixConfig:
+    """queries: most that a group can have for one KV head."""
+    if element_size > 2:
+        return PrefixConfig(block_m=16, block=32, stages=2, warps=4, crowd=2)
+    if dim > 128:
+        return PrefixConfig(block_m=64, block=32, stages=2, warps=4, crowd=1)
+    if queries <= 64:
+        return PrefixConfig(block_m=max(16, power_of_two(queries)), block=64, stages=3, warps=4, crowd=2)
+    return PrefixConfig(block_m=128, block=64, stages=3, warps=8, crowd=1)
+
+
+def attend_shared(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    runs: SharedRuns,
+    scale: float,
+    config: PrefixConfig | None = None,
+) -> SharedPart:
+    """What the shared runs give to each row, for `PagedDecode(shared=...)` of the same q, caches and page table.
+
+    q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
+    [rows, ...] int32. Not for layers with a sliding window.
+    """
+    rows, heads, dim = q.shape
+    page_size, kv_heads = k_cache.shape[1:3]
+    group = heads // kv_heads
+    groups = runs.lens.shape[0]
+    config = config or prefix_config(rows * group, dim, q.element_size())
+    launch = launch_for(q.device)
+    tiles = -(-rows * group // config.block_m)
+    parts = MOST_PARTS
+    while parts > 1 and parts * tiles * kv_heads > launch.processors * config.crowd:
+        parts //= 2
+    out = torch.empty(parts, rows, heads, dim, dtype=torch.float32, device=q.device)
+    lse = torch.empty(parts, rows, heads, dtype=torch.float32, device=q.device)
+    # Every group may leave one tile partly empty.
+    _prefix_kernel[((tiles + groups) * parts * kv_heads,)](
+        q, k_cache, v_cache, out, lse, page_table, runs.members, runs.group_starts, runs.lens,
+        rows, groups, page_table.stride(0), q.stride(0), scale * LOG2_E,
+        KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, GROUPS_PAD=max(16, power_of_two(groups)),
+        PARTS=parts, BLOCK_M=config.block_m, BLOCK=config.block, STAGES=config.stages,
+        PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
+        num_warps=config.warps, launch_pdl=launch.overlap,
+    )  # fmt: skip
+    return SharedPart(runs.starts, out, lse)

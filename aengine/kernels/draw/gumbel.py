@@ -1,0 +1,217 @@
+"""A draw from each row of logits in one pass over the vocabulary, without a sort and without a second launch.
+
+A draw is the argmax of logits + temperature * noise, the lowest id among equals; temperature 0 makes it the argmax of
+the logits. The noise is a hash of (seed, position, token id), the same bits as `aengine.sampling.noise` computes. Each
+row is cut into pieces; the last program to finish a row picks the best of the pieces' candidates. What is below a row's
+floor (`aengine.kernels.draw.cutoff`) cannot win.
+
+Two exact logarithms per token would take four times as long as reading the logits. So each block of tokens is first
+held against a bound of a few instructions, and only a block whose bound beats the best score so far is worth exact
+noise; of n blocks in random order that is about log(n).
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.launch import launch_for, power_of_two
+
+BLOCK = 1024
+PIECES = 64  # at most
+STAGES = 3
+
+
+@triton.jit
+def _mix(x):
+    x ^= x >> 16
+    x *= 0x85EBCA6B
+    x ^= x >> 13
+    x *= 0xC2B2AE35
+    x ^= x >> 16
+    return x
+
+
+@triton.jit
+def row_keys(seed_low, seed_high, position):
+    """All uint32, as are the results: the part of the hash that one row shares."""
+    low: tl.constexpr = 0x9E3779B9
+    high: tl.constexpr = 0x7F4A7C15
+    key0 = _mix(_mix(_mix(seed_low + low) + seed_high) + position)
+    key1 = _mix(_mix(_mix(seed_high + high) + seed_low) + position)
+    return key0, key1
+
+
+@triton.jit
+def hash32(token_ids, key0, key1):
+    """token_ids uint32 -> uint32."""
+    x = (token_ids * 0x9E3779B1) ^ key0
+    x ^= x >> 16
+    x *= 0x85EBCA6B
+    x ^= key1
+    x ^= x >> 15
+    x *= 0xC2B2AE35
+    x ^= x >> 16
+    return x
+
+
+@triton.jit
+def gumbel(hashes):
+    """Standard Gumbel noise, float32, of uint32 hashes."""
+    return -tl.log(-tl.log(((hashes >> 9).to(tl.int32).to(tl.float32) + 0.5) * (2.0**-23)))
+
+
+@triton.jit
+def gumbel_rank(hashes):
+    """A float32 r with gumbel <= log(2) * (159 - r * 2**-23); in the tail that wins draws they are within 0.08.
+
+    With w = 1 - u, -log(u) >= w, so gumbel <= -log(w). A float's bits, read as an integer and scaled, are its exponent
+    plus its mantissa, never more than its log2. The integer below is w * 2**32, exactly.
+    """
+    rest = ((hashes ^ 0xFFFFFFFF) & 0xFFFFFE00) | 0x100
+    return rest.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def can_beat(value, temperature):
+    """What `x - temperature * log(2) * r * 2**-23` exceeds for a score above `value`, with room for rounding."""
+    top: tl.constexpr = 159.0 * 0.6931472 + 1e-3
+    return value - tl.abs(value) * 1e-6 - temperature * top
+
+
+@triton.jit
+def _best(values, ids):
+    """The highest value, and the lowest of its ids."""
+    highest = tl.max(values, axis=0)
+    return highest, tl.min(tl.where(values == highest, ids, 0x7FFFFFFF), axis=0)
+
+
+@triton.jit(
+    do_not_specialize=["parameter_stride", "pieces"],
+    do_not_specialize_on_alignment=["positions_ptr", "ids_ptr", "finite_ptr"],  # parts of a step's numbers
+)
+def _draw_kernel(
+    logits_ptr,  # [rows, VOCAB]
+    temperature_ptr,  # [rows] float32
+    seed_low_ptr,  # [rows] int32
+    seed_high_ptr,  # [rows] int32
+    positions_ptr,  # [rows] int64
+    floor_ptr,  # [rows] float32, or None
+    ids_ptr,  # [rows] int64
+    finite_ptr,  # [rows] bool
+    best_ptr,  # [rows, PIECES] float32
+    best_id_ptr,  # [rows, PIECES] int32
+    bad_ptr,  # [rows, PIECES] int32: 1 where something is NaN or +inf
+    arrived_ptr,  # [rows] int32, zero between launches
+    parameter_stride,
+    pieces,
+    VOCAB: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0) // pieces
+    piece = tl.program_id(0) % pieces
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    temperature = tl.load(temperature_ptr + row * parameter_stride)
+    seed_low = tl.load(seed_low_ptr + row * parameter_stride).to(tl.uint32, bitcast=True)
+    seed_high = tl.load(seed_high_ptr + row * parameter_stride).to(tl.uint32, bitcast=True)
+    key0, key1 = row_keys(seed_low, seed_high, tl.load(positions_ptr + row).to(tl.uint32))
+    logits = logits_ptr + row.to(tl.int64) * VOCAB
+    length = tl.cdiv(VOCAB, pieces * BLOCK) * BLOCK  # whole blocks, perhaps beyond the row's end
+    floor = float("-inf")
+    if floor_ptr is not None:
+        floor = tl.load(floor_ptr + row)
+    lanes = tl.arange(0, BLOCK)
+    value = float("-inf")
+    value_id = 0x7FFFFFFF
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    step = temperature * (-0.6931472 * 2.0**-23)
+    for start in tl.range(piece * length, piece * length + length, BLOCK, num_stages=STAGES):
+        ids = start + lanes
+        x = tl.load(logits + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
+        highest = tl.maximum(highest, x, propagate_nan=tl.PropagateNan.ALL)
+        if floor_ptr is not None:
+            x = tl.where(x < floor, float("-inf"), x)
+        hopes = x
+        if temperature > 0:
+            hopes = tl.math.fma(gumbel_rank(hash32(ids.to(tl.uint32), key0, key1)), step, x)
+        if tl.max(hopes, axis=0) > can_beat(value, temperature):
+            sound = tl.where(x < float("inf"), x, float("-inf"))
+            if temperature > 0:
+                sound = gumbel(hash32(ids.to(tl.uint32), key0, key1)) * temperature + sound
+            block_value, block_id = _best(sound, ids)
+            # Later ids lose to earlier equals.
+            value_id = tl.where(block_value > value, block_id, value_id)
+            value = tl.maximum(block_value, value)
+
+    bad_any = tl.max(tl.where(highest < float("inf"), 0, 1), axis=0)
+    slot = row * PIECES + piece
+    tl.store(best_ptr + slot, value)
+    tl.store(best_id_ptr + slot, value_id)
+    tl.store(bad_ptr + slot, bad_any)
+    tl.debug_barrier()  # stored before it is announced
+    if tl.atomic_add(arrived_ptr + row, 1, sem="acq_rel") == pieces - 1:
+        tl.debug_barrier()
+        tl.store(arrived_ptr + row, 0)
+        slots, used = row * PIECES + tl.arange(0, PIECES), tl.arange(0, PIECES) < pieces
+        # Other processors wrote these: read past the first-level cache.
+        value, value_id = _best(
+            tl.load(best_ptr + slots, mask=used, other=float("-inf"), cache_modifier=".cg"),
+            tl.load(best_id_ptr + slots, mask=used, other=0x7FFFFFFF, cache_modifier=".cg"),
+        )
+        bad_any = tl.max(tl.load(bad_ptr + slots, mask=used, other=0, cache_modifier=".cg"), axis=0)
+        # A row of nothing but -inf or NaN has no best: any valid id will do.
+        tl.store(ids_ptr + row, tl.where(value_id == 0x7FFFFFFF, 0, value_id).to(tl.int64))
+        tl.store(finite_ptr + row, (bad_any == 0) & (value > float("-inf")))
+
+
+class Draw:
+    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._best = torch.empty(max_rows * PIECES, dtype=torch.float32, device=device)
+        self._best_id = torch.empty(max_rows * PIECES, dtype=torch.int32, device=device)
+        self._bad = torch.empty(max_rows * PIECES, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        seed_low: Tensor,
+        seed_high: Tensor,
+        positions: Tensor,
+        floor: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Ids [rows] int64 and whether each row was finite [rows] bool.
+
+        logits [rows, vocab], contiguous, only read; temperature [rows] float32, seed_low and seed_high [rows] int32,
+        all of one stride; positions [rows] int64 and floor [rows] float32, contiguous: tokens below the floor are not
+        drawn. Not finite: NaN, +inf, or nothing above -inf.
+        """
+        rows, vocab = logits.shape
+        ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+        finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+        if rows == 0:
+            return ids, finite
+        launch = launch_for(logits.device)
+        # Few rows are cut finer, to use the whole device; long pieces need less exact noise.
+        pieces = min(PIECES, power_of_two(-(-vocab // BLOCK)))
+        while pieces > 4 and rows * pieces > 6 * launch.processors:
+            pieces //= 2
+        _draw_kernel[(rows * pieces,)](
+            logits, temperature, seed_low, seed_high, positions, floor, ids, finite,
+            self._best, self._best_id, self._bad, self._arrived, temperature.stride(0), pieces,
+            VOCAB=vocab, PIECES=PIECES, BLOCK=BLOCK, STAGES=STAGES, OVERLAP=launch.overlap,
+            # A product and a sum, rounded one after the other, as the reference does; four programs a processor.
+            num_warps=4, maxnreg=128, enable_fp_fusion=False, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        return ids, finite

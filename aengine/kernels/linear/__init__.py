@@ -1,0 +1,1 @@
+"""Products with weight matrices, where a library's are not the fastest."""

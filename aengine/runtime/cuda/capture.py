@@ -1,0 +1,94 @@
+"""The executor of a CUDA device, with the steps that it captures as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from aengine.cache.kv import KVPool
+from aengine.config import EngineConfig
+from aengine.model.decoder import Decoder
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
+from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, prefill_sizes
+from aengine.runtime.cuda.runner import GraphedExecutor
+from aengine.runtime.rows import Rows
+from aengine.sampling.sampler import Sampler
+from aengine.sampling.upload import upload
+
+MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching its kernels takes the host
+GRAPH_BYTES = 8 * 2**20
+
+Fits = Callable[[int, Sequence[int], int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """What is captured: batch sizes of decode steps, numbers of tokens of steps with prefill chunks."""
+
+    decode: list[int]
+    prefill: list[int]
+
+    @classmethod
+    def of(cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int) -> GraphSizes:
+        """prefill: whether steps with chunks can be captured; mixed: most prompt tokens beside decodes."""
+        if not config.cuda_graphs:
+            return cls([], [])
+        close = min(mixed, MOST_CLOSE_TOKENS)
+        return cls(graph_sizes(config.max_num_seqs), prefill_sizes(close, max_step_tokens) if prefill else [])
+
+    @property
+    def largest(self) -> GraphSizes:
+        """The largest of each alone."""
+        return GraphSizes(self.decode[-1:], self.prefill[-1:])
+
+    def more_bytes(self, row_bytes: int) -> int:
+        """What graphs take beside the largest ones, in whose memory they live: nodes, and logits of each row."""
+        return (len(self.decode) + len(self.prefill)) * GRAPH_BYTES + sum(self.decode[:-1]) * row_bytes
+
+
+def make_executor(
+    config: EngineConfig, decoder: Decoder, num_pages: int, max_model_len: int, sizes: GraphSizes, fits: Fits
+) -> GraphedExecutor:
+    """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention."""
+    device = decoder.device
+    kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.dtype), num_pages, device)
+
+    def send(values: Sequence[int]) -> Tensor:
+        return upload(np.array(values, dtype=np.int64), device)
+
+    rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send)
+    sampler = Sampler(rows.count, decoder.config.vocab_size, device)
+    executor = GraphedExecutor(decoder, kv, sampler, rows)
+    # One for all graphs: only one runs at a time.
+    memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    if sizes.decode:
+        executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory)
+    if sizes.prefill:
+        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory)
+    return executor
+
+
+def capture(executor: GraphedExecutor, progress: bool = False) -> None:
+    """Record every graph, those of the largest steps first."""
+    hidden = None if progress else True  # None: unless stderr is a terminal
+    todo = list(_graphs(executor))
+    for graphs, size in tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
+        graphs.capture(size)
+
+
+def rehearse(executor: GraphedExecutor) -> None:
+    """What `capture` runs before it records."""
+    for graphs, size in _graphs(executor):
+        graphs.rehearse(size)
+
+
+def _graphs(executor: GraphedExecutor) -> Iterator[tuple[PrefillGraphs | DecodeGraphs, int]]:
+    for graphs in (executor.prefill_graphs, executor.decode_graphs):
+        if graphs is not None:
+            for size in reversed(graphs.sizes):
+                yield graphs, size

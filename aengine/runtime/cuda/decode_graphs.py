@@ -1,0 +1,199 @@
+"""Pure-decode steps as CUDA graphs: one forward pass per batch size, and the common kinds of draw behind it.
+
+A graph reads everything from the rows on the device: which rows decode (`row_index`), their last tokens, lengths
+and pages. Between two replays the host sends only what changed.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.cache.kv import KVPool
+from aengine.kernels.attention.prefix_attention import SharedRuns
+from aengine.kernels.linear.small_linear import ROW_BORDERS
+from aengine.kernels.row_steps import begin_decode, end_decode
+from aengine.model.decoder import Decoder
+from aengine.runtime.rows import Rows
+from aengine.sampling.sampler import Draws, Kind, Sampler
+from aengine.types import MOST_SHARED_RUNS, SharedRun
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
+CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # of draws; the others decide something on the host
+LEAST_SHARERS = 4  # smaller batches have too little to gain
+
+
+def graph_sizes(max_rows: int) -> list[int]:
+    """Batch sizes to capture, ascending: a batch padded to the next one wastes at most 12 % of its rows."""
+    sizes = [1]
+    while sizes[-1] < max_rows:
+        last = sizes[-1]
+        # The smallest batch that the next size serves is last + 1.
+        following = max(last + 1, int((last + 1) / 0.88))
+        # Nor is it padded into the slower kernels of larger ones.
+        sizes.append(min([max_rows, following, *(border for border in ROW_BORDERS if border > last)]))
+    return sizes
+
+
+@dataclass(slots=True)
+class _Captured:
+    forward: torch.cuda.CUDAGraph
+    forward_shared: torch.cuda.CUDAGraph | None  # reads runs that rows share once
+    logits: Tensor  # [size, vocab] in the model's dtype
+    draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]]
+
+
+class SharedBuffers:
+    """The device's copy of which rows share which runs, at a fixed place for the graphs to read."""
+
+    def __init__(self, max_rows: int, rows: Rows) -> None:
+        self._rows = rows
+        self._max_rows = max_rows
+        # members [max_rows], starts [max_rows], group_starts [MOST_SHARED_RUNS + 1], lens [MOST_SHARED_RUNS]
+        self._cells = torch.zeros(2 * max_rows + 2 * MOST_SHARED_RUNS + 1, dtype=torch.int32, device=rows.device)
+        self._current: Sequence[SharedRun] = ()
+
+    def runs(self, size: int) -> SharedRuns:
+        """As the kernels read them, for a batch of this size."""
+        members, starts, group_starts, lens = self._cells.split(
+            [self._max_rows, self._max_rows, MOST_SHARED_RUNS + 1, MOST_SHARED_RUNS]
+        )
+        return SharedRuns(members=members[:size], group_starts=group_starts, lens=lens, starts=starts[:size])
+
+    def send(self, shared: Sequence[SharedRun]) -> None:
+        """Tell the device, unless these are the runs that it knows already."""
+        if shared is self._current:
+            return
+        members = [place for run in shared for place in run.members]
+        starts = [0] * self._max_rows
+        group_starts = [0]
+        for run in shared:
+            for place in run.members:
+                starts[place] = run.tokens
+            group_starts.append(group_starts[-1] + len(run.members))
+        group_starts += group_starts[-1:] * (MOST_SHARED_RUNS - len(shared))
+        lens = [run.tokens for run in shared] + [0] * (MOST_SHARED_RUNS - len(shared))
+        members += [0] * (self._max_rows - len(members))
+        self._cells.copy_(self._rows.upload(members + starts + group_starts + lens))
+        self._current = shared
+
+
+class DecodeGraphs:
+    """Captures once, replays for any batch of at most `sizes[-1]` rows. All on the current stream."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        sampler: Sampler,
+        rows: Rows,
+        sizes: list[int],
+        pool: _POOL_HANDLE | None = None,
+    ) -> None:
+        """pool: memory that graphs share which never run at the same time."""
+        self._decoder = decoder
+        self._kv = kv
+        self._sampler = sampler
+        self._rows = rows
+        self.sizes = sizes
+        self._row_index = torch.full((sizes[-1],), rows.padding, dtype=torch.int64, device=rows.device)
+        self._query_starts = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=rows.device)
+        self._current: list[int] = []  # what `_row_index` holds
+        self._graphs: dict[int, _Captured] = {}
+        self._shared = SharedBuffers(sizes[-1], rows)
+        self._pool = pool
+
+    def rehearse(self, size: int) -> None:
+        """Launch what one size launches once, so that it is compiled and loaded before it is recorded."""
+        logits, positions = self._forward(size, rehearsal=True)
+        for kind in CAPTURED_KINDS:
+            self._draw(logits, positions, kind)
+        if self._shareable(size):
+            self._forward(size, self._shared.runs(size), rehearsal=True)
+
+    def capture(self, size: int) -> None:
+        """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
+        stream = torch.cuda.current_stream(self._rows.device)
+        self.rehearse(size)
+        stream.synchronize()
+        forward = torch.cuda.CUDAGraph()
+        forward_shared = torch.cuda.CUDAGraph() if self._shareable(size) else None
+        with torch.cuda.graph(forward, pool=self._pool, stream=stream):
+            logits, positions = self._forward(size)
+        if forward_shared is not None:
+            with torch.cuda.graph(forward_shared, pool=self._pool, stream=stream):
+                shared_logits, shared_positions = self._forward(size, self._shared.runs(size))
+                logits.copy_(shared_logits)
+                positions.copy_(shared_positions)
+        draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]] = {}
+        for kind in CAPTURED_KINDS:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                drawn = self._draw(logits, positions, kind)
+            draws[kind] = (graph, drawn)
+        self._graphs[size] = _Captured(forward, forward_shared, logits, draws)
+
+    def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
+        """Replay the forward pass for these rows: logits [n, vocab] and the rows as a tensor [n] int64.
+
+        The logits stay valid until the next replay.
+        """
+        captured = self._graphs[self._size(len(rows))]
+        self._send(rows)
+        if shared and captured.forward_shared is not None:
+            self._shared.send(shared)
+            captured.forward_shared.replay()
+        else:
+            captured.forward.replay()
+        return captured.logits[: len(rows)], self._row_index[: len(rows)]
+
+    def draw(self, rows: list[int], kind: Kind) -> Draws:
+        """Replay a captured kind of draw behind `forward` of the same rows; it also feeds back and advances lengths."""
+        graph, draws = self._graphs[self._size(len(rows))].draws[kind]
+        graph.replay()
+        return Draws(draws.token_ids[: len(rows)], draws.finite[: len(rows)], None)
+
+    def _shareable(self, size: int) -> bool:
+        return size >= LEAST_SHARERS and self._decoder.config.window(0) is None
+
+    def _size(self, n: int) -> int:
+        return self.sizes[bisect.bisect_left(self.sizes, n)]
+
+    def _send(self, rows: list[int]) -> None:
+        if rows == self._current:
+            return
+        size = self._size(len(rows))
+        self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * (size - len(rows))))
+        self._current = list(rows)
+
+    def _forward(self, size: int, shared: SharedRuns | None = None, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
+        """Logits [size, vocab], and where the drawn tokens will stand [size] int64."""
+        rows = self._rows
+        inputs = begin_decode(self._row_index[:size], rows.last_token, rows.length, rows.page_table, self._kv.page_size)
+        attention = AttentionBatch(
+            slots=inputs.slots,
+            page_table=inputs.page_table,
+            seq_lens=inputs.seq_lens,
+            query_starts=self._query_starts[: size + 1],
+            num_decodes=size,
+            query_lens=[1] * size,
+            context_lens=[rows.page_table.shape[1] * self._kv.page_size] * size,
+            shared=shared,
+        )
+        hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention, self._kv, rehearsal=rehearsal)
+        return self._decoder.logits(hidden), inputs.next_positions
+
+    def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> Draws:
+        rows, index = self._rows, self._row_index[: len(logits)]
+        draw = self._sampler.draw_simple if kind is Kind.SIMPLE else self._sampler.draw_filtered
+        draws = draw(logits, index, positions)
+        end_decode(index, draws.token_ids, rows.last_token, rows.length, rows.padding)
+        return draws

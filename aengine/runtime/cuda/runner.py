@@ -1,0 +1,227 @@
+"""Steps on a CUDA device: enqueued on one stream by the loop itself, awaited through their events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.errors import DeviceLostError
+from aengine.runtime.cuda.clock import DeviceClock
+from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
+from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, PrefillShape
+from aengine.runtime.executor import Executor, Forwarded, Outcome
+from aengine.runtime.runner import StepExecutor, read_outcome
+from aengine.runtime.traced import CudaSpans, TracedExecutor
+from aengine.sampling.logprobs import DrawLogprobs
+from aengine.sampling.sampler import Draws, Kind
+from aengine.timeline import Timeline
+from aengine.types import StepPlan, StepResult
+
+RING = 4  # results in flight, one more than steps can be
+
+# When a step is done, and what it brought on the host, valid from then on.
+OnItsWay = tuple[asyncio.Future[None], Outcome]
+
+
+class GraphedExecutor(StepExecutor):
+    """Replays a graph where one was captured for the step; everything else is enqueued kernel by kernel."""
+
+    decode_graphs: DecodeGraphs | None = None
+    prefill_graphs: PrefillGraphs | None = None
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> Outcome:
+        graphs = self._decode_graphs_for(plan)
+        if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
+            return super().execute(plan)
+        self._replay_decode(plan, graphs)
+        return Outcome(graphs.draw(plan.decode, kind))  # which also feeds back and advances
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Forwarded:
+        if (decode := self._decode_graphs_for(plan)) is not None:
+            logits, row_index = self._replay_decode(plan, decode)
+            lengths = self._rows.length[row_index] + 1
+            self._rows.length[row_index] = lengths
+            return Forwarded(logits, plan.decode, row_index, lengths)
+        if (prefill := self.prefill_graphs) is not None and plan.prefill and not plan.scoring:
+            shape = prefill.shape_for(plan)
+            if shape is not None:
+                return self._replay_prefill(plan, prefill, shape)
+        return super().forward(plan)
+
+    def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
+        graphs = self.decode_graphs
+        return None if graphs is None or plan.prefill or len(plan.decode) > graphs.sizes[-1] else graphs
+
+    def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> tuple[Tensor, Tensor]:
+        self._rows.grow(plan.new_pages)
+        for row in plan.decode:
+            self._rows.lengths[row] += 1
+        return graphs.forward(plan.decode, plan.shared)
+
+    def _replay_prefill(self, plan: StepPlan, graphs: PrefillGraphs, shape: PrefillShape) -> Forwarded:
+        rows, row_list = self._rows, plan.sampled_rows
+        rows.admit(plan.new_rows)
+        self._sampler.set_rows(plan.new_rows)
+        rows.grow(plan.new_pages)
+        hidden, draw_rows, draw_positions, sums = graphs.replay(plan, shape)
+        for row in plan.decode:
+            rows.lengths[row] += 1
+        for chunk in plan.prefill:
+            rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
+        self._copy_pages(plan)
+        logits = self._decoder.logits(hidden) if row_list else None
+        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums)
+
+    def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
+        kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY
+        if kind is Kind.SIMPLE:
+            return self._sampler.draw_simple(logits, draws.rows, draws.positions)
+        if kind is Kind.FILTERED:
+            return self._sampler.draw_filtered(logits, draws.rows, draws.positions)
+        return super()._sample(logits, draws, masks)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Pinned memory that one step's results are copied into."""
+
+    token_ids: Tensor
+    finite: Tensor
+
+
+class CudaStep:
+    """A step on the device's queue."""
+
+    def __init__(self, plan: StepPlan, runner: CudaRunner) -> None:
+        self.plan = plan
+        self._runner = runner
+        self._forwarded: Forwarded | None = None
+        self._done: OnItsWay | None = None
+        if plan.structured:
+            self._forwarded = runner.enqueue_forward(plan)
+        else:
+            self._done = runner.enqueue(plan)
+
+    def draw(self, masks: NDArray[np.int32] | None) -> None:
+        if self._forwarded is not None:
+            with self._runner.telling():
+                self._done = self._runner.enqueue_draws(self.plan, self._forwarded, masks)
+            self._forwarded = None
+
+    async def result(self) -> StepResult:
+        if self._done is None:
+            raise RuntimeError(f"the draws of step {self.plan.step} were never enqueued")
+        future, outcome = self._done
+        with self._runner.telling():
+            await future
+            return read_outcome(outcome, self._runner.logprobs_of, self.plan)
+
+
+class CudaRunner:
+    """Enqueues steps behind each other; launching never waits for the device."""
+
+    def __init__(self, executor: Executor, device: torch.device, stream: torch.cuda.Stream, max_draws: int) -> None:
+        self._executor = executor
+        self._device = device
+        self._stream = stream
+        self._clock: DeviceClock | None = None
+        self._asked: dict[int, int | None] = {}
+        self._ring = [
+            _Slot(
+                torch.empty(max_draws, dtype=torch.int64, pin_memory=True),
+                torch.empty(max_draws, dtype=torch.bool, pin_memory=True),
+            )
+            for _ in range(RING)
+        ]
+
+    def launch(self, plan: StepPlan) -> CudaStep:
+        for new in plan.new_rows:
+            self._asked[new.row] = new.params.logprobs
+        with self.telling():
+            return CudaStep(plan, self)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Raises `DeviceLostError` in place of an error after which the device's context is in error as well.
+
+        Asked of the device itself: a fault in a kernel comes up in whatever is called next, in every library's words.
+        """
+        try:
+            yield
+        except Exception as error:
+            try:
+                self._stream.query()  # waits for nothing
+            except RuntimeError:
+                raise DeviceLostError(f"the device is lost: {type(error).__name__}") from error
+            raise
+
+    def enqueue(self, plan: StepPlan) -> OnItsWay:
+        """A whole step."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._finish(plan, self._executor.execute(plan))
+
+    def enqueue_forward(self, plan: StepPlan) -> Forwarded:
+        """Its forward pass only."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._executor.forward(plan)
+
+    def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> OnItsWay:
+        """The rest of it."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            draws = self._executor.draw(forwarded, masks)
+            return self._finish(plan, Outcome(draws, forwarded.scores, forwarded.sums))
+
+    def _finish(self, plan: StepPlan, outcome: Outcome) -> OnItsWay:
+        host = Outcome(
+            None if outcome.draws is None else self._to_host(plan, outcome.draws),
+            [one.mapped(_pinned) for one in outcome.scores],
+            None if outcome.sums is None else _pinned(outcome.sums),
+        )
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        if self._clock is None:  # made on the loop that launches
+            self._clock = DeviceClock(self._device)
+        return self._clock.watch(event), host
+
+    def logprobs_of(self, row: int) -> int | None:
+        """How many logprobs the row's owner asked for."""
+        return self._asked.get(row)
+
+    def _to_host(self, plan: StepPlan, draws: Draws) -> Draws:
+        slot = self._ring[plan.step % RING]
+        count = len(draws.token_ids)
+        token_ids, finite = slot.token_ids[:count], slot.finite[:count]
+        token_ids.copy_(draws.token_ids, non_blocking=True)
+        finite.copy_(draws.finite, non_blocking=True)
+        logprobs = draws.logprobs
+        return Draws(
+            token_ids,
+            finite,
+            None
+            if logprobs is None
+            else DrawLogprobs(_pinned(logprobs.sampled), _pinned(logprobs.top_ids), _pinned(logprobs.top)),
+        )
+
+    def trace(self, timeline: Timeline) -> None:
+        self._executor = TracedExecutor(self._executor, CudaSpans(timeline, self._stream))
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        if self._clock is not None:
+            self._clock.close()
+        # With the model, the KV pool and the graphs: whoever keeps the engine keeps no memory there.
+        vars(self).pop("_executor", None)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """A copy on its way into pinned memory."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

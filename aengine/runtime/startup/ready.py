@@ -1,0 +1,74 @@
+"""A runtime that is ready to run steps, and the two lines in which the log describes it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from aengine.config import EngineConfig
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.runtime.runner import Runner
+from aengine.runtime.startup.sizing import PoolSize
+from aengine.types import MixedLimit
+
+log = logging.getLogger("aengine")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A loaded model on a device, ready to run steps."""
+
+    runner: Runner
+    model: ModelConfig
+    pool: PoolSize
+    max_step_tokens: int
+    mixed_limit: MixedLimit | None = None  # None: a step that also decodes is as large as any
+
+
+class Phases:
+    """Seconds of each part of a start-up."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._told: list[str] = []
+
+    def end(self, name: str) -> None:
+        """The part of this name is over, and the next one begins."""
+        now = time.perf_counter()
+        self._told.append(f"{name} {now - self._last:.1f} s")
+        self._last = now
+
+    def __str__(self) -> str:
+        return ", ".join([*self._told, f"ready in {time.perf_counter() - self._began:.1f} s"])
+
+
+def log_ready(
+    decoder: Decoder,
+    device: str,
+    attention: str,
+    config: EngineConfig,
+    pool: PoolSize,
+    max_step_tokens: int,
+    phases: Phases,
+) -> None:
+    """What runs where, and how much room it has."""
+    log.info(
+        "%s, %.1f M parameters in %s, on %s; attention: %s",
+        decoder.config.architecture,
+        decoder.num_parameters / 1e6,
+        str(decoder.dtype).removeprefix("torch."),
+        device,
+        attention,
+    )
+    log.info(
+        "KV pool: %d pages of %d tokens (%.0f MiB), context %d, up to %d rows, %d tokens per step; %s",
+        pool.num_pages - 1,
+        config.page_size,
+        pool.bytes / 2**20,
+        pool.max_model_len,
+        config.max_num_seqs,
+        max_step_tokens,
+        phases,
+    )

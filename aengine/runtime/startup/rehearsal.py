@@ -1,0 +1,121 @@
+"""A start-up's steps on tensors without contents, in a process without a GPU: kernels are compiled and none is run.
+
+`main` takes a `Job` in JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.attention.flash4 import Flash4
+from aengine.attention.flash4_offline import compile_flash4, launch_kinds
+from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_is_installed, flash4_runs_on
+from aengine.attention.triton_backend import TritonAttention
+from aengine.kernels.linear.small_linear import ROW_BORDERS
+from aengine.kernels.offline import Share, compile_utilities, compiling
+from aengine.kernels.triton_kernels import TritonKernels
+from aengine.model.decoder import Decoder
+from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
+from aengine.runtime.startup.cuda_memory import trial_pool
+from aengine.runtime.startup.job import Job
+from aengine.runtime.startup.sizing import size_pool
+from aengine.runtime.startup.step_sizes import StepSizes
+from aengine.runtime.startup.warm_up import greediest_steps, largest_steps, uncaptured_steps
+
+META = torch.device("meta")
+
+
+def rehearse_triton(job: Job) -> None:
+    """Launch on the meta device whatever `start_cuda` launches."""
+    with compiling(job.capability, job.launch, Share(job.index, job.count), job.threads):
+        run_through(job)
+        if job.index == 0:
+            compile_utilities()
+
+
+@torch.inference_mode()
+def run_through(job: Job) -> None:
+    """The steps of a start-up, in its order."""
+    config, dtype = job.config, getattr(torch, job.dtype)
+    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype))
+    decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len)
+    decoder.thin_out()
+    steps = StepSizes.of(config, decoder, job.capability, job.launch.processors)
+    sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most)
+    if config.kv_cache_gib is None:
+        num_pages, length = trial_pool(config, decoder, steps.most)
+        trial = make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits)
+        for plan in largest_steps(config, steps.most, length):
+            trial.execute(plan)
+        rehearse(trial)
+    pool = size_pool(config, job.model, dtype, job.room)
+    executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
+    for plan in uncaptured_steps(config, steps.most, pool.max_model_len, graphs=bool(sizes.decode)):
+        executor.execute(plan)
+    rehearse(executor)
+    for plan in greediest_steps():
+        executor.execute(plan)
+
+
+class _Absent:
+    """Attention that no kernel of ours takes part in."""
+
+    name = why = "absent"
+    capturable = False
+
+    def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
+        return False
+
+    def __call__(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        return torch.empty_like(q)
+
+
+def absent_prefill(capability: tuple[int, int], dtype: torch.dtype) -> PrefillAttention:
+    """Launches what `choose_prefill` would choose to launch of ours."""
+    if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():
+        return Flash4("absent", lambda q, *_, **__: torch.empty_like(q))
+    return _Absent()
+
+
+def compile_flash(job: Job) -> None:
+    """This process's share of what prefill chunks launch."""
+
+    def launch(attention: Flash4) -> None:
+        launch_flash(job, attention, torch.device("cuda"))
+
+    compile_flash4(launch, job.capability, job.launch.processors, job.index, job.count)
+
+
+def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
+    """What prefill chunks launch, of as many tokens as there are in a start-up."""
+    config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
+    decoder = Decoder(model, TritonKernels(), TritonAttention(_Absent), dtype, META, config.max_model_len)
+    steps = StepSizes.of(config, decoder, job.capability, job.launch.processors)
+    sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most)
+    launch_kinds(
+        attention,
+        device,
+        tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
+        windows=list(dict.fromkeys(model.window(layer) for layer in range(model.num_layers))),
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads,
+        dim=model.head_dim,
+        page_size=config.page_size,
+        dtype=dtype,
+    )
+
+
+def main() -> None:
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    if job.what == "triton":
+        rehearse_triton(job)
+    else:
+        compile_flash(job)

@@ -1,0 +1,54 @@
+"""A runtime on the CPU, which computes in one worker thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.cache.kv import KVPool
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.load import load_model
+from aengine.runtime.device import forward_threads, host_memory, resolve_dtype
+from aengine.runtime.rows import Rows
+from aengine.runtime.runner import CpuRunner, StepExecutor
+from aengine.runtime.startup.ready import Phases, Runtime, log_ready
+from aengine.runtime.startup.sizing import CPU_KV_GIB, size_pool
+from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, step_tokens
+from aengine.sampling.sampler import Sampler
+
+
+def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+    """Load the model. Raises `ConfigError` and `CheckpointError`."""
+    phases = Phases()
+    device = torch.device("cpu")
+    if config.attention not in ("auto", "torch"):
+        raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
+    dtype = resolve_dtype(config.dtype, device, model.dtype)
+    max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)
+    pool = size_pool(config, model, dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), host_memory())
+    attention = TorchAttention()
+    decoder = load_model(
+        folder,
+        model,
+        device=device,
+        dtype=dtype,
+        kernels=TorchKernels(),
+        attention=attention,
+        load_format=config.load_format,
+        seed=config.seed,
+        progress=config.progress,
+        max_positions=pool.max_model_len,
+    )
+    kv = KVPool(model.kv_shape(config.page_size, dtype), pool.num_pages, device)
+    rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
+    executor = StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
+    threads = forward_threads(config.torch_threads, decoder.num_parameters)
+    name = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
+    log_ready(decoder, name, attention.name, config, pool, max_step_tokens, phases)
+    limit = mixed_limit(config, decoder, max_step_tokens)
+    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit)

@@ -1,0 +1,142 @@
+"""A runtime on a CUDA device: load, measure what a step needs, give the rest to the KV pool, capture graphs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from aengine.attention.flash_backend import choose_prefill
+from aengine.attention.torch_backend import TorchAttention
+from aengine.attention.triton_backend import TritonAttention
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.kernels.launch import launch_for
+from aengine.kernels.triton_kernels import TritonKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.load import load_model
+from aengine.runtime.cuda.capture import GraphSizes, capture, make_executor
+from aengine.runtime.cuda.runner import CudaRunner, GraphedExecutor
+from aengine.runtime.device import resolve_dtype
+from aengine.runtime.startup.compile_ahead import compile_ahead
+from aengine.runtime.startup.cuda_memory import GIB, Budget, room_for_kv
+from aengine.runtime.startup.job import Job
+from aengine.runtime.startup.ready import Phases, Runtime, log_ready
+from aengine.runtime.startup.sizing import check_length, size_pool
+from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
+from aengine.runtime.startup.warm_up import greediest_steps, uncaptured_steps
+
+
+@torch.inference_mode()
+def start_cuda(config: EngineConfig, folder: Path, model: ModelConfig, device: torch.device) -> Runtime:
+    """Load the model on `device` and make it ready to serve. Raises `ConfigError` and `CheckpointError`."""
+    phases = Phases()
+    if config.attention == "torch":
+        raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
+    dtype = resolve_dtype(config.dtype, device, model.dtype)
+    step_tokens(config, STEP_TOKENS)
+    check_length(config, model)  # what these refuse, before weights are read
+    torch.cuda.set_device(device)
+    if config.num_pages is not None or config.kv_cache_gib is not None:
+        asked = int((config.kv_cache_gib or 0) * GIB)
+        size_pool(config, model, dtype, asked, memory=torch.cuda.mem_get_info(device)[1])
+    stream = torch.cuda.Stream(device)
+    job = _job(config, model, dtype, device)
+    # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
+    with (
+        _no_collections(),
+        compile_ahead(job) as ahead,
+        ThreadPoolExecutor(1, "imports") as imports,
+        torch.cuda.stream(stream),
+    ):
+        prefill = imports.submit(choose_prefill, device, dtype)
+        attention = TritonAttention(prefill.result)
+        decoder = load_model(
+            folder,
+            model,
+            device=device,
+            dtype=dtype,
+            kernels=TritonKernels(),
+            attention=attention,
+            load_format=config.load_format,
+            seed=config.seed,
+            progress=config.progress,
+            max_positions=config.max_model_len,
+        )
+        stream.synchronize()
+        phases.end("weights")
+        steps = StepSizes.of(config, decoder, job.capability, job.launch.processors)
+        sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most)
+        phases.end("imports")
+        ahead.wait()
+        phases.end("kernels")
+
+        def trial(num_pages: int, length: int) -> GraphedExecutor:
+            return make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits)
+
+        more_graphs = sizes.more_bytes(model.vocab_size * dtype.itemsize)
+        room = room_for_kv(config, decoder, steps.most, trial, more_graphs)
+        pool = size_pool(config, model, dtype, room)
+        with _asked_for_room(config, steps.most):
+            executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
+            for plan in uncaptured_steps(config, steps.most, pool.max_model_len, graphs=bool(sizes.decode)):
+                executor.execute(plan)
+            stream.synchronize()
+            torch.cuda.empty_cache()
+        phases.end("memory")
+        capture(executor, config.progress)
+        for plan in greediest_steps():  # compiles what no graph holds: the draws that decide something on the host
+            executor.execute(plan)
+        stream.synchronize()
+        phases.end("graphs")
+        ahead.keep()
+    name = f"{torch.cuda.get_device_name(device)} ({device})"
+    log_ready(decoder, name, f"{attention.name}, {attention.why}", config, pool, steps.most, phases)
+    runner = CudaRunner(executor, device, stream, max_draws=config.max_num_seqs)
+    return Runtime(runner, model, pool, steps.most, steps.mixed)
+
+
+def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:
+    """What will be launched, as far as it is known before the weights are."""
+    weights = Decoder(model, TritonKernels(), TorchAttention(), dtype).num_parameters * dtype.itemsize
+    left = Budget.of(device, config.gpu_memory_utilization).left(weights)
+    return Job(
+        config=config,
+        model=model,
+        dtype=str(dtype).removeprefix("torch."),
+        capability=torch.cuda.get_device_capability(device),
+        launch=launch_for(device),
+        room=left if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB),
+    )
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Packages and vocabularies are millions of objects that stay: looking through them took a sixth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _asked_for_room(config: EngineConfig, max_step_tokens: int) -> Iterator[None]:
+    """Raises `ConfigError` where a pool of the size that was asked for leaves too little for everything else."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if config.kv_cache_gib is None and config.num_pages is None:
+            raise
+        knob = "num_pages" if config.kv_cache_gib is None else "kv_cache_gib"
+        raise ConfigError(
+            f"{knob}: a KV pool of that size leaves no room for a step of {max_step_tokens} tokens; "
+            f"lower it or max_step_tokens"
+        ) from error

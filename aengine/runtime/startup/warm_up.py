@@ -1,0 +1,145 @@
+"""Steps that a start-up runs before anyone asks, so that no kind of step is the first of its kind later.
+
+All but the largest ones write into page 0, which nobody owns and nobody reads.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from aengine.attention.flash4 import LEAST_GATHERING
+from aengine.config import EngineConfig
+from aengine.kernels.attention.decode_config import DECODE_BORDERS
+from aengine.kernels.linear.small_linear import ROW_BORDERS
+from aengine.types import MAX_LOGPROBS, NewRow, PrefillChunk, SamplingParams, StepPlan
+
+# Everything at once that takes memory of its own.
+GREEDIEST = SamplingParams(
+    temperature=1.0,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    logprobs=MAX_LOGPROBS,
+    prompt_logprobs=MAX_LOGPROBS,
+    logit_bias={0: 1.0},
+    min_tokens=1,
+    allowed_token_ids=(0,),
+)
+
+
+def each_row(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple[int, int]:
+    """Tokens and pages of each row where all rows share the largest step."""
+    length = min(-(-max_step_tokens // config.max_num_seqs), longest)
+    return length, -(-length // config.page_size)
+
+
+def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> list[StepPlan]:
+    """As many tokens and rows as one step may carry, in pages of their own: drawn plainly, then with everything."""
+    length, pages_per_row = each_row(config, max_step_tokens, longest)
+    return [
+        _largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, params)
+        for params in (SamplingParams(), GREEDIEST)
+    ]
+
+
+def uncaptured_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int, graphs: bool) -> list[StepPlan]:
+    """What steps need that fit no captured shape. graphs: whether decodes are captured."""
+    steps = narrow_steps(config, max_step_tokens, max_model_len)
+    steps.append(short_chunks(config, max_step_tokens, max_model_len))
+    if config.kv_cache_gib is not None:  # else sizing has run the largest
+        steps.append(widest_step(config, max_step_tokens, max_model_len))
+    if not graphs:
+        steps += decode_steps(config, max_step_tokens) + long_chunks(config, max_step_tokens, max_model_len)
+    return steps
+
+
+def greediest_steps() -> list[StepPlan]:
+    """One row, one token, and a draw with everything that a draw can have; without filters."""
+    return [
+        _in_page_0(_largest_step(1, 1, 1, 1, params))
+        for params in (GREEDIEST, msgspec.structs.replace(GREEDIEST, top_p=1.0))
+    ]
+
+
+def narrow_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
+    """One prompt of as many tokens as each kind of product of few rows takes, all scored."""
+    lengths = sorted({min(border, max_step_tokens, max_model_len) for border in ROW_BORDERS})
+    return [
+        _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, GREEDIEST)) for length in lengths
+    ]
+
+
+def short_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
+    """As many prompts as there are rows, together just so many tokens that their keys are gathered."""
+    rows = min(config.max_num_seqs, LEAST_GATHERING, max_step_tokens)
+    length = min(-(-LEAST_GATHERING // rows), max_step_tokens, max_model_len)
+    pages = -(-length // config.page_size)
+    return _in_page_0(_largest_step(rows, length, pages, max_step_tokens, SamplingParams()))
+
+
+def long_chunks(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> list[StepPlan]:
+    """One prompt whose keys are read from their pages, and one whose keys are gathered."""
+    lengths = {min(tokens, max_step_tokens, max_model_len) for tokens in (LEAST_GATHERING - 1, LEAST_GATHERING)}
+    return [
+        _in_page_0(_largest_step(1, length, -(-length // config.page_size), length, SamplingParams()))
+        for length in sorted(lengths)
+    ]
+
+
+def decode_steps(config: EngineConfig, max_step_tokens: int) -> list[StepPlan]:
+    """Decodes of as many rows as each kind of kernel takes, drawn with and without filters, each behind its prompts.
+
+    What graphs would have compiled, where there are none.
+    """
+    most = min(config.max_num_seqs, max_step_tokens)
+    beyond = [2**power + 1 for power in range(6, most.bit_length())]  # kernels of many rows know their power of two
+    steps = []
+    for rows in sorted({min(size, most) for size in (*DECODE_BORDERS, *ROW_BORDERS, *beyond)}):
+        for params in (SamplingParams(), SamplingParams(top_p=0.9)):
+            prompts = _in_page_0(_largest_step(rows, 1, 1, rows, params))
+            decode = StepPlan(step=0, new_rows=[], new_pages=[], decode=list(range(rows)), prefill=[], page_copies=[])
+            steps += [prompts, decode]
+    return steps
+
+
+def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
+    """As many tokens and rows as one step may carry."""
+    length, pages_per_row = each_row(config, max_step_tokens, max_model_len)
+    return _in_page_0(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams()))
+
+
+def _in_page_0(step: StepPlan) -> StepPlan:
+    for new in step.new_rows:
+        new.pages = [0] * len(new.pages)
+    return step
+
+
+def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:
+    """Every row at once prefills `length` tokens and draws, as many as one step may carry."""
+    rows = min(rows, max(1, max_step_tokens // length))
+    new_rows = [
+        NewRow(
+            row=row,
+            params=params,
+            seed=row,
+            stop_ids=(0,),
+            prompt_len=length,
+            tokens=[0] * length,
+            length=0,
+            pages=list(range(1 + row * pages_per_row, 1 + (row + 1) * pages_per_row)),
+        )
+        for row in range(rows)
+    ]
+    scored = 0 if params.prompt_logprobs is None else length
+    prefill = [
+        PrefillChunk(
+            row=row,
+            start=0,
+            token_ids=[0] * length,
+            samples=True,
+            score_ids=[0] * scored,
+            top=params.prompt_logprobs or 0,
+        )
+        for row in range(rows)
+    ]
+    return StepPlan(step=0, new_rows=new_rows, new_pages=[], decode=[], prefill=prefill, page_copies=[])

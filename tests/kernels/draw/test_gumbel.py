@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.sampling import noise
+
+gumbel = pytest.importorskip("aengine.kernels.draw.gumbel")
+pytestmark = pytest.mark.gpu
+
+
+def parameters(rows: int, device: torch.device) -> dict[str, torch.Tensor]:
+    seeds = torch.randint(-(2**31), 2**31, (2, rows), device=device).int()
+    positions = torch.randint(0, 100_000, (rows,), device=device)
+    return {"seed_low": seeds[0], "seed_high": seeds[1], "positions": positions}
+
+
+def reference(logits: torch.Tensor, temperature: torch.Tensor, **of_rows: torch.Tensor) -> torch.Tensor:
+    """The scores whose argmax is the draw."""
+    low, high, positions = (of_rows[name][:, None].int() for name in ("seed_low", "seed_high", "positions"))
+    noises = noise.gumbel(noise.token_codes(logits.shape[1], logits.device), *noise.row_keys(low, high, positions))
+    return noises * temperature[:, None] + logits.float()
+
+
+SHAPES = [
+    pytest.param(3, 500, id="tiny"),
+    pytest.param(2, 9001, id="tiny-pieces"),
+    pytest.param(12, 20_000, id="tiny-blocks"),
+    (1, 151_936),
+    (200, 151_936),
+    (65, 32_001),
+]
+
+
+@pytest.mark.parametrize(("rows", "vocab"), SHAPES)
+def test_draws_are_the_argmax_of_logits_and_the_samplers_noise(rows: int, vocab: int, device: torch.device) -> None:
+    logits = torch.randn(rows, vocab, device=device) * 3
+    temperature = torch.rand(rows, device=device) * 2
+    temperature[::3] = 0.0
+    of_rows = parameters(rows, device)
+    draw = gumbel.Draw(rows, device)
+    for _ in range(2):
+        ids, finite = draw(logits, temperature, **of_rows)
+        assert finite.all()
+        assert torch.equal(ids, reference(logits, temperature, **of_rows).argmax(dim=1))
+
+
+def test_the_noise_is_bit_for_bit_the_samplers_tiny(device: torch.device) -> None:
+    """With flat logits the noise alone decides; every id must be the same, for many seeds."""
+    rows, vocab = 40, 2500
+    of_rows = parameters(rows, device)
+    logits, temperature = torch.zeros(rows, vocab, device=device), torch.ones(rows, device=device)
+    ids, _ = gumbel.Draw(rows, device)(logits, temperature, **of_rows)
+    assert torch.equal(ids, reference(logits, temperature, **of_rows).argmax(dim=1))
+
+
+def test_among_equals_the_lowest_id_wins_tiny(device: torch.device) -> None:
+    logits = torch.zeros(2, 5000, device=device)
+    logits[0, [7, 4500]] = 1.0
+    logits[1, [4999, 2048]] = 1.0
+    ids, _ = gumbel.Draw(2, device)(logits, torch.zeros(2, device=device), **parameters(2, device))
+    assert ids.tolist() == [7, 2048]
+
+
+def test_what_makes_a_row_not_finite_tiny(device: torch.device) -> None:
+    logits = torch.randn(6, 3000, device=device)
+    logits[1, 2999] = float("nan")
+    logits[2, 5] = float("inf")
+    logits[3, :] = float("-inf")
+    logits[4, 1:] = float("-inf")
+    logits[5, 10:] = float("-inf")
+    logits[5, 0] = float("nan")
+    ids, finite = gumbel.Draw(6, device)(logits, torch.zeros(6, device=device), **parameters(6, device))
+    assert finite.tolist() == [True, False, False, False, True, False]
+    assert ids[4] == 0
+    assert ((ids >= 0) & (ids < 3000)).all()
+
+
+def test_parameters_may_be_columns_of_a_table_tiny(device: torch.device) -> None:
+    table = torch.randint(-(2**31), 2**31, (4, 10), device=device).int()
+    table.view(torch.float32)[:, 4] = 0.7
+    logits, positions = torch.randn(4, 700, device=device), torch.arange(4, device=device)
+    columns = {"temperature": table.view(torch.float32)[:, 4], "seed_low": table[:, 1], "seed_high": table[:, 2]}
+    draw = gumbel.Draw(4, device)
+    ids, _ = draw(logits, positions=positions, **columns)
+    assert torch.equal(ids, draw(logits, positions=positions, **{k: v.contiguous() for k, v in columns.items()})[0])
+
+
+def test_what_is_below_the_floor_is_not_drawn_tiny(dtype: torch.dtype, device: torch.device) -> None:
+    """But it counts in whether the row is finite, and what equals the floor may be drawn."""
+    torch.manual_seed(1)
+    rows, vocab = 12, 5000
+    logits = torch.randn(rows, vocab, device=device).to(dtype)
+    floor = logits.float().sort(dim=1, descending=True).values[:, 3].clone()
+    floor[5] = -torch.inf
+    floor[6] = logits[6].max()
+    temperature = torch.full((rows,), 5.0, device=device)
+    temperature[7] = 0.0
+    logits[8, 4321] = torch.nan
+    logits[9] = -torch.inf
+    of_rows = parameters(rows, device)
+    ids, finite = gumbel.Draw(rows, device)(logits, temperature, floor=floor, **of_rows)
+    kept = logits.float().masked_fill(logits.float() < floor[:, None], -torch.inf)
+    healthy = torch.tensor([row not in (8, 9) for row in range(rows)], device=device)
+    assert torch.equal(finite, healthy)
+    assert torch.equal(ids[healthy], reference(kept, temperature, **of_rows).argmax(dim=1)[healthy])
+    assert ids[6] == logits[6].argmax()
+    assert bool((logits.gather(1, ids[:, None])[:, 0].float() >= floor)[healthy].all())

@@ -1,0 +1,54 @@
+"""Which errors a device can go on after, told from those after which it cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.errors import DeviceLostError
+from aengine.runtime.cuda.lost import is_lost
+
+pytest.importorskip("triton")  # comes with the runner's kernels
+
+from aengine.runtime.cuda.runner import CudaRunner
+
+
+def accelerator_error(code: int | None) -> torch.AcceleratorError:
+    error = torch.AcceleratorError("CUDA error")
+    if code is not None:
+        error.error_code = code  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize("code", [700, 702, 710, 715, 716, 719, 999, None])
+def test_faults_of_the_context_stay(code: int | None) -> None:
+    assert is_lost(accelerator_error(code))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [*(accelerator_error(code) for code in (1, 2, 9, 701)), torch.OutOfMemoryError("too much"), RuntimeError("Triton")],
+)
+def test_errors_of_one_call_pass(error: Exception) -> None:
+    assert not is_lost(error)
+
+
+class Stream:
+    def __init__(self, answer: Exception | None) -> None:
+        self._answer = answer
+
+    def query(self) -> bool:
+        if self._answer is not None:
+            raise self._answer
+        return True
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_cuda_runner_asks_the_device_whatever_library_raised(dead: bool) -> None:
+    runner = CudaRunner.__new__(CudaRunner)  # the rest of one takes a GPU
+    runner._stream = Stream(accelerator_error(719) if dead else None)  # type: ignore[assignment]
+    with (
+        pytest.raises(RuntimeError if not dead else DeviceLostError, match="Triton" if not dead else "lost"),
+        runner.telling(),
+    ):
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")

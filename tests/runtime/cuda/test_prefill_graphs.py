@@ -1,0 +1,175 @@
+"""A step as numbers of a fixed shape is the same step; what is captured on a GPU runs here uncaptured."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.hub import resolve_model
+from aengine.model.load import load_model
+from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
+from aengine.runtime.runner import Forwarded, StepExecutor
+from aengine.types import PrefillChunk, SamplingParams, StepPlan
+from tests.lessons.rig import Rig
+from tests.runtime.test_batch import plan
+
+
+class FixedShapeAttention(TorchAttention):
+    """Turns a batch whose numbers are on the device into one with host copies, and leaves it to the reference."""
+
+    def forward(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+    ) -> Tensor:
+        if batch.chunks is None:
+            return super().forward(q, k_cache, v_cache, batch, scale, window)
+        chunks = batch.chunks
+        decodes = int((batch.seq_lens >= 0).sum())
+        starts = chunks.query_starts.tolist()
+        kept = [i for i, (a, b) in enumerate(itertools.pairwise(starts)) if b > a]
+        lens = torch.cat((batch.seq_lens[:decodes], chunks.seq_lens[kept]))
+        plain = AttentionBatch(
+            slots=batch.slots,
+            page_table=torch.cat((batch.page_table[:decodes], chunks.page_table[kept])),
+            seq_lens=lens,
+            query_starts=torch.tensor([*range(decodes), *(starts[i] for i in kept), starts[-1]], dtype=torch.int32),
+            num_decodes=decodes,
+            query_lens=[1] * decodes + [starts[i + 1] - starts[i] for i in kept],
+            context_lens=lens.tolist(),
+        )
+        return super().forward(q, k_cache, v_cache, plain, scale, window)
+
+
+class Uncaptured:
+    def __init__(self, graphs: PrefillGraphs, shape: PrefillShape) -> None:
+        self.graphs, self.shape = graphs, shape
+
+    def replay(self) -> None:
+        self.graphs.forward(self.shape)
+
+
+class FixedShapeExecutor(StepExecutor):
+    """Steps with chunks go through `PrefillGraphs`, as on a GPU."""
+
+    def __init__(self, usual: StepExecutor) -> None:
+        super().__init__(usual._decoder, usual._kv, usual._sampler, usual._rows)
+        self.graphs = PrefillGraphs(self._decoder, self._kv, self._rows, prefill_sizes(256, 256), lambda *_: True)
+        for size in self.graphs.sizes:
+            shape = PrefillShape.of(size, self._rows.padding)
+            self.graphs._graphs[size] = Uncaptured(self.graphs, shape)  # type: ignore[assignment]
+        self.replayed = 0
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Forwarded:
+        shape = self.graphs.shape_for(plan) if plan.prefill else None
+        if shape is None:
+            return super().forward(plan)
+        self.replayed += 1
+        self._rows.admit(plan.new_rows)
+        self._sampler.set_rows(plan.new_rows)
+        self._rows.grow(plan.new_pages)
+        hidden, rows, positions, sums = self.graphs.replay(plan, shape)
+        for row in plan.decode:
+            self._rows.lengths[row] += 1
+        for chunk in plan.prefill:
+            self._rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
+        self._copy_pages(plan)
+        assert self._rows.length.tolist() == [*self._rows.lengths[:-1], 0]
+        logits = self._decoder.logits(hidden) if plan.sampled_rows else None
+        return Forwarded(logits, plan.sampled_rows, rows, positions, sums=sums)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    folder = resolve_model(None, None)
+    return load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=FixedShapeAttention(),
+    )
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_ids_are_those_of_steps_of_any_shape(decoder: Decoder, depth: int) -> None:
+    rng = random.Random(3)
+    prompts = [[rng.randrange(100) for _ in range(rng.randint(1, 150))] for _ in range(12)]
+    outputs = []
+    for fixed in (False, True):
+        rig = Rig(decoder, max_rows=5, max_step_tokens=96)
+        if fixed:
+            rig.executor = executor = FixedShapeExecutor(rig.executor)
+        sequences = [rig.add(prompt, 9) for prompt in prompts]
+        rig.run(depth)
+        outputs.append([sequence.output for sequence in sequences])
+    assert outputs[0] == outputs[1]
+    assert executor.replayed > 10
+
+
+def test_a_step_that_scores_its_prompts_is_not_taken(decoder: Decoder) -> None:
+    """A graph keeps the hidden states that draw; scores need all of them."""
+    cuda_runner = pytest.importorskip("aengine.runtime.cuda.runner", reason="needs Triton", exc_type=ImportError)
+    rig = Rig(decoder, max_rows=2, max_step_tokens=32)
+    usual = rig.executor
+    executor = cuda_runner.GraphedExecutor(usual._decoder, usual._kv, usual._sampler, usual._rows)
+    executor.prefill_graphs = FixedShapeExecutor(usual).graphs
+    rig.add([1, 2, 3], 2).params = SamplingParams(prompt_logprobs=1, max_tokens=2, temperature=0)
+    rig.add([4, 5], 2)
+    step = rig.scheduler.schedule()
+    assert step is not None
+    assert executor.prefill_graphs.shape_for(step) is not None
+    outcome = executor.execute(step)
+    assert len(outcome.draws.token_ids) == 2
+    assert [len(one.logprobs) for one in outcome.scores] == [2]
+
+
+def test_every_number_of_a_step_is_in_its_place() -> None:
+    shape = PrefillShape(tokens=12, rows=4, chunks=3)
+    step = plan(
+        decode=[2],
+        prefill=[
+            PrefillChunk(row=0, start=3, token_ids=[7, 8, 9], samples=True, forks=[1]),
+            PrefillChunk(row=3, start=0, token_ids=[5, 6], samples=False),
+        ],
+    )
+    parts = torch.tensor(describe(step, shape, [3, 3, 10, 0], padding=4, limit=4)).split(shape.widths)
+    assert [part.tolist() for part in parts] == [
+        [-1, 7, 8, 9, 5, 6, 0, 0, 0, 0, 0, 0],
+        [10, 3, 4, 5, 0, 1, 0, 1, 2, 3, 0, 1],
+        [2, 0, 0, 0, 3, 3, 4, 4, 4, 4, 4, 4],
+        [2, 4, 4, 4, 0, 3, 4],
+        [11, -1, -1, -1, 6, 2, 4],
+        [1, 4, 6, 12],
+        [0, 3, 3, 0],
+        [2, 0, 1, 0],
+        [11, 6, 6, 0],
+    ]
+
+
+def test_a_step_with_more_chunks_or_draws_than_there_is_room_for_is_not_taken() -> None:
+    shape = PrefillShape(tokens=16, rows=3, chunks=3)
+    chunk = PrefillChunk(row=0, start=0, token_ids=[1], samples=True)
+    assert shape.takes(plan(prefill=[chunk] * 2))
+    assert not shape.takes(plan(prefill=[chunk] * 3))  # the padding is a chunk too
+    many = PrefillChunk(row=0, start=0, token_ids=[1], samples=True, forks=[1, 2, 3])
+    assert not shape.takes(plan(prefill=[many]))
+
+
+@pytest.mark.parametrize(("mixed", "most"), [(2304, 8192), (100, 8192), (8192, 8192), (48, 48), (3000, 64)])
+def test_sizes_lie_close_up_to_mixed_steps_and_end_with_the_largest(mixed: int, most: int) -> None:
+    sizes = prefill_sizes(mixed, most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    assert min(mixed, most) <= max(size for size in sizes if size <= max(mixed + MOST_PADDING, most))
+    for smaller, larger in itertools.pairwise([size for size in sizes if size <= mixed]):
+        assert larger - smaller <= max(32, smaller / 4)

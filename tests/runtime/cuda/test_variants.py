@@ -1,0 +1,289 @@
+"""A start-up compiles every variant of the kernels that serving will ask for.
+
+The real start-up and the real steps, on a CPU: no kernel runs, Triton only says which variant it would have taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")  # comes with the runner's kernels
+
+from aengine.attention.flash4 import Flash4
+from aengine.attention.flash_backend import PrefillAttention, _OnGathered
+from aengine.cache.radix import packed
+from aengine.config import EngineConfig
+from aengine.kernels import triton_kernels
+from aengine.kernels.draw import gumbel
+from aengine.kernels.launch import Launch
+from aengine.model.config import ModelConfig
+from aengine.runtime.cuda import capture as cuda_executor
+from aengine.runtime.runner import read_outcome
+from aengine.runtime.startup import rehearsal, start_cuda
+from aengine.runtime.startup.compile_ahead import CompileAhead
+from aengine.runtime.startup.job import Job
+from aengine.runtime.startup.ready import Runtime
+from aengine.sampling.fused import FusedDraw
+from aengine.sampling.sampler import Sampler
+from aengine.scheduling.scheduler import Scheduler
+from aengine.scheduling.sequence import Sequence
+from aengine.types import SamplingParams
+from tests.kernels.offline import MARKS, OfflineDriver, take_over
+from tests.runtime.ways import WAYS
+
+pytestmark = [*MARKS, pytest.mark.slow]
+DEVICE, META = torch.device("cpu"), torch.device("meta")
+empty = torch.empty
+H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
+GIB = 2**30
+
+
+@dataclass
+class Variants:
+    """Of kernels. new: those that were not known before."""
+
+    offline: OfflineDriver
+    known: set[str] = field(default_factory=set)
+    new: list[str] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)  # of the processes beside each start-up
+    flash: set[str] = field(default_factory=set)  # of flash-attn-4, by what its kernels are made for
+
+    def launch(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        *_, binder = kernel.device_caches[self.offline.get_current_device()]
+        _, specialization, chosen = binder(*args, **options)
+        variant = f"{kernel.fn.__module__} {kernel.fn.__name__} {specialization} {chosen}"
+        if variant not in self.known:
+            self.known.add(variant)
+            self.new.append(variant)
+
+
+def zeros_like(tensor: Tensor, dtype: torch.dtype | None = None, **_: object) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype, device=tensor.device)
+
+
+def zeros(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+    if options.get("device") == META:
+        return empty(*shape, **options)
+    return torch.zeros(*shape, **options)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
+    """Everything of CUDA that a start-up and a step touch."""
+    variants = Variants(OfflineDriver(90, device=2000))
+    take_over(monkeypatch, variants.offline, H200, variants.launch)
+    monkeypatch.setattr(start_cuda, "launch_for", lambda device: H200)
+
+    @contextlib.contextmanager
+    def no_processes(job: Job) -> Iterator[CompileAhead]:
+        variants.jobs.append(job)
+        yield CompileAhead([], [])
+
+    monkeypatch.setattr(start_cuda, "compile_ahead", no_processes)
+    # What a kernel would have written are zeros: ids and lengths that exist.
+    monkeypatch.setattr(torch, "empty", zeros)
+    monkeypatch.setattr(torch, "empty_like", zeros_like)
+    monkeypatch.setattr(Tensor, "new_empty", Tensor.new_zeros)
+    monkeypatch.setattr(Tensor, "addmm_", lambda self, *_: self)
+    monkeypatch.setattr(
+        triton_kernels, "F", SimpleNamespace(linear=lambda x, weight, bias: x.new_zeros(len(x), len(weight)))
+    )
+    real = gumbel.Draw.__call__
+    monkeypatch.setattr(
+        gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())
+    )
+
+    def sampler(max_rows: int, vocab_size: int, device: torch.device) -> Sampler:
+        made = Sampler(max_rows, vocab_size, device)
+        made._fused = FusedDraw(max_rows, device)
+        return made
+
+    monkeypatch.setattr(cuda_executor, "Sampler", sampler)
+
+    def nothing(*args: object, **options: object) -> None:
+        pass
+
+    stream = SimpleNamespace(synchronize=nothing)
+    for name, stand_in in {
+        "set_device": nothing,
+        "empty_cache": nothing,
+        "reset_peak_memory_stats": nothing,
+        "set_per_process_memory_fraction": nothing,
+        "graph_pool_handle": nothing,
+        "get_device_name": lambda device: "H200",
+        "get_device_capability": lambda device: (9, 0),
+        "mem_get_info": lambda device: (2 * GIB, 2 * GIB),
+        "memory_reserved": lambda device: 0,
+        "memory_allocated": lambda device: 0,
+        "max_memory_allocated": lambda device: GIB // 2,
+        "Stream": lambda device: stream,
+        "current_stream": lambda device: stream,
+        "stream": contextlib.nullcontext,
+        "graph": lambda *args, **options: contextlib.nullcontext(),
+        "CUDAGraph": lambda: SimpleNamespace(replay=nothing),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return variants
+
+
+def flash4(seen: set[str]) -> Flash4:
+    """Attends to nothing, and says which of flash-attn-4's kernels would have: chunks that fill no tile have others."""
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, *, max_seqlen_q: int, window_size: object, **options: object) -> Tensor:
+        place = "pages" if "page_table" in options else "gathered"
+        small = max_seqlen_q * q.shape[1] // k.shape[-2] <= 128
+        seen.add(f"{place} {'small' if small else 'large'} {window_size} {list(q.shape[1:])} {k.dtype}")
+        return torch.zeros_like(q)
+
+    return Flash4("", kernel)
+
+
+def attention_of(name: str, seen: set[str]) -> PrefillAttention:
+    """Prefill attention that attends to nothing."""
+    if name == "flash-attn-4":
+        return flash4(seen)
+    return _OnGathered(name, "", lambda q, *_: torch.zeros_like(q))
+
+
+def checkpoint(folder: Path, kv_heads: int) -> Path:
+    """The 0.6B shape, with one layer and a small vocabulary."""
+    shape: dict[str, Any] = {
+        "vocab_size": 9000,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 16,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "eos_token_id": 7,
+    }
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **shape})
+    )
+    return folder
+
+
+def serve(runtime: Runtime, rows: int) -> int:
+    """Requests of every kind, alone and many at a time; how many steps they took."""
+    scheduler = Scheduler(
+        num_pages=runtime.pool.num_pages,
+        page_size=16,
+        max_rows=rows,
+        max_step_tokens=runtime.max_step_tokens,
+        max_queue=1000,
+        mixed_limit=runtime.mixed_limit,
+    )
+    executor: Any = runtime.runner
+    executor = executor._executor
+    rng = random.Random(8)
+    shared = [rng.randrange(1000) for _ in range(2048)]
+    tickets = itertools.count()
+    steps = 0
+    for ways in [*([way] for way in WAYS), *(rng.choices(WAYS, k=together) for together in (2, 7, max(60, rows)))]:
+        for way in ways:
+            length = rng.choice([1, 9, 100, 700, 3000])
+            prompt = shared[: rng.choice([0, 64, 2048])] + [rng.randrange(1000) for _ in range(length)]
+            params, rank = SamplingParams(**way), (0.0, next(tickets))
+            end = len(prompt) + rng.randint(2, 40)
+            leader = Sequence(
+                prompt=packed(prompt),
+                params=params,
+                seed=0,
+                stop_ids=(7,),
+                max_total=end,
+                rank=rank,
+                siblings=rng.choice([0, 0, 0, 2]),
+            )
+            scheduler.add(leader)
+        while (plan := scheduler.schedule()) is not None:
+            scheduler.commit(plan, read_outcome(executor.execute(plan), lambda row: None, plan))
+            steps += 1
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("attention", "rows", "kv_heads", "knobs"),
+    [
+        pytest.param("flash-attn-4", 40, 8, {"kv_cache_gib": 0.25}, id="pool-given"),
+        pytest.param("flash-attn-4", 200, 8, {}, id="pool-sized"),
+        pytest.param("flash-attn-2", 40, 8, {"kv_cache_gib": 0.25}, id="not-captured"),
+        pytest.param("flash-attn-4", 1, 8, {}, id="one-row"),
+        pytest.param("flash-attn-2", 5, 8, {"max_step_tokens": 64}, id="short-steps"),
+        pytest.param("flash-attn-4", 70, 8, {"cuda_graphs": False}, id="no-graphs"),
+        pytest.param("flash-attn-4", 200, 2, {"cuda_graphs": False}, id="no-graphs-few-heads"),
+        pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False, "kv_cache_gib": 0.25}, id="no-graphs-few-rows"),
+    ],
+)
+def test_nothing_is_compiled_while_serving(
+    attention: str,
+    rows: int,
+    kv_heads: int,
+    knobs: dict[str, Any],
+    tmp_path: Path,
+    compiled: Variants,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention, compiled.flash))
+    config = EngineConfig(
+        device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
+    )
+    folder = checkpoint(tmp_path, kv_heads)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
+    assert len(compiled.new) > 20
+    compiled.new.clear()
+    attended = set(compiled.flash)
+    assert serve(runtime, rows) > 50
+    assert compiled.new == []
+    assert compiled.flash == attended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("attention", "rows", "knobs"),
+    [
+        pytest.param("flash-attn-4", 256, {}, id="pool-sized"),
+        pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25, "max_step_tokens": 64}, id="not-captured"),
+        pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, id="no-graphs"),
+    ],
+)
+def test_processes_beside_a_start_up_compile_all_that_it_launches(
+    attention: str,
+    rows: int,
+    knobs: dict[str, Any],
+    tmp_path: Path,
+    compiled: Variants,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention, compiled.flash))
+    monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: attention == "flash-attn-4")
+    config = EngineConfig(
+        device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
+    )
+    folder = checkpoint(tmp_path, kv_heads=8)
+    start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
+    launched, attended = set(compiled.known), set(compiled.flash)
+    assert len(launched) > 20
+    assert bool(attended) == (attention == "flash-attn-4")
+    compiled.known.clear()
+    compiled.flash.clear()
+    rehearsal.run_through(compiled.jobs[0])
+    assert launched <= compiled.known
+    rehearsal.launch_flash(compiled.jobs[0], flash4(compiled.flash), META)
+    assert attended <= compiled.flash

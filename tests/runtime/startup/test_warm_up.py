@@ -1,0 +1,57 @@
+"""The steps that a start-up runs so that none of its kinds comes as a surprise later."""
+
+from __future__ import annotations
+
+import pytest
+
+from aengine.config import EngineConfig
+from aengine.model.config import ModelConfig
+from aengine.model.hub import resolve_model
+from aengine.runtime.runner import Runner
+from aengine.runtime.startup.start import start_runtime
+from aengine.types import StepPlan
+
+pytest.importorskip("triton")  # comes with the runner's kernels
+
+from aengine.runtime.startup.warm_up import (
+    decode_steps,
+    greediest_steps,
+    long_chunks,
+    narrow_steps,
+    short_chunks,
+    widest_step,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def finite(runner: Runner, plan: StepPlan) -> list[bool]:
+    return list((await runner.launch(plan).result()).finite)
+
+
+@pytest.mark.parametrize(("rows", "tokens", "context"), [(7, 64, 512), (64, 64, 512), (3, 600, 48), (1, 512, 512)])
+async def test_steps_that_need_no_page_of_their_own(rows: int, tokens: int, context: int) -> None:
+    config = EngineConfig(device="cpu", max_num_seqs=rows, max_step_tokens=tokens, max_model_len=context, num_pages=40)
+    folder = resolve_model(None, None)
+    runtime = start_runtime(config, folder, ModelConfig.from_folder(folder))
+    try:
+        widest = widest_step(config, runtime.max_step_tokens, runtime.pool.max_model_len)
+        chunks = len(widest.prefill)
+        one_more = widest.num_tokens // chunks * (chunks + 1)
+        assert widest.num_tokens <= tokens
+        assert chunks == rows or one_more > tokens
+        assert {page for new in widest.new_rows for page in new.pages} == {0}
+        assert len(await finite(runtime.runner, widest)) == chunks
+        for step in (*greediest_steps(), *narrow_steps(config, tokens, context)):
+            assert {page for new in step.new_rows for page in new.pages} == {0}
+            assert await finite(runtime.runner, step) == [True]
+        short = short_chunks(config, tokens, context)
+        for step in (short, *long_chunks(config, tokens, context)):
+            assert {page for new in step.new_rows for page in new.pages} == {0}
+            assert step.num_tokens <= tokens
+            assert await finite(runtime.runner, step) == [True] * len(step.prefill)
+        for step in decode_steps(config, tokens):
+            assert {page for new in step.new_rows for page in new.pages} <= {0}
+            assert await finite(runtime.runner, step) == [True] * len(step.decode or step.prefill)
+    finally:
+        runtime.runner.close()
