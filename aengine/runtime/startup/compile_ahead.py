@@ -129,7 +129,7 @@ def _marks(job: Job) -> list[Path]:
             digest.update(b"-")
     package = Path(__file__).resolve().parents[2]
     for room in ("attention", "kernels", "model", "runtime"):
-        for source in sorted((package / room).glob("*.py")):
+        for source in sorted((package / room).rglob("*.py")):
             digest.update(source.read_bytes())
     folders = [Path(knobs.cache.dir), flash4_cache()]
     return [folder / f"aengine-{digest.hexdigest()[:32]}" for folder in folders if folder is not None]

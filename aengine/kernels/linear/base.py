@@ -1,0 +1,41 @@
+"""What a block of the decoder asks of a product with a weight matrix, whatever format the matrix is stored in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Norm(Protocol):
+    """An RMS norm over the last axis: the mean square and the scale in float32, the weight applied in x's dtype."""
+
+    weight: Tensor  # [width]
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, width] -> [tokens, width]."""
+        ...
+
+
+class Linear(Protocol):
+    """y = x W^T + b. It owns its weight and the weight's format; nobody else looks at either.
+
+    Every method enqueues only: no host sync, and no shape that depends on a tensor's values, so that a step can be
+    captured into a CUDA graph.
+    """
+
+    inputs: int
+    outputs: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] -> [tokens, outputs], in x's dtype."""
+        ...
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`residual + self(x)`: x [tokens, inputs], residual [tokens, outputs], which may be used up."""
+        ...
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]; one kernel where that is faster."""
+        ...
