@@ -13,8 +13,10 @@ def fill_random(decoder: Decoder, seed: int) -> None:
     The same seed gives the same weights on the same kind of device.
     """
     generator = torch.Generator(decoder.device).manual_seed(seed)
-    for name, view in decoder.weights.items():
-        if view.dim() > 1:
-            view.normal_(0.0, view.shape[-1] ** -0.5, generator=generator)
-        else:
-            view.fill_(0.0 if name.endswith(".bias") else 1.0)
+    for group in decoder.groups:
+        for name, place in group.open().items():
+            if place.dim() > 1:
+                place.normal_(0.0, place.shape[-1] ** -0.5, generator=generator)
+            else:
+                place.fill_(0.0 if name.endswith(".bias") else 1.0)
+        group.close()

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aengine.errors import WeightsError
-from aengine.model.safetensors import TensorEntry, read_header
+from aengine.model.checkpoint.safetensors import TensorEntry, read_header
 
 Header = dict[str, object]
 

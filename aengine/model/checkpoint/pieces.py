@@ -9,9 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aengine.model.safetensors import TensorEntry
+from aengine.model.checkpoint.safetensors import TensorEntry
 
-FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+# As safetensors spells them: floats, and what quantised weights are packed into.
+DTYPES = {
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +33,7 @@ class Piece:
     start: int  # of its first byte, in the file
     nbytes: int
     dtype: torch.dtype  # in the file
-    into: Tensor  # [elements], of any float dtype
+    into: Tensor  # [elements]; a float may become another float on its way
 
 
 def cut(path: Path, name: str, entry: TensorEntry, into: Tensor, most_bytes: int) -> Iterator[Piece]:
@@ -31,7 +41,7 @@ def cut(path: Path, name: str, entry: TensorEntry, into: Tensor, most_bytes: int
 
     `into` is contiguous and has the tensor's shape; its dtype is its own.
     """
-    dtype = FLOATS[entry.dtype]
+    dtype = DTYPES[entry.dtype]
     start = entry.start
     for part in into.view(-1).split(most_bytes // dtype.itemsize):
         nbytes = part.numel() * dtype.itemsize

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from aengine.errors import WeightsError
-from aengine.model.pieces import Piece
+from aengine.model.checkpoint.pieces import Piece
 
 BUFFER_BYTES = 32 * 2**20  # few and large: every piece waits for the interpreter, which others use meanwhile
 READERS = 14  # at most: one core copies some GB/s out of the page cache, the bus takes 50

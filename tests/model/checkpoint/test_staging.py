@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aengine.errors import WeightsError
-from aengine.model import staging
-from aengine.model.pieces import Piece, cut
-from aengine.model.safetensors import read_header
-from aengine.model.staging import Buffer, StagingBuffer, copy_pieces, staging_ring
+from aengine.model.checkpoint import staging
+from aengine.model.checkpoint.pieces import Piece, cut
+from aengine.model.checkpoint.safetensors import read_header
+from aengine.model.checkpoint.staging import Buffer, StagingBuffer, copy_pieces, staging_ring
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

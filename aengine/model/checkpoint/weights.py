@@ -8,7 +8,8 @@ straight to their places.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aengine.errors import WeightsError
+from aengine.model.checkpoint.pieces import Piece, cut
+from aengine.model.checkpoint.safetensors import TensorEntry, read_header
+from aengine.model.checkpoint.staging import BUFFER_BYTES, copy_pieces, staging_ring
 from aengine.model.fields import read_json_object
-from aengine.model.pieces import FLOATS, cut
-from aengine.model.safetensors import TensorEntry, read_header
-from aengine.model.staging import BUFFER_BYTES, copy_pieces, staging_ring
+from aengine.model.parameters import Entry, Group, Plain, entries_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -43,76 +45,115 @@ class _Source:
 class Checkpoint:
     """The weights of one folder, matched to the parameters of one model."""
 
-    def __init__(self, folder: Path, shapes: Mapping[str, torch.Size], tied: bool) -> None:
-        """Read the headers only. `shapes` are the parameters that the model has, by their checkpoint names.
+    def __init__(self, folder: Path, groups: Iterable[Group], tied: bool) -> None:
+        """Read the headers only. `groups` are the parameters that the model has.
 
         Raises `WeightsError`, naming the tensor, when one is missing, unexpected, there twice, of another
-        shape or not a float, and when a file is damaged. The output matrix of a model with `tied`
+        shape or another dtype, and when a file is damaged. The output matrix of a model with `tied`
         embeddings may be there: `copy_into` checks that it is the embedding.
         """
         self._sources: dict[str, _Source] = {}
+        entries = entries_of(groups)
         unexpected: list[str] = []
         for path in _files(folder):
-            for spelled, entry in read_header(path).items():
+            for spelled, found in read_header(path).items():
                 # Files saved from the bare decoder lack the prefix.
-                name = spelled if spelled in shapes or spelled == _HEAD else f"model.{spelled}"
-                shape = shapes.get(_EMBEDDING if tied and name == _HEAD else name)
-                if shape is None:
+                name = spelled if spelled in entries or spelled == _HEAD else f"model.{spelled}"
+                entry = entries.get(_EMBEDDING if tied and name == _HEAD else name)
+                if entry is None:
                     if not _DERIVED.fullmatch(spelled):
                         unexpected.append(spelled)
                     continue
-                source = _Source(path, spelled, entry)
+                source = _Source(path, spelled, found)
                 if name in self._sources:
                     raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
-                _check(source, shape)
+                _check(source, entry)
                 self._sources[name] = source
-        if missing := [name for name in shapes if name not in self._sources]:
+        if missing := [name for name in entries if name not in self._sources]:
             raise WeightsError(f"{folder}: the weights lack {_listed(missing)}")
         if unexpected:
             raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
 
-    def copy_into(self, parameters: Mapping[str, Tensor], progress: bool) -> None:
-        """Fill every parameter, converted to its own dtype. Raises `WeightsError` when reading fails.
+    def copy_into(self, groups: Sequence[Group], progress: bool) -> None:
+        """Fill and close every group. Raises `WeightsError` when reading fails.
 
         Blocks until all is there. `progress` shows a bar on a terminal once it has taken two seconds.
         """
-        embedding = parameters[_EMBEDDING]
-        places = dict(parameters)
-        if _HEAD in self._sources and _HEAD not in parameters:
-            places[_HEAD] = torch.empty_like(embedding)  # tied: only to be held against the embedding
+        embedding = next(group for group in groups if _EMBEDDING in group.entries).open()[_EMBEDDING]
+        head = None  # of a file whose config.json ties it: only to be held against the embedding
+        if _HEAD in self._sources and not any(_HEAD in group.entries for group in groups):
+            head = torch.empty_like(embedding)
+            groups = [*groups, Plain(_HEAD, head)]
+        fillings = {
+            name: filling
+            for group in groups
+            for filling in (_Filling(group, sum(self._sources[name].entry.nbytes for name in group.entries)),)
+            for name in group.entries
+        }
         # Files are read from front to back.
         sources = sorted(self._sources.items(), key=lambda item: (item[1].path, item[1].entry.start))
-        pieces = [
-            piece
-            for name, source in sources
-            for piece in cut(source.path, source.name, source.entry, places[name], BUFFER_BYTES)
-        ]
         hidden = None if progress else True  # None: unless stderr is a terminal
+        on_the_way: deque[_Filling] = deque()  # the owner of each piece, in order
         with tqdm(
             desc="loading weights",
-            total=sum(piece.nbytes for piece in pieces),
+            total=sum(source.entry.nbytes for _, source in sources),
             unit="B",
             unit_scale=True,
             delay=2,
             disable=hidden,
             leave=False,
         ) as bar:
-            copy_pieces(pieces, staging_ring(embedding.device), bar.update)
-        if _HEAD not in parameters and _HEAD in places and not torch.equal(places[_HEAD], embedding):
+
+            def pieces() -> Iterator[Piece]:
+                for name, source in sources:
+                    filling = fillings[name]
+                    for piece in cut(source.path, source.name, source.entry, filling.place(name), BUFFER_BYTES):
+                        on_the_way.append(filling)
+                        yield piece
+
+            def sent(nbytes: int) -> None:
+                bar.update(nbytes)
+                on_the_way.popleft().arrived(nbytes)
+
+            copy_pieces(pieces(), staging_ring(embedding.device), sent)
+        if head is not None and not torch.equal(head, embedding):
             raise WeightsError(
                 f"{self._sources[_HEAD].path}: {_HEAD} differs from {_EMBEDDING}, but config.json ties them; "
                 f"set tie_word_embeddings to false there if both are meant"
             )
 
 
-def _check(source: _Source, shape: torch.Size) -> None:
-    if source.entry.shape != tuple(shape):
+class _Filling:
+    """A group on its way: opened for its first piece, closed behind its last."""
+
+    def __init__(self, group: Group, nbytes: int) -> None:
+        """nbytes: of all its tensors in their files."""
+        self._group = group
+        self._missing = nbytes
+        self._places: Mapping[str, Tensor] | None = None
+
+    def place(self, name: str) -> Tensor:
+        if self._places is None:
+            self._places = self._group.open()
+        return self._places[name]
+
+    def arrived(self, nbytes: int) -> None:
+        self._missing -= nbytes
+        if not self._missing:
+            self._places = None  # so that nothing outlives what the group makes of it
+            self._group.close()
+
+
+def _check(source: _Source, entry: Entry) -> None:
+    if source.entry.shape != entry.shape:
         raise WeightsError(
-            f"{source.path}: {source.name} has shape {list(source.entry.shape)}, config.json makes it {list(shape)}"
+            f"{source.path}: {source.name} has shape {list(source.entry.shape)}, config.json makes it "
+            f"{list(entry.shape)}"
         )
-    if source.entry.dtype not in FLOATS:
+    if source.entry.dtype not in entry.dtypes:
         raise WeightsError(
-            f"{source.path}: {source.name} is {source.entry.dtype}; only {', '.join(FLOATS)} weights are supported"
+            f"{source.path}: {source.name} is {source.entry.dtype}; only {', '.join(entry.dtypes)} weights are "
+            f"supported"
         )
 
 

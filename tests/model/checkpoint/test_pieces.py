@@ -9,21 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aengine.model.pieces import FLOATS, cut
-from aengine.model.safetensors import TensorEntry
+from aengine.model.checkpoint.pieces import DTYPES, cut
+from aengine.model.checkpoint.safetensors import TensorEntry
 
 PATH = Path("model.safetensors")
 
 
 @given(
-    stored=st.sampled_from(sorted(FLOATS)),
+    stored=st.sampled_from(sorted(DTYPES)),
     shape=st.lists(st.integers(1, 9), max_size=3),
     most_bytes=st.integers(8, 200),
     start=st.integers(0, 1000),
 )
 def test_pieces_tile_the_file_and_the_tensor(stored: str, shape: list[int], most_bytes: int, start: int) -> None:
     into = torch.zeros(shape)
-    nbytes = into.numel() * FLOATS[stored].itemsize
+    nbytes = into.numel() * DTYPES[stored].itemsize
     pieces = list(cut(PATH, "a", TensorEntry(stored, tuple(shape), start, start + nbytes), into, most_bytes))
     at = start
     for number, piece in enumerate(pieces):

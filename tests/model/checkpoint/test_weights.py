@@ -6,7 +6,7 @@ import io
 import json
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,31 +16,44 @@ from torch import Tensor
 
 from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import CheckpointError, WeightsError
+from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.torch_kernels import TorchKernels
-from aengine.model import weights
+from aengine.model.checkpoint import weights
+from aengine.model.checkpoint.weights import INDEX, SINGLE, Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
-from aengine.model.weights import INDEX, SINGLE, Checkpoint
-
-from .checkpoints import write_checkpoint
+from aengine.model.parameters import Group
+from tests.model.checkpoints import write_checkpoint
 
 Change = Callable[[dict[str, Tensor]], None]
 
 
-class PlainKernels(TorchKernels):
-    """Leaves matrices as they are, so that a test can compare them."""
+class Kept:
+    """A group whose places a test keeps."""
 
-    def pack(self, weight: Tensor) -> Tensor:
-        return weight
+    def __init__(self, group: Group, places: dict[str, Tensor]) -> None:
+        self.entries = group.entries
+        self._group = group
+        self._places = places
+
+    def open(self) -> Mapping[str, Tensor]:
+        places = self._group.open()
+        self._places.update(places)
+        return places
+
+    def close(self) -> None:
+        self._group.close()
 
 
-def build(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def build(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """What each parameter was filled with."""
     config = ModelConfig.from_folder(folder)
-    decoder = Decoder(config, PlainKernels(), TorchAttention(), dtype, torch.device("cpu"))
-    shapes = {name: view.shape for name, view in decoder.weights.items()}
-    Checkpoint(folder, shapes, config.tie_word_embeddings).copy_into(decoder.weights, progress=False)
-    return decoder
+    decoder = Decoder(config, TorchKernels(), TorchAttention(), dtype, torch.device("cpu"))
+    places: dict[str, Tensor] = {}
+    checkpoint = Checkpoint(folder, decoder.groups, config.tie_word_embeddings)
+    checkpoint.copy_into([Kept(group, places) for group in decoder.groups], progress=False)
+    return places
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +99,7 @@ def write_index(folder: Path, weight_map: object) -> None:
 
 
 def test_every_tensor_lands_in_its_place(untied: Path) -> None:
-    loaded = build(untied).weights
+    loaded = build(untied)
     expected = load_file(untied / SINGLE)
     assert set(loaded) == set(expected)
     for name, tensor in expected.items():
@@ -94,7 +107,7 @@ def test_every_tensor_lands_in_its_place(untied: Path) -> None:
 
 
 def test_fused_parameters_are_parts_of_one_tensor(untied: Path) -> None:
-    views = build(untied).weights
+    views = build(untied)
     for parts in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
         for kind in ("weight", "bias"):
             storages = {views[f"model.layers.1.{part}.{kind}"].untyped_storage().data_ptr() for part in parts}
@@ -102,9 +115,9 @@ def test_fused_parameters_are_parts_of_one_tensor(untied: Path) -> None:
 
 
 def test_shards_load_as_one_file_does(untied: Path) -> None:
-    whole = build(untied).weights
+    whole = build(untied)
     shard(untied)
-    sharded = build(untied).weights
+    sharded = build(untied)
     assert all(torch.equal(sharded[name], whole[name]) for name in whole)
 
 
@@ -112,19 +125,19 @@ def test_shards_load_as_one_file_does(untied: Path) -> None:
 def test_dtypes_are_converted(untied: Path, stored: torch.dtype) -> None:
     rewrite(untied, lambda tensors: tensors.update({name: tensor.to(stored) for name, tensor in tensors.items()}))
     for name, tensor in load_file(untied / SINGLE).items():
-        assert torch.equal(build(untied, torch.bfloat16).weights[name], tensor.to(torch.bfloat16))
+        assert torch.equal(build(untied, torch.bfloat16)[name], tensor.to(torch.bfloat16))
         break
 
 
 def test_names_without_the_model_prefix(tied: Path) -> None:
-    expected = build(tied).weights
+    expected = build(tied)
 
     def strip(tensors: dict[str, Tensor]) -> None:
         for name in list(tensors):
             tensors[name.removeprefix("model.")] = tensors.pop(name)
 
     rewrite(tied, strip)
-    assert all(torch.equal(view, expected[name]) for name, view in build(tied).weights.items())
+    assert all(torch.equal(view, expected[name]) for name, view in build(tied).items())
 
 
 def test_derived_buffers_are_ignored(tied: Path) -> None:
@@ -273,20 +286,20 @@ def load(folder: Path, **changes: object) -> Decoder:
     settings: dict[str, object] = {
         "device": torch.device("cpu"),
         "dtype": torch.float32,
-        "kernels": PlainKernels(),
+        "kernels": TorchKernels(),
         "attention": TorchAttention(),
     }
     return load_model(folder, ModelConfig.from_folder(folder), **{**settings, **changes})  # type: ignore[arg-type]
 
 
 class TestDummy:
-    def weights(self, folder: Path, seed: int) -> dict[str, Tensor]:
-        kept: dict[str, Tensor] = {}
+    def weights(self, folder: Path, seed: int) -> list[Tensor]:
+        kept: list[Tensor] = []
 
-        class Keep(PlainKernels):
-            def pack(self, weight: Tensor) -> Tensor:
-                kept[str(len(kept))] = weight
-                return weight
+        class Keep(TorchKernels):
+            def dense(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
+                kept.append(weight)
+                return super().dense(weight, bias)
 
         load(folder, kernels=Keep(), load_format="dummy", seed=seed)
         return kept
@@ -294,17 +307,19 @@ class TestDummy:
     def test_needs_config_json_alone(self, untied: Path) -> None:
         (untied / SINGLE).unlink()
         matrices = self.weights(untied, seed=1)
-        assert all(weight.isfinite().all() and weight.std() > 0 for weight in matrices.values())
+        assert all(weight.isfinite().all() and weight.std() > 0 for weight in matrices)
 
     def test_the_seed_decides(self, untied: Path) -> None:
         first, again, other = (self.weights(untied, seed) for seed in (1, 1, 2))
-        assert all(torch.equal(first[key], again[key]) for key in first)
-        assert not any(torch.equal(first[key], other[key]) for key in first)
+        assert all(map(torch.equal, first, again))
+        assert not any(map(torch.equal, first, other))
 
 
 def test_parameters_are_counted_once_when_tied(tied: Path, untied: Path) -> None:
     for folder in (tied, untied):
-        assert load(folder).num_parameters == sum(tensor.numel() for tensor in load_file(folder / SINGLE).values())
+        assert ModelConfig.from_folder(folder).parameters == sum(
+            tensor.numel() for tensor in load_file(folder / SINGLE).values()
+        )
 
 
 @pytest.mark.parametrize(("progress", "disable"), [(True, None), (False, True)])
@@ -327,8 +342,8 @@ def test_the_progress_bar_counts_bytes_and_needs_a_terminal(
 
 def test_a_file_that_changes_while_loading(untied: Path) -> None:
     config = ModelConfig.from_folder(untied)
-    decoder = Decoder(config, PlainKernels(), TorchAttention(), torch.float32, torch.device("cpu"))
-    checkpoint = Checkpoint(untied, {name: view.shape for name, view in decoder.weights.items()}, tied=False)
+    decoder = Decoder(config, TorchKernels(), TorchAttention(), torch.float32, torch.device("cpu"))
+    checkpoint = Checkpoint(untied, decoder.groups, tied=False)
     (untied / SINGLE).write_bytes((untied / SINGLE).read_bytes()[:1000])
     with pytest.raises(WeightsError, match=r"model\.safetensors: "):
-        checkpoint.copy_into(decoder.weights, progress=False)
+        checkpoint.copy_into(decoder.groups, progress=False)
