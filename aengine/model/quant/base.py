@@ -108,7 +108,8 @@ def grouped(prefix: str, inputs: int, group_size: int) -> tuple[int, int]:
 
 def nibbles(words: Tensor) -> Tensor:
     """The eight 4-bit numbers of each int32, lowest first: [..., words] -> [..., 8 * words] uint8."""
-    pairs = words.contiguous().view(torch.uint8)  # little-endian
+    # Flat first: a last axis of one may have any stride.
+    pairs = words.contiguous().view(-1).view(torch.uint8).view(*words.shape[:-1], -1)  # little-endian
     out = torch.empty((*pairs.shape, 2), dtype=torch.uint8, device=words.device)
     torch.bitwise_and(pairs, 15, out=out[..., 0])
     torch.bitwise_right_shift(pairs, 4, out=out[..., 1])

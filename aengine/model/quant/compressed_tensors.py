@@ -24,10 +24,11 @@ def read_compressed_tensors(fields: Fields) -> QuantConfig:
     groups = fields.section("config_groups")
     if groups is None or not groups.names():
         raise fields.fail("config_groups", "is missing or empty")
-    read: list[tuple[Names, LinearFormat]] = []
-    for name in groups.names():
-        if (group := groups.section(name)) is not None:
-            read.append((compressed_tensors_names(group, "targets", group.strings("targets")), _format(group, fields)))
+    sections = [group for name in groups.names() if (group := groups.section(name)) is not None]
+    read = [
+        (compressed_tensors_names(group, "targets", group.strings("targets")), _format(group, fields))
+        for group in sections
+    ]
     # A module named by itself, then by a pattern, then by its class.
     formats = (
         *((Names(exact=names.exact), linear) for names, linear in read),
