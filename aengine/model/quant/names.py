@@ -10,9 +10,9 @@ from aengine.model.fields import Fields, shown
 
 # A pattern of a checkpoint must not take exponential time, nor a high power of a name's length.
 _MAX_PATTERN = 512
-_MAX_REPEATS = 6
+_MAX_REPEATS = 4  # of anything but digits
 _REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]|\\[1-9]|\(\?P=|\(\?\(")
-_REPEAT = re.compile(r"(?<!\\)[*+{]")
+_REPEAT = re.compile(r"(?<!\\)(?<!\\d)(?<!0-9\])[*+{]")
 _LINEAR = "Linear"  # the class of every module that is asked about here
 _PLAIN = re.compile(r"[\w.\-]+")
 
