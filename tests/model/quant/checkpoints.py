@@ -15,7 +15,7 @@ from .schemes import SCHEMES
 
 _FILE = "model.safetensors"
 # Linears whose columns must be in one order because they are computed as one matrix.
-_FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+_FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv"} | dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "in")
 
 
 def write_quantized(scheme: str, case: str, folder: Path, twin: Path) -> None:
@@ -48,7 +48,7 @@ def write_quantized(scheme: str, case: str, folder: Path, twin: Path) -> None:
 
 def is_linear(name: str) -> bool:
     """Whether a parameter is a matrix that formats quantise: not an embedding, norm, bias or router."""
-    return name.endswith(("_proj.weight", "lm_head.weight"))
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
 
 
 def is_in(module: str, parts: Iterable[str]) -> bool:

@@ -15,6 +15,7 @@ from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, QuantizedWeigh
 from aengine.model.fields import Fields
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.config import read_quantization
+from aengine.model.quant.fuse import fuse
 
 from .encoders import Encoded, gptq, pack_quantized
 from .schemes import SCHEMES
@@ -103,6 +104,21 @@ def test_experts_stored_one_by_one_unpack_together(scheme: str) -> None:
     weight = load(format_of(scheme, prefixes[0]), 16, 64, encoded, prefixes)
     meant = torch.stack([one.meant for one in encoded])
     torch.testing.assert_close(dequantize(weight), meant, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_gpu_unpacks_the_same(scheme: str) -> None:
+    linear, encoded = format_of(scheme), encode(scheme, 16, 64)
+    stored = {
+        one.key: encoded.tensors.get(one.name.removeprefix(f"{PREFIX}.")) for one in linear.stored(PREFIX, 16, 64)
+    }
+    shapes = {one.key: one.shape for one in linear.stored(PREFIX, 16, 64)}
+    tensors = {key: tensor.reshape(shapes[key]).cuda() for key, tensor in stored.items() if tensor is not None}
+    weight = linear.unpack([PREFIX], 16, 64, tensors)
+    torch.testing.assert_close(dequantize(weight).cpu(), encoded.meant, rtol=0, atol=0)
+    fused = fuse([weight, weight], ["gate_proj", "up_proj"])
+    torch.testing.assert_close(dequantize(fused).cpu(), torch.cat([encoded.meant] * 2), rtol=0, atol=0)
 
 
 def test_canonical_dtypes_and_shapes() -> None:
