@@ -53,7 +53,7 @@ def make_checkpoint(folder: Path, shape: str) -> None:
     from aengine.kernels.torch_kernels import TorchKernels
     from aengine.model.config import ModelConfig
     from aengine.model.decoder import Decoder
-    from aengine.model.parameters import entries_of
+    from aengine.model.groups import entries_of
     from bench.shapes import write_config
 
     began = time.perf_counter()

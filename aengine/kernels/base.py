@@ -6,8 +6,21 @@ from typing import Protocol
 
 from torch import Tensor
 
+from aengine.kernels.experts.base import Experts
+from aengine.kernels.experts.routing import Router
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.base import Linear, Norm
+
+
+class Route(Protocol):
+    """Chooses each token's experts, and their weights."""
+
+    def __call__(self, h: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor]:
+        """h [tokens, hidden] -> ids int32 [tokens, top_k], weights float32 [tokens, top_k], computed in float32.
+
+        slots [tokens] int64: a token below `first_slot` is padding, and goes nowhere: its ids are -1.
+        """
+        ...
 
 
 class Kernels(Protocol):
@@ -24,6 +37,15 @@ class Kernels(Protocol):
 
     def dense(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A linear of weight [outputs, inputs] and bias [outputs], whose contents are final."""
+        ...
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """Experts of gate_up [experts, 2 * inter, hidden], gate's rows first, and down [experts, hidden, inter]."""
+        ...
+
+    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> Route:
+        """The choice of experts by a router's weight [experts, hidden] and the correction [experts] of its scores,
+        both of which may be filled later."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.torch_experts import TorchExperts
+from aengine.kernels.experts.torch_route import TorchRoute
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.torch_linear import TorchLinear
 
@@ -34,6 +37,12 @@ class TorchKernels:
 
     def dense(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
         return TorchLinear(weight, bias)
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> TorchExperts:
+        return TorchExperts(gate_up, down)
+
+    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TorchRoute:
+        return TorchRoute(weight, correction, router)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from aengine.kernels import norms, rope
+from aengine.kernels.experts.route import Route, TritonRoute
+from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
@@ -15,12 +18,19 @@ class TritonKernels:
 
     def __init__(self) -> None:
         self._small_linear = SmallLinear()
+        self._route = Route()
 
     def norm(self, weight: Tensor, eps: float) -> norms.TritonNorm:
         return norms.TritonNorm(weight, eps)
 
     def dense(self, weight: Tensor, bias: Tensor | None) -> TritonLinear:
         return TritonLinear(weight, bias, self._small_linear)
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> TritonExperts:
+        return TritonExperts(gate_up, down)
+
+    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TritonRoute:
+        return TritonRoute(weight, correction, router, self._route)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)

@@ -41,12 +41,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """How many numbers its weights are."""
-        return self.end_parameters + self.hidden_size + sum(layer.parameters(self.hidden_size) for layer in self.layers)
+        hidden = self.hidden_size
+        return self.end_parameters + hidden + sum(layer.parameters(hidden) for layer in self.layers)
 
     @property
     def active_parameters(self) -> int:
         """Of these, how many a token is multiplied with."""
-        return self.parameters
+        hidden = self.hidden_size
+        return self.end_parameters + hidden + sum(layer.active_parameters(hidden) for layer in self.layers)
 
     @property
     def end_parameters(self) -> int:

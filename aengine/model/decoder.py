@@ -10,11 +10,13 @@ from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.base import Kernels
 from aengine.model.blocks.attention import Attention
+from aengine.model.blocks.experts import MixtureOfExperts
 from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.step import Block, Step
 from aengine.model.config import ModelConfig
 from aengine.model.parameters import Parameters
 from aengine.model.rope import rope_table
+from aengine.model.spec import MLPSpec
 
 
 class Decoder:
@@ -49,7 +51,9 @@ class Decoder:
             self._layers.append(
                 [
                     Attention(make, name, hidden, layer.attention, eps, i, last),
-                    MLP(make, name, hidden, layer.ffn, eps),
+                    MLP(make, name, hidden, layer.ffn, eps)
+                    if isinstance(layer.ffn, MLPSpec)
+                    else MixtureOfExperts(make, name, hidden, layer.ffn, eps),
                 ]
             )
         self._final_norm = make.norm("model.norm", hidden, eps)

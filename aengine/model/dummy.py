@@ -14,7 +14,10 @@ def fill_random(decoder: Decoder, seed: int) -> None:
     """
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for group in decoder.groups:
+        covered = {name for entry in group.entries.values() for name in entry.instead_of}
         for name, place in group.open().items():
+            if name in covered:
+                continue
             if place.dim() > 1:
                 place.normal_(0.0, place.shape[-1] ** -0.5, generator=generator)
             else:

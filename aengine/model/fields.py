@@ -109,6 +109,12 @@ class Fields:
             raise self.fail(key, f"must be a list of {count} integers from {low} to {high}, is {shown(value)}")
         return tuple(items)
 
+    def list_of_integers(self, key: str) -> list[int]:
+        value = self._value(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, int) and item is not True for item in value):
+            raise self.fail(key, f"must be a list of integers, is {shown(value)}")
+        return cast("list[int]", value)
+
     def ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """One token id, a list of them, or none."""
         value = self._values.get(key)

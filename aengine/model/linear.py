@@ -1,9 +1,10 @@
-"""A linear whose weight comes from a checkpoint."""
+"""Linears and experts whose weights come from a checkpoint."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
 
 
@@ -27,3 +28,16 @@ class LoadedLinear:
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self.loaded.after(norm, x)
+
+
+class LoadedExperts:
+    """The same for the experts of a layer."""
+
+    loaded: Experts
+
+    def __init__(self, experts: int, hidden: int) -> None:
+        self.experts = experts
+        self.hidden = hidden
+
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+        return self.loaded.add_to(h, ids, weights, residual)

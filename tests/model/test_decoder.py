@@ -15,8 +15,8 @@ from aengine.cache.kv import KVPool
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.model.groups import leave_empty
 from aengine.model.load import load_model
-from aengine.model.parameters import leave_empty
 
 from .checkpoints import VOCAB, write_checkpoint
 from .harness import Harness

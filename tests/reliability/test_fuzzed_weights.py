@@ -23,8 +23,8 @@ from aengine.errors import WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.model.groups import entries_of
 from aengine.model.load import load_model
-from aengine.model.parameters import entries_of
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -24,17 +24,19 @@ FEW_TOKENS = 64  # up to which the columns are split
 _TINY = tl.constexpr(TINY)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "first_slot"], do_not_specialize_on_alignment=["slots_ptr"])
 def _route_kernel(
     x_ptr,  # [tokens, K]
     w_ptr,  # [E, K]
     bias_ptr,  # [E], BIAS only
     correction_ptr,  # [E], CORRECTION only
+    slots_ptr,  # [tokens], PADDED only
     ids_ptr,  # [tokens, TOP_K] int32
     weights_ptr,  # [tokens, TOP_K] float32
     part_ptr,  # [blocks of tokens, SPLITS, M, EXPERTS] float32
     arrived_ptr,  # [blocks of tokens] int32, zero between launches
     tokens,
+    first_slot,
     scale,
     E: tl.constexpr,
     K: tl.constexpr,
@@ -51,6 +53,7 @@ def _route_kernel(
     BEST_TWO: tl.constexpr,
     BIAS: tl.constexpr,
     CORRECTION: tl.constexpr,
+    PADDED: tl.constexpr,  # tokens of slots below first_slot go nowhere
     WIDE: tl.constexpr,  # x and the weights differ in dtype, or have 4 bytes an element
     OVERLAP: tl.constexpr,
 ):
@@ -100,8 +103,8 @@ def _route_kernel(
         if BIAS:
             logits += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)[None, :]
         _choose(
-            logits, correction_ptr, ids_ptr, weights_ptr, t, tokens, scale, E, EXPERTS, M, TOP_K, SCORING, RENORMALISE,
-            GROUPS, CHOSEN_GROUPS, BEST_TWO, CORRECTION,
+            logits, correction_ptr, slots_ptr, ids_ptr, weights_ptr, t, tokens, first_slot, scale, E, EXPERTS, M,
+            TOP_K, SCORING, RENORMALISE, GROUPS, CHOSEN_GROUPS, BEST_TWO, CORRECTION, PADDED,
         )  # fmt: skip
 
 
@@ -117,10 +120,12 @@ def _product(x, w, acc, WIDE: tl.constexpr):
 def _choose(
     logits,  # [M, EXPERTS]
     correction_ptr,
+    slots_ptr,
     ids_ptr,
     weights_ptr,
     t,  # [M]
     tokens,
+    first_slot,
     scale,
     E: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -132,6 +137,7 @@ def _choose(
     CHOSEN_GROUPS: tl.constexpr,
     BEST_TWO: tl.constexpr,
     CORRECTION: tl.constexpr,
+    PADDED: tl.constexpr,
 ):
     WIDTH: tl.constexpr = triton.next_power_of_2(TOP_K)
     e = tl.arange(0, EXPERTS)[None, :]
@@ -168,7 +174,10 @@ def _choose(
     place = t[:, None] * TOP_K + j
     inside = (t < tokens)[:, None] & (j < TOP_K)
     # Logits that are not numbers must not lead outside of the experts.
-    tl.store(ids_ptr + place, tl.minimum(ids, E - 1), mask=inside)
+    ids = tl.minimum(ids, E - 1)
+    if PADDED:
+        ids = tl.where((tl.load(slots_ptr + t, mask=t < tokens, other=0) < first_slot)[:, None], -1, ids)
+    tl.store(ids_ptr + place, ids, mask=inside)
     tl.store(weights_ptr + place, weights * scale, mask=inside)
 
 
@@ -245,10 +254,13 @@ class Route:
         bias: Tensor | None = None,
         correction: Tensor | None = None,
         *,
+        slots: Tensor | None = None,
+        first_slot: int = 0,
         config: RouteConfig | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden], weight [experts, hidden] -> ids int32 [tokens, top_k], weights float32 [tokens, top_k].
 
+        slots [tokens] int64: tokens of slots below `first_slot` are padding, and have ids of -1.
         bias [experts]: of the product; correction [experts]: added to the scores for the choice only. Enqueues only.
         Raises ValueError where there are more than 512 experts, or fewer than `router` asks for.
         """
@@ -269,13 +281,13 @@ class Route:
             self._scratch_for(x.device, blocks, config.splits * config.tokens * padded) if config.splits > 1 else (x, x)
         )
         _route_kernel[(blocks * config.splits,)](
-            x, weight, x if bias is None else bias, x if correction is None else correction, ids, weights, parts,
-            arrived, tokens, router.scale,
+            x, weight, x if bias is None else bias, x if correction is None else correction,
+            x if slots is None else slots, ids, weights, parts, arrived, tokens, first_slot, router.scale,
             E=experts, K=hidden, M=config.tokens, EXPERTS=padded, BLOCK_K=config.block_k, SPLITS=config.splits,
             STAGES=config.stages, TOP_K=router.top_k, SCORING=router.scoring, RENORMALISE=router.renormalise,
             GROUPS=router.groups, CHOSEN_GROUPS=router.chosen_groups, BEST_TWO=router.group_score == "top2",
-            BIAS=bias is not None, CORRECTION=correction is not None, WIDE=wide, OVERLAP=launch.overlap,
-            num_warps=config.warps, launch_pdl=launch.overlap,
+            BIAS=bias is not None, CORRECTION=correction is not None, PADDED=slots is not None, WIDE=wide,
+            OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         return ids, weights
 
@@ -288,3 +300,19 @@ class Route:
                 torch.zeros(blocks, dtype=torch.int32, device=device),
             )
         return self._scratch[key]
+
+
+class TritonRoute:
+    """The choice of one layer's experts."""
+
+    def __init__(self, weight: Tensor, correction: Tensor | None, router: Router, route: Route) -> None:
+        """weight [experts, hidden], correction [experts]; route: shared by all layers of a model, for its scratch."""
+        self._weight = weight
+        self._correction = correction
+        self._router = router
+        self._route = route
+
+    def __call__(self, h: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor]:
+        return self._route(
+            h, self._weight, self._router, correction=self._correction, slots=slots, first_slot=first_slot
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from aengine.kernels.heads import Heads
+from aengine.kernels.linear.base import Norm
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.spec import AttentionSpec
@@ -24,9 +25,16 @@ class Attention:
         self._qkv = make.linear(widths, hidden, spec.qkv_bias)
         self._out = make.linear({f"{name}.o_proj": hidden}, spec.queries, spec.out_bias)
         self._heads = Heads(spec.heads)
+        self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
         if spec.qk_norm == "head":
             q_norm, k_norm = (make.tensor(f"{name}.{part}_norm.weight", spec.head_dim) for part in "qk")
             self._heads = Heads(spec.heads, q_norm, k_norm, eps)
+        elif spec.qk_norm == "all":
+            queries, keys = slice(spec.queries), slice(spec.queries, spec.queries + spec.keys)
+            self._wide_norms = [
+                (queries, make.norm(f"{name}.q_norm", spec.queries, eps)),
+                (keys, make.norm(f"{name}.k_norm", spec.keys, eps)),
+            ]
         self._scale = spec.head_dim**-0.5
         self._window = spec.window
         self._index = index
@@ -34,6 +42,8 @@ class Attention:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         qkv = self._qkv.after(self._norm, x)
+        for columns, norm in self._wide_norms:
+            qkv[:, columns] = norm(qkv[:, columns])
         cache = step.kv.layer(self._index)
         q = self._kernels.qk_norm_rope_store(
             qkv, self._heads, step.cos_sin, step.positions, cache, step.batch.slots

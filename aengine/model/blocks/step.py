@@ -24,6 +24,11 @@ class Step:
     wanted: Tensor | None  # [n] int64: the tokens that go on behind the last attention; None: all
     sums: Tensor | None  # [tokens] float32, filled behind the last attention: finite where the token's K and V are
 
+    def slots(self, tokens: int) -> Tensor:
+        """Where each token's K and V went, of the tokens that still go on: [tokens] int64; padding: inside page 0."""
+        slots = self.batch.slots
+        return slots if self.wanted is None or len(slots) == tokens else slots.index_select(0, self.wanted)
+
     def narrow(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Behind the last attention nobody looks at tokens that are not wanted: they go no further.
 

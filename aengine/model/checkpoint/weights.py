@@ -22,7 +22,7 @@ from aengine.model.checkpoint.pieces import Piece, cut
 from aengine.model.checkpoint.safetensors import TensorEntry, read_header
 from aengine.model.checkpoint.staging import BUFFER_BYTES, copy_pieces, staging_ring
 from aengine.model.fields import read_json_object
-from aengine.model.parameters import Entry, Group, Plain, entries_of
+from aengine.model.groups import Entry, Group, Plain, entries_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -69,7 +69,13 @@ class Checkpoint:
                     raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
                 _check(source, entry)
                 self._sources[name] = source
-        if missing := [name for name in entries if name not in self._sources]:
+        there = set(self._sources)
+        for name, entry in entries.items():
+            if entry.instead_of and name in there:
+                if twice := there.intersection(entry.instead_of):
+                    raise WeightsError(f"{self._sources[name].path}: {name} is also there as {_listed(sorted(twice))}")
+                there.update(entry.instead_of)
+        if missing := [name for name, entry in entries.items() if name not in there and not entry.instead_of]:
             raise WeightsError(f"{folder}: the weights lack {_listed(missing)}")
         if unexpected:
             raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
@@ -84,12 +90,11 @@ class Checkpoint:
         if _HEAD in self._sources and not any(_HEAD in group.entries for group in groups):
             head = torch.empty_like(embedding)
             groups = [*groups, Plain(_HEAD, head)]
-        fillings = {
-            name: filling
-            for group in groups
-            for filling in (_Filling(group, sum(self._sources[name].entry.nbytes for name in group.entries)),)
-            for name in group.entries
-        }
+        fillings: dict[str, _Filling] = {}
+        for group in groups:
+            there = [name for name in group.entries if name in self._sources]
+            filling = _Filling(group, sum(self._sources[name].entry.nbytes for name in there))
+            fillings.update(dict.fromkeys(there, filling))
         # Files are read from front to back.
         sources = sorted(self._sources.items(), key=lambda item: (item[1].path, item[1].entry.start))
         hidden = None if progress else True  # None: unless stderr is a terminal

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
 
 from aengine.model.fields import Fields
-from aengine.model.spec import AttentionSpec, LayerSpec, MLPSpec
+from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec, MLPSpec
+
+FFN = MLPSpec | ExpertsSpec
 
 # Far above any real model, far below what would overflow a size.
 MAX_WIDTH = 2**20
@@ -29,7 +31,7 @@ def attention(
     *,
     kv_heads_default: bool = False,
     head_dim: int | None = None,
-    qk_norm: Literal["none", "head"] = "none",
+    qk_norm: Literal["none", "head", "all"] = "none",
     qkv_bias: bool = False,
     out_bias: bool = False,
 ) -> AttentionSpec:
@@ -54,10 +56,13 @@ def mlp(fields: Fields, bias: bool = False) -> MLPSpec:
 
 
 def layers_of(
-    fields: Fields, heads: AttentionSpec, ffn: MLPSpec, windows: Sequence[int | None] | None = None
+    fields: Fields,
+    heads: AttentionSpec,
+    ffn: FFN | Callable[[int], FFN],
+    windows: Sequence[int | None] | None = None,
 ) -> list[LayerSpec]:
-    """Layers that differ in their windows alone (None: none has one)."""
+    """Layers of one kind of attention. ffn: the same in all, or of each layer; windows: None: no layer has one."""
     return [
-        LayerSpec(attention=replace(heads, window=window), ffn=ffn)
-        for window in windows or [None] * layer_count(fields)
+        LayerSpec(attention=replace(heads, window=window), ffn=ffn(i) if callable(ffn) else ffn)
+        for i, window in enumerate(windows or [None] * layer_count(fields))
     ]

@@ -9,9 +9,10 @@ from aengine.model.spec import AttentionSpec, LayerSpec
 
 
 def layers(fields: Fields) -> list[LayerSpec]:
-    return layers_of(fields, heads(fields), mlp(fields), windows_by_layer(fields))
+    return layers_of(fields, heads(fields, head_dim=128), mlp(fields), windows_by_layer(fields))
 
 
-def heads(fields: Fields) -> AttentionSpec:
+def heads(fields: Fields, head_dim: int | None = None) -> AttentionSpec:
+    """head_dim: where the file names none."""
     bias = fields.flag("attention_bias", default=False)
-    return attention(fields, qk_norm="head", head_dim=128, qkv_bias=bias, out_bias=bias)
+    return attention(fields, qk_norm="head", head_dim=head_dim, qkv_bias=bias, out_bias=bias)

@@ -21,7 +21,7 @@ from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.offline import Share, compile_utilities, compiling
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.decoder import Decoder
-from aengine.model.parameters import leave_empty
+from aengine.model.groups import leave_empty
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
 from aengine.runtime.startup.cuda_memory import trial_pool
 from aengine.runtime.startup.job import Job

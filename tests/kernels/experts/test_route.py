@@ -84,3 +84,12 @@ def test_among_equals_the_lowest_id_wins_tiny(device: torch.device) -> None:
 def test_too_many_experts_are_refused_tiny(device: torch.device) -> None:
     with pytest.raises(ValueError, match="512 at most"):
         Route()(torch.zeros(1, 16, device=device), torch.zeros(513, 16, device=device), Router(2))
+
+
+def test_padding_goes_nowhere_tiny(device: torch.device) -> None:
+    x, weight = torch.randn(3, 16, device=device), torch.randn(5, 16, device=device)
+    slots = torch.tensor([16, 15, 40], device=device)
+    ids, _ = Route()(x, weight, Router(2), slots=slots, first_slot=16)
+    expected, _ = Route()(x, weight, Router(2))
+    assert ids[1].tolist() == [-1, -1]
+    assert torch.equal(ids[::2], expected[::2])

@@ -22,8 +22,8 @@ from aengine.model.checkpoint import weights
 from aengine.model.checkpoint.weights import INDEX, SINGLE, Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.model.groups import Group
 from aengine.model.load import load_model
-from aengine.model.parameters import Group
 from tests.model.checkpoints import write_checkpoint
 
 Change = Callable[[dict[str, Tensor]], None]

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from aengine.kernels.linear.weights import QuantizedWeight, dequantize
+from aengine.model.checkpoint.safetensors import read_header
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.config import read_quantization
 from aengine.model.quant.fuse import fuse
-from aengine.model.safetensors import read_header
 
 from .checkpoints import is_linear, write_quantized
 from .schemes import SCHEMES
