@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.linear.weights import QuantizedWeight
 
 
 class Route(Protocol):
@@ -37,6 +39,14 @@ class Kernels(Protocol):
 
     def dense(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A linear of weight [outputs, inputs] and bias [outputs], whose contents are final."""
+        ...
+
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """A linear of a quantised matrix and a bias [outputs], for inputs of `dtype`."""
+        ...
+
+    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
+        """Experts of quantised matrices, of the shapes of `experts`, for inputs of `dtype`."""
         ...
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:

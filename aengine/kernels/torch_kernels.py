@@ -13,6 +13,7 @@ from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.experts.torch_route import TorchRoute
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.torch_linear import TorchLinear
+from aengine.kernels.linear.weights import QuantizedWeight, dequantize
 
 
 @dataclass(slots=True)
@@ -37,6 +38,12 @@ class TorchKernels:
 
     def dense(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
         return TorchLinear(weight, bias)
+
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TorchLinear:
+        return TorchLinear(dequantize(weight).to(dtype), bias)
+
+    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TorchExperts:
+        return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
 
     def experts(self, gate_up: Tensor, down: Tensor) -> TorchExperts:
         return TorchExperts(gate_up, down)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from aengine.kernels import norms, rope
@@ -11,6 +12,7 @@ from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
+from aengine.kernels.linear.weights import QuantizedWeight, dequantize
 
 
 class TritonKernels:
@@ -25,6 +27,12 @@ class TritonKernels:
 
     def dense(self, weight: Tensor, bias: Tensor | None) -> TritonLinear:
         return TritonLinear(weight, bias, self._small_linear)
+
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TritonLinear:
+        return self.dense(dequantize(weight).to(dtype), bias)
+
+    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TritonExperts:
+        return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
 
     def experts(self, gate_up: Tensor, down: Tensor) -> TritonExperts:
         return TritonExperts(gate_up, down)

@@ -12,6 +12,8 @@ from aengine.errors import UnsupportedModelError
 from aengine.model.families import FAMILIES
 from aengine.model.families.parts import hidden_size
 from aengine.model.fields import Fields, read_json_object, shown
+from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
+from aengine.model.quant.scheme import QuantConfig
 from aengine.model.rope import RopeConfig, read_rope
 from aengine.model.spec import LayerSpec
 
@@ -37,6 +39,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str  # the checkpoint's: float32, bfloat16 or float16
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    quantization: dict[str, object] = {}  # what config.json says of it, as it says it
+
+    @property
+    def quantized(self) -> QuantConfig | None:
+        """How the checkpoint's matrices are quantised; None: they are not."""
+        return read_quantization(Fields(self.quantization, "config.json"))
 
     @property
     def parameters(self) -> int:
@@ -73,7 +81,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         `CheckpointError`, naming the key, for values that no model has.
         """
         path = folder / "config.json"
-        fields = Fields(read_json_object(path), str(path))
+        values = read_json_object(path)
+        fields = Fields(values, str(path))
         name = _architecture(fields)
         _refuse_unsupported(fields)
         layers = FAMILIES[name](fields)
@@ -81,6 +90,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         positions = fields.integer("max_position_embeddings", 1, _MAX_POSITIONS)
         rope, positions = read_rope(fields, positions, _MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)
+        read_quantization(fields)
         return cls(
             architecture=name,
             vocab_size=vocab,
@@ -93,6 +103,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             dtype=_dtype(fields),
             eos_token_ids=fields.ids("eos_token_id", vocab),
             bos_token_id=bos[0] if bos else None,
+            quantization={key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None},
         )
 
 
@@ -110,9 +121,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     activation = fields.text("hidden_act", "silu")
     if activation not in _SILU:
         raise UnsupportedModelError(f"{fields.source}: hidden_act {shown(activation)} is not supported, only silu")
-    for key in ("quantization_config", "compression_config"):
-        if fields.present(key):
-            raise UnsupportedModelError(f"{fields.source}: {key} is set; quantized checkpoints are not supported")
     if not fields.flag("is_causal", default=True):
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
     if fields.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:

@@ -37,7 +37,7 @@ class Decoder:
     ) -> None:
         """Build on `device` (None: "meta", shapes alone) for positions below `max_positions` (None: the model's)."""
         device = device or torch.device("meta")
-        make = Parameters(kernels, dtype, device)
+        make = Parameters(kernels, dtype, device, config.quantized)
         self.config = config
         self.attention = attention
         self.dtype = dtype

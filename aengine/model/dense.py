@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ class Dense:
         self._storage = storage
         self._whole: tuple[Tensor, Tensor | None] | None = None
 
-    def open(self) -> Mapping[str, Tensor]:
+    def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         weight = self._storage.empty(self._linear.outputs, self._linear.inputs)
         bias = self._storage.empty(self._linear.outputs) if self._bias else None
         self._whole = weight, bias
@@ -71,8 +71,8 @@ class DenseExperts:
         gate_up = tuple(part for gate, up, _ in self._parts for part in (gate, up))
         down = tuple(part for _, _, part in self._parts)
         self.entries = {
-            self._fused[0]: Entry((spec.count, 2 * inner, hidden), instead_of=gate_up),
-            self._fused[1]: Entry((spec.count, hidden, inner), instead_of=down),
+            self._fused[0]: Entry((spec.count, 2 * inner, hidden), optional=True, instead_of=gate_up),
+            self._fused[1]: Entry((spec.count, hidden, inner), optional=True, instead_of=down),
             **dict.fromkeys(gate_up, Entry((inner, hidden))),
             **dict.fromkeys(down, Entry((hidden, inner))),
         }
@@ -80,7 +80,7 @@ class DenseExperts:
         self._storage = storage
         self._whole: tuple[Tensor, Tensor] | None = None
 
-    def open(self) -> Mapping[str, Tensor]:
+    def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         gate_up, down = (self._storage.empty(*self.entries[name].shape) for name in self._fused)
         self._whole = gate_up, down
         places = dict(zip(self._fused, self._whole))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,9 @@ class Entry:
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = FLOATS
-    instead_of: tuple[str, ...] = ()  # it may be missing; where it is there, it stands for these
+    spellings: tuple[tuple[int, ...], ...] = ()  # other shapes, of as many elements, that files give it
+    optional: bool = False
+    instead_of: tuple[str, ...] = ()  # where it is there, it stands for these
 
 
 class Group(Protocol):
@@ -28,8 +30,11 @@ class Group(Protocol):
         """What the checkpoint must hold, by name."""
         ...
 
-    def open(self) -> Mapping[str, Tensor]:
-        """A place for each, contiguous and of its shape; called when the first of them is about to be read."""
+    def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
+        """A place for each that is `present`, contiguous and of its shape (others may have places as well).
+
+        Called when the first of them is about to be read.
+        """
         ...
 
     def close(self) -> None:
@@ -46,7 +51,7 @@ class Plain:
         self._tensor = tensor
         self._ready = ready
 
-    def open(self) -> Mapping[str, Tensor]:
+    def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         return dict.fromkeys(self.entries, self._tensor)
 
     def close(self) -> None:
@@ -59,8 +64,13 @@ def entries_of(groups: Iterable[Group]) -> dict[str, Entry]:
     return {name: entry for group in groups for name, entry in group.entries.items()}
 
 
+def needed(entries: Mapping[str, Entry]) -> list[str]:
+    """The names that must be there where nothing stands for others."""
+    return [name for name, entry in entries.items() if not entry.optional]
+
+
 def leave_empty(groups: Iterable[Group]) -> None:
     """Make everything ready without contents: on the meta device, where shapes are all there is."""
     for group in groups:
-        group.open()
+        group.open(needed(group.entries))
         group.close()

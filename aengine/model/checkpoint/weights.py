@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,7 @@ class Checkpoint:
                 if twice := there.intersection(entry.instead_of):
                     raise WeightsError(f"{self._sources[name].path}: {name} is also there as {_listed(sorted(twice))}")
                 there.update(entry.instead_of)
-        if missing := [name for name, entry in entries.items() if name not in there and not entry.instead_of]:
+        if missing := [name for name, entry in entries.items() if name not in there and not entry.optional]:
             raise WeightsError(f"{folder}: the weights lack {_listed(missing)}")
         if unexpected:
             raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
@@ -85,7 +85,7 @@ class Checkpoint:
 
         Blocks until all is there. `progress` shows a bar on a terminal once it has taken two seconds.
         """
-        embedding = next(group for group in groups if _EMBEDDING in group.entries).open()[_EMBEDDING]
+        embedding = next(group for group in groups if _EMBEDDING in group.entries).open([_EMBEDDING])[_EMBEDDING]
         head = None  # of a file whose config.json ties it: only to be held against the embedding
         if _HEAD in self._sources and not any(_HEAD in group.entries for group in groups):
             head = torch.empty_like(embedding)
@@ -93,7 +93,7 @@ class Checkpoint:
         fillings: dict[str, _Filling] = {}
         for group in groups:
             there = [name for name in group.entries if name in self._sources]
-            filling = _Filling(group, sum(self._sources[name].entry.nbytes for name in there))
+            filling = _Filling(group, there, sum(self._sources[name].entry.nbytes for name in there))
             fillings.update(dict.fromkeys(there, filling))
         # Files are read from front to back.
         sources = sorted(self._sources.items(), key=lambda item: (item[1].path, item[1].entry.start))
@@ -131,15 +131,16 @@ class Checkpoint:
 class _Filling:
     """A group on its way: opened for its first piece, closed behind its last."""
 
-    def __init__(self, group: Group, nbytes: int) -> None:
-        """nbytes: of all its tensors in their files."""
+    def __init__(self, group: Group, names: Collection[str], nbytes: int) -> None:
+        """names: of its tensors that are there; nbytes: of all of them in their files."""
         self._group = group
+        self._names = names
         self._missing = nbytes
         self._places: Mapping[str, Tensor] | None = None
 
     def place(self, name: str) -> Tensor:
         if self._places is None:
-            self._places = self._group.open()
+            self._places = self._group.open(self._names)
         return self._places[name]
 
     def arrived(self, nbytes: int) -> None:
@@ -150,7 +151,7 @@ class _Filling:
 
 
 def _check(source: _Source, entry: Entry) -> None:
-    if source.entry.shape != entry.shape:
+    if source.entry.shape not in (entry.shape, *entry.spellings):
         raise WeightsError(
             f"{source.path}: {source.name} has shape {list(source.entry.shape)}, config.json makes it "
             f"{list(entry.shape)}"

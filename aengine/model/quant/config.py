@@ -11,6 +11,7 @@ from aengine.model.quant.gptq import read_gptq
 from aengine.model.quant.mxfp4 import read_mxfp4
 from aengine.model.quant.scheme import QuantConfig
 
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 METHODS = {
     "fp8": read_fp8,
     "compressed-tensors": read_compressed_tensors,

@@ -6,7 +6,7 @@ import io
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,8 @@ class Kept:
         self._group = group
         self._places = places
 
-    def open(self) -> Mapping[str, Tensor]:
-        places = self._group.open()
+    def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
+        places = self._group.open(present)
         self._places.update(places)
         return places
 
