@@ -101,7 +101,7 @@ class ServerError(AengineError):
 
 
 @contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
+def renamed_param(names: Mapping[str, str]) -> Iterator[None]:
     """What is refused in here is told under the names that the caller has given it: `names`, by our own."""
     try:
         yield

@@ -9,7 +9,7 @@ from aengine.errors import EngineClosedError
 from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogprob
 
 
-class Submitted(Protocol):
+class FragmentStream(Protocol):
     """A request of this process's engine, or of a server's."""
 
     id: str
@@ -19,7 +19,7 @@ class Submitted(Protocol):
     def abort(self) -> None: ...
 
 
-async def drain(submit: Callable[[], Awaitable[Submitted]]) -> AsyncGenerator[Fragment, None]:
+async def drain(submit: Callable[[], Awaitable[FragmentStream]]) -> AsyncGenerator[Fragment, None]:
     """Iterate a request to its end; aborts it when the consumer stops early."""
     stream = await submit()
     try:
@@ -30,7 +30,7 @@ async def drain(submit: Callable[[], Awaitable[Submitted]]) -> AsyncGenerator[Fr
         stream.abort()  # synchronous: nothing to await while a generator is being closed
 
 
-async def collect(stream: Submitted) -> Completion:
+async def collect(stream: FragmentStream) -> Completion:
     """Take a request to its end and put its fragments together."""
     texts: dict[int, list[str]] = {}
     ids: dict[int, list[int]] = {}

@@ -18,7 +18,7 @@ import anyio.abc
 import anyio.to_thread
 
 from aengine.config import EngineConfig, configure
-from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
+from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
 from aengine.engine.consume import collect, drain
 from aengine.engine.live import LiveRequest
 from aengine.engine.loaded import Loaded, load
@@ -31,7 +31,7 @@ from aengine.errors import (
     EngineFailedError,
     EngineNotReadyError,
     InvalidRequestError,
-    renamed,
+    renamed_param,
 )
 from aengine.latency import Latencies
 from aengine.runtime.runner import Runner
@@ -200,13 +200,13 @@ class Engine:
         engine is not ready, closed or failed.
         """
         ready = self._serving()
-        params = asked_params(ready.default_params, params, sampling, self.vocab_size)
+        params = resolved_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt)
         banned = await banned_sequences(params.bad_words, ready.tokenizer)
         if isinstance(prompt, str):
             token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
         else:
-            token_ids = asked_ids(prompt)
+            token_ids = token_id_list(prompt)
         grammar = await ready.grammar(params)
         return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt)
 
@@ -234,7 +234,7 @@ class Engine:
             continue_final_message=continue_final_message,
             context=self.max_model_len,
         )
-        with renamed({"prompt": "messages"}):
+        with renamed_param({"prompt": "messages"}):
             return await self.submit(
                 prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
             )
@@ -254,10 +254,10 @@ class Engine:
         It ends with what opens the assistant's next message, or with neither, or with the last message's content.
         Raises `InvalidRequestError` where the messages do not suit the template, or have `context` tokens or more.
         """
-        with renamed({"prompt": "messages"}):
+        with renamed_param({"prompt": "messages"}):
             return await self._serving().tokenizer.encode_chat_prompt(
-                asked_dicts(messages, "messages"),
-                None if tools is None else asked_dicts(tools, "tools"),
+                dict_list(messages, "messages"),
+                None if tools is None else dict_list(tools, "tools"),
                 None if template_kwargs is None else dict(template_kwargs),
                 add_generation_prompt,
                 continue_final_message,

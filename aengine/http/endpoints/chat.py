@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError, renamed
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
 from aengine.http.bodies.requests import ChatRequest, template_options
 from aengine.http.endpoints.base import Endpoint
@@ -63,7 +63,7 @@ class Chat(Endpoint):
         token_ids: Prompt = prompt.token_ids
         if body.truncate_prompt_tokens is not None:
             token_ids = await cut(token_ids, body.truncate_prompt_tokens, engine.tokenizer)
-        with renamed(names):
+        with renamed_param(names):
             if params.logprobs is not None or params.prompt_logprobs is not None:
                 budget = self._candidates(engine, params, copies=1, streamed=bool(body.stream))
                 token_ids, params = await budget.add(token_ids)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError, renamed
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
 from aengine.http.bodies.requests import GenerateRequest, template_options
 from aengine.http.endpoints.base import Endpoint, submit_within_context
@@ -45,7 +45,7 @@ class Generate(Endpoint):
             )
 
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
-        with renamed({"prompt": name}):
+        with renamed_param({"prompt": name}):
             prompt, params = await budget.add(prompt)
             admitted = await submit_within_context(submit, params, body.max_tokens)
         stream, prompt_of = told_prompts(admitted, engine.tokenizer, body.prompt_logprobs)

@@ -12,7 +12,7 @@ from aengine.structured import Structured
 from aengine.types import SamplingParams
 
 
-def asked_params(
+def resolved_params(
     defaults: SamplingParams, params: SamplingParams | None, sampling: Mapping[str, Any], vocab_size: int
 ) -> SamplingParams:
     """`params`, or the defaults with single fields replaced. Raises `InvalidRequestError`, naming the field."""
@@ -31,14 +31,14 @@ def asked_params(
     return params
 
 
-def asked_ids(prompt: object) -> list[int]:
+def token_id_list(prompt: object) -> list[int]:
     """A prompt that is not text, as a list; the ids themselves are not looked at."""
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
         raise InvalidRequestError(f"prompt must be text or token ids, got {type(prompt).__name__}", "prompt")
     return list(prompt)
 
 
-def asked_dicts(value: object, name: str) -> list[dict[str, Any]]:
+def dict_list(value: object, name: str) -> list[dict[str, Any]]:
     """Messages or tools as new dicts."""
     if isinstance(value, Iterable):
         items = list(value)
