@@ -80,24 +80,24 @@ class Sampling(msgspec.Struct, kw_only=True):
 
     def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """What was given, over `defaults`. `max_tokens` is the endpoint's own default, `logprobs` its reading."""
-        given: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name in _SAMPLING_FIELDS:
             value = getattr(self, name)
             if value is not None:
-                given[name] = tuple(value) if isinstance(value, list) else value
+                fields[name] = tuple(value) if isinstance(value, list) else value
         if self.max_tokens is None:
-            given["max_tokens"] = max_tokens
+            fields["max_tokens"] = max_tokens
         if isinstance(self.stop, str):
-            given["stop"] = (self.stop,)
+            fields["stop"] = (self.stop,)
         if self.include_stop_str_in_output:
-            given["include_stop"] = True
+            fields["include_stop"] = True
         forms = {}
         for name in _FORM_FIELDS:
             if (form := getattr(self, name)) is not None:
                 forms[name] = form
         if forms and (structured := single_form(forms)) is not None:
-            given["structured"] = structured
-        return msgspec.structs.replace(defaults, **given, logprobs=logprobs)
+            fields["structured"] = structured
+        return msgspec.structs.replace(defaults, **fields, logprobs=logprobs)
 
 
 _SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]

@@ -73,17 +73,17 @@ def single_form(fields: dict[str, Any]) -> Structured | None:
     The same one may be asked for by several fields: clients do so that serve several versions of vLLM. Raises
     `InvalidRequestError` for two that differ.
     """
-    asked: list[Structured] = []
+    forms: list[Structured] = []
     for name, value in fields.items():
         if isinstance(value, ResponseFormat | StructuredOutputs):
             if (structured := value.structured()) is not None:
-                asked.append(structured)
+                forms.append(structured)
         else:
             kind = name.removeprefix("guided_")
             form: dict[str, Any] = {kind: tuple(value) if kind == "choice" else value}
-            asked.append(Structured(origin=name, **form))
-    for other in asked[1:]:
-        if msgspec.structs.replace(other, origin=asked[0].origin) != asked[0]:
-            names = " and ".join(structured.param for structured in asked)
+            forms.append(Structured(origin=name, **form))
+    for other in forms[1:]:
+        if msgspec.structs.replace(other, origin=forms[0].origin) != forms[0]:
+            names = " and ".join(structured.param for structured in forms)
             raise InvalidRequestError(f"an output can follow one form only, got {names}", other.param)
-    return asked[0] if asked else None
+    return forms[0] if forms else None

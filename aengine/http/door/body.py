@@ -17,7 +17,7 @@ from starlette.types import Receive
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.door.errors import HTTPError
-from aengine.http.door.malformed import find_unsayable
+from aengine.http.door.malformed import find_unencodable
 from aengine.http.door.turnstile import Turnstile
 
 # `curl -d` declares a form; nobody means one here.
@@ -136,7 +136,7 @@ def _whole_numbers(body: bytes | bytearray) -> bytes | bytearray:
 
 
 def _malformed(body: bytes | bytearray, text: str) -> InvalidRequestError:
-    unsayable = find_unsayable(body)
+    unsayable = find_unencodable(body)
     if unsayable is None:
         return InvalidRequestError(text)
     path, reason = unsayable

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.departure import DepartureMiddleware
+from aengine.http.door.disconnect import DisconnectMiddleware
 from aengine.http.door.errors import error_response
 from aengine.http.door.host import Hosts
 from aengine.http.door.origin import OriginMiddleware
@@ -27,7 +27,7 @@ class Door:
         self._hosts = Hosts(config.allowed_hosts)
         # Behind the keys, which know no path but as it was sent.
         self._paths = paths
-        self._watched = DepartureMiddleware(app)
+        self._watched = DisconnectMiddleware(app)
         self._inside: ASGIApp = ApiKeyMiddleware(self._route, config.api_keys) if config.api_keys else self._route
         self._from_pages = OriginMiddleware(self._inside, config.allowed_origins)
 
@@ -36,8 +36,8 @@ class Door:
             await self._inside(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = scope[REQUEST_ID] = given if _USABLE.fullmatch(given) else uuid.uuid4().hex
+        requested = headers.get("x-request-id", "")
+        request_id = scope[REQUEST_ID] = requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

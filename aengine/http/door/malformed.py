@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 _LONGEST = 2**16  # bytes of a body that is read a second time; some milliseconds
 
 
-class Unsayable(NamedTuple):
+class Unencodable(NamedTuple):
     """`path` is the field's, such as `messages[0].content`; empty for the whole body."""
 
     path: str
@@ -23,7 +23,7 @@ class _Constant(NamedTuple):
     name: str
 
 
-def find_unsayable(body: bytes | bytearray) -> Unsayable | None:
+def find_unencodable(body: bytes | bytearray) -> Unencodable | None:
     """The first such value that is found, in a body that a parser has refused; None where it is something else."""
     if len(body) > _LONGEST:
         return None
@@ -37,16 +37,16 @@ def find_unsayable(body: bytes | bytearray) -> Unsayable | None:
         item = found.pop()
         value = item.value
         if isinstance(value, _Constant):
-            return Unsayable(item.path(), f"JSON has no {value.name}")
+            return Unencodable(item.path(), f"JSON has no {value.name}")
         if isinstance(value, dict):
             if not all(map(_is_text, value)):
-                return Unsayable(item.path(), "the name of a field is not valid Unicode")
+                return Unencodable(item.path(), "the name of a field is not valid Unicode")
             found += [_Item(item, f".{name}", below) for name, below in value.items()]
         elif isinstance(value, list):
             found += [_Item(item, f"[{index}]", below) for index, below in enumerate(value)]
         elif isinstance(value, str) and not _is_text(value):
             reason = "the text is not valid Unicode (a lone surrogate, or bytes that are not UTF-8)"
-            return Unsayable(item.path(), reason)
+            return Unencodable(item.path(), reason)
     return None
 
 

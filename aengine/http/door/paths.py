@@ -34,8 +34,10 @@ class ServedPaths:
         """The served path that is meant: with one `/v1` or none, without slashes at the end; else `path` itself."""
         if path == "/" or (self._serves(path) and not path.endswith("/")):
             return path
-        rest = _VERSIONS.sub("", path.rstrip("/"), count=1)
-        return next((one for one in (f"/v1/{rest}", f"/{rest}") if rest and self._serves(one)), path)
+        suffix = _VERSIONS.sub("", path.rstrip("/"), count=1)
+        return next(
+            (candidate for candidate in (f"/v1/{suffix}", f"/{suffix}") if suffix and self._serves(candidate)), path
+        )
 
     async def no_such_path(self, request: Request, error: Exception) -> Response:
         """404, with the path that comes nearest."""

@@ -6,8 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.bodies.answers import Aborted, Flushed
 from aengine.http.bodies.requests import AbortRequest
+from aengine.http.bodies.responses import Aborted, Flushed
 from aengine.http.door.body import decode
 from aengine.http.state import ServerState
 from aengine.http.streams import sse

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import aengine
-from aengine.http.bodies.answers import HealthStatus, HealthWord, Readiness, Version
+from aengine.http.bodies.responses import HealthStatus, HealthWord, Readiness, Version
 from aengine.http.door.public import public_message
 from aengine.http.state import ServerState
 from aengine.http.streams import sse

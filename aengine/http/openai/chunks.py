@@ -15,7 +15,7 @@ from aengine.types import Fragment, Usage
 _HOLE = sse.encode(sse.HOLE)
 
 
-class OpenAIDialect(ABC):
+class ChunkEncoder(ABC):
     """One request's chunks. A subclass writes the entry of one choice."""
 
     def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown) -> None:

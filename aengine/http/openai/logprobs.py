@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aengine.http.streams.slices import raw_list
+from aengine.http.streams.slices import encoded_list
 from aengine.types import TokenLogprob, TopLogprob, Usage
 
 
@@ -29,12 +29,12 @@ class ChatLogprobs:
         """`bytes_of` tells a token's own bytes: a part of a character has no text of its own."""
         self._bytes_of = bytes_of
 
-    def word(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    def body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         return None if logprobs is None else {"content": [self._with_top(one) for one in logprobs]}
 
-    async def raw(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         """The same of a whole answer, worded a few tokens at a time."""
-        return None if logprobs is None else {"content": await raw_list(logprobs, self._with_top)}
+        return None if logprobs is None else {"content": await encoded_list(logprobs, self._with_top)}
 
     def _with_top(self, one: TokenLogprob) -> dict[str, Any]:
         return {**self._candidate(one), "top_logprobs": [self._candidate(top) for top in one.top]}
@@ -50,16 +50,16 @@ class CompletionLogprobs:
     def __init__(self) -> None:
         self._offset = 0  # characters
 
-    def word(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    def body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if logprobs is None:
             return None
         return {**self._plain(logprobs), "top_logprobs": [_by_text(one) for one in logprobs]}
 
-    async def raw(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         """The same of a whole answer, its candidates worded a few tokens at a time."""
         if logprobs is None:
             return None
-        return {**self._plain(logprobs), "top_logprobs": await raw_list(logprobs, _by_text)}
+        return {**self._plain(logprobs), "top_logprobs": await encoded_list(logprobs, _by_text)}
 
     def _plain(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         offsets = []

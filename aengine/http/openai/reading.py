@@ -36,8 +36,8 @@ class ChoiceReader(NamedTuple):
 class AnswerReading:
     """The model's format, as far as the server's knobs leave it, and the request's tools.
 
-    `may_think` is False where the request keeps the model from thinking. `formed`: the form that the request has given
-    the answer. Behind a thought it is that, or calls where these cannot be mistaken for it.
+    `may_think` is False where the request keeps the model from thinking. With `structured`, what follows a thought
+    matches it, or is calls where these cannot be mistaken for it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AnswerReading:
         tools: ToolUse,
         *,
         may_think: bool = True,
-        formed: Structured | None = None,
+        structured: Structured | None = None,
     ) -> None:
         self._format = answer_format
         self._tools = tools
@@ -63,17 +63,17 @@ class AnswerReading:
                 "the server's knob tool_format names it",
                 "tool_choice",
             )
-        self._formed = formed is not None and not tools.forced
+        self._structured = structured is not None and not tools.forced
         # JSON never begins with a marker; any other form might, and Llama 3's calls are JSON themselves.
-        json = formed is not None and (formed.json is not None or formed.json_object)
-        if self._formed and (not json or (self._calls is not None and self._calls.syntax.bare)):
+        json = structured is not None and (structured.json is not None or structured.json_object)
+        if self._structured and (not json or (self._calls is not None and self._calls.syntax.bare)):
             self._calls = None
 
-    def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
-        """What the engine is asked for: markers that can be seen, and a grammar where the request binds the answer."""
+    def engine_params(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
+        """`params` with visible markers, and with a grammar where the request binds the answer."""
         markers = self._format.shown_special_ids(self._thoughts, self._calls)
         structured = params.structured
-        if structured is not None and self._formed:
+        if structured is not None and self._structured:
             calls = None if self._calls is None else self._grammar(self._calls).rules()
             structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought), calls=calls)
         elif self._calls is not None and (grammar := self.calls_grammar(opens_thought)) is not None:
@@ -104,11 +104,11 @@ class AnswerReading:
         """A reader of one answer. `opens_thought`: the prompt ends within a thought; `bytes_of`: a token's bytes."""
         calls, markers = self._calls, self._format.thought_markers
         # What has a form and no thought before it may begin with anything, a marker too.
-        thinks = self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
+        thinks = self._thoughts and not (self._structured and self._thought(opens_thought) == "never")
         parser = AnswerParser(
             ThoughtParser(opens_thought, markers) if thinks else None,
             None if calls is None else ToolCallParser(calls, self._tools.schemas, self._tools.parallel),
-            calls_begin=calls.syntax.begin if self._formed and calls is not None else None,
+            calls_begin=calls.syntax.begin if self._structured and calls is not None else None,
         )
         return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _KEY = "aengine.client"  # in the ASGI scope
 
 
-class DepartureMiddleware:
+class DisconnectMiddleware:
     """Cancels the application, whose answer then goes nowhere; a request whose body is never read is not watched."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -36,7 +36,7 @@ class DepartureMiddleware:
             raise failure
 
 
-def has_left(scope: Scope) -> bool:
+def client_disconnected(scope: Scope) -> bool:
     """Whether it is the client's departure that cancels."""
     client: _Client = scope[_KEY]
     return client.left
