@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig, configure, flag
 from aengine.errors import ConfigError
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import aengine
 from aengine.cli.chat import command as chat_command
-from aengine.cli.failure import CommandError, UsageError
+from aengine.cli.errors import CommandError, UsageError
 from aengine.cli.generate import command as generate_command
 from aengine.cli.serve import command as serve_command
-from aengine.cli.suggestion import unknown_words
+from aengine.cli.suggestion import unknown_arguments
 from aengine.errors import AengineError
 from aengine.standard_streams import LastingStream
 
@@ -45,7 +45,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     try:
         args, unknown = parser.parse_known_args(argv)
         if unknown:
-            raise UsageError(unknown_words(args.parser, unknown))
+            raise UsageError(unknown_arguments(args.parser, unknown))
         return int(args.run(args))
     except SystemExit as left:  # argparse's own way to end
         return left.code if isinstance(left.code, int) else 1

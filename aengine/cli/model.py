@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, given_knobs, read_knobs
 from aengine.config import EngineConfig, flag
 

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.config import flag
 from aengine.types import SamplingParams
 

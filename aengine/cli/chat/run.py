@@ -7,8 +7,8 @@ import asyncio
 import sys
 from typing import Any
 
+from aengine.cli.chat.backends import ChatBackend, EngineBackend, ServerBackend
 from aengine.cli.chat.shell import Shell
-from aengine.cli.chat.talk import EngineTalk, ServerTalk, Talk
 from aengine.cli.chat.terminal import line_reader, shows_styles
 from aengine.cli.model import opened_model
 from aengine.client import Client
@@ -23,11 +23,11 @@ def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
 async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> None:
     async with opened_model(args) as model:
         if isinstance(model, Client):
-            talk: Talk = ServerTalk(model)
+            backend: ChatBackend = ServerBackend(model)
             whom = f"{await model.served_model()} on {model.base_url}"
         else:
-            talk, whom = EngineTalk(model), f"{model.model_name} in this process"
-        shell = Shell(talk, sys.stdout, sampling, args.system, dim=shows_styles(sys.stdout))
+            backend, whom = EngineBackend(model), f"{model.model_name} in this process"
+        shell = Shell(backend, sys.stdout, sampling, args.system, dim=shows_styles(sys.stdout))
         with line_reader() as read:
             if sys.stdin.isatty():
                 print(f"{whom}; /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves")

@@ -21,7 +21,7 @@ from aengine.types import Choice, Completion, SamplingParams
 _WINDOW = 4  # results that may wait for a slow one before them, per prompt that runs
 
 
-class Answerer(Protocol):
+class Model(Protocol):
     """`aengine.Engine` or `aengine.Client`."""
 
     async def complete(self, prompt: Any, **options: Any) -> Completion: ...
@@ -91,7 +91,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def answer_line(
-    model: Answerer, defaults: dict[str, Any], line: int, text: bytes, *, plain: bool, ids: bool
+    model: Model, defaults: dict[str, Any], line: int, text: bytes, *, plain: bool, ids: bool
 ) -> Result:
     """One prompt's result. What is wrong with this line alone is its result; what ends the run is raised."""
     head: dict[str, Any] = {"line": line}
@@ -99,14 +99,14 @@ async def answer_line(
         fields = _fields(text, plain)
         if "id" in fields:
             head["id"] = fields.pop("id")
-        completion = await _patiently(model, defaults | fields)
+        completion = await _retry_while_full(model, defaults | fields)
     except (EngineClosedError, EngineNotReadyError):
         raise
     except AengineError as error:
         if isinstance(error, ServerError) and error.status is None:
             raise  # there is nobody to ask any more
-        told = {"message": str(error), "param": getattr(error, "param", None)}
-        return Result({**head, "error": told}, failed=True)
+        failure = {"message": str(error), "param": getattr(error, "param", None)}
+        return Result({**head, "error": failure}, failed=True)
     usage = completion.usage
     first, *others = (_choice(choice, ids) for choice in completion.choices)
     body = {**head, **first} | ({"choices": [first, *others]} if others else {})
@@ -140,7 +140,7 @@ _PROMPT_FIELDS = ("prompt", *_COMMON_FIELDS)
 _CHAT_FIELDS = ("messages", "tools", "template_kwargs", "continue_final_message", *_COMMON_FIELDS)
 
 
-async def _patiently(model: Answerer, fields: dict[str, Any]) -> Completion:
+async def _retry_while_full(model: Model, fields: dict[str, Any]) -> Completion:
     """Ask; where the queue is full, wait and ask again: other clients' work is not this line's fault."""
     while True:
         try:

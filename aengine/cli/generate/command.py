@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.cli.model import add_model_or_server
 from aengine.cli.sampling import add_sampling, read_sampling
 

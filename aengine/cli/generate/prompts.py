@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 from tqdm import tqdm
 
-from aengine.cli.failure import CommandError
+from aengine.cli.errors import CommandError
 from aengine.cli.generate.batch import Result, answer_line, run_batch
 from aengine.cli.generate.lines import MAX_LINE_BYTES, LineTooLongError, read_lines
 from aengine.cli.knobs import read_knobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, add_model, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 

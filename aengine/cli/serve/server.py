@@ -20,11 +20,11 @@ from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 
 from aengine.app import Application
-from aengine.cli.failure import CommandError
+from aengine.cli.errors import CommandError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 from aengine.standard_streams import lasting_streams
 
-_LAST_WORDS = 3.0  # seconds for streams that are cut off to say so
+_FINAL_MESSAGE_SECONDS = 3.0  # for the last event of streams that are cut off
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop
 _ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst must not hold up running streams
 _SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
@@ -103,7 +103,7 @@ def hypercorn_config(listen: ListenConfig, sock: socket.socket) -> Config:
         config.certfile = listen.ssl_certfile
         config.keyfile = listen.ssl_keyfile or listen.ssl_certfile
         config.ssl_handshake_timeout = min(_HANDSHAKE, listen.keep_alive_timeout)
-    config.graceful_timeout = _LAST_WORDS
+    config.graceful_timeout = _FINAL_MESSAGE_SECONDS
     config.shutdown_timeout = _LOADING
     config.keep_alive_timeout = listen.keep_alive_timeout
     config.keep_alive_max_requests = listen.keep_alive_requests
@@ -128,7 +128,7 @@ def _logger(name: str, stream: TextIO, level: int) -> logging.Logger:
 
 async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) -> int:
     stop = asyncio.Event()
-    asyncio.get_running_loop().set_exception_handler(_not_the_cut_off)
+    asyncio.get_running_loop().set_exception_handler(_ignore_disconnects)
     host, port = sock.getsockname()[:2]
     twin = sock.dup()
 
@@ -138,7 +138,7 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
         await stop.wait()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_obey_signals, app, stop, listen.shutdown_timeout)
+        tasks.start_soon(_handle_signals, app, stop, listen.shutdown_timeout)
         tasks.start_soon(_announce, app, stop, _url(host, port, listen.ssl_certfile is not None))
         # In a task of its own: hypercorn leaves it marked as cancelled (asyncio's TaskGroup does, in 3.11).
         await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=listening))  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
     return 0 if app.failure is None else 1
 
 
-def _not_the_cut_off(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _ignore_disconnects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Connections that are cut off are no news, by hypercorn or in the middle of HTTPS; asyncio's streams (3.11)
     stumble over them.
     """
@@ -167,15 +167,15 @@ async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:
             f"\nServing on {url} (Ctrl-C stops). For example:\n\n  curl -N {url}/generate -d '{_PROMPT}'\n", flush=True
         )
         await app.failed.wait()
-        _say(f"leaving with status 1; requests have {_LAST_WORDS:g} s to hear of it")
-        _leave_at_last(1)  # tensors of a dead device may not be freed, nor its threads joined
-        with anyio.move_on_after(_LAST_WORDS):
+        _print(f"leaving with status 1; requests have {_FINAL_MESSAGE_SECONDS:g} s to hear of it")
+        _exit_after_timeout(1)  # tensors of a dead device may not be freed, nor its threads joined
+        with anyio.move_on_after(_FINAL_MESSAGE_SECONDS):
             await app.drain()
         app.cut_off()
     stop.set()
 
 
-async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -> None:
+async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float) -> None:
     """The first signal drains, the second ends what still runs, a third one (or a second while loading) everything.
 
     A terminal that closes sends SIGHUP, perhaps twice: it drains as the others do, and hurries nothing.
@@ -188,7 +188,7 @@ async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -
         app.cut_off()
         stop.set()
         if app.settled.is_set():
-            _leave_at_last(0)  # asyncio's wait_for (3.11) can lose the cancellation of a connection
+            _exit_after_timeout(0)  # asyncio's wait_for (3.11) can lose the cancellation of a connection
 
     with anyio.open_signal_receiver(*_signals()) as signals:
         async with anyio.create_task_group() as tasks:
@@ -198,13 +198,13 @@ async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -
                     continue
                 received += 1
                 if received == 1:
-                    _say(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
+                    _print(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
                     tasks.start_soon(drain)
                 elif received == 2 and app.settled.is_set():
-                    _say(f"{number.name}: ending what still runs")
+                    _print(f"{number.name}: ending what still runs")
                     patience.cancel()
                 else:  # a thread that loads weights cannot be told to stop
-                    _say(f"{number.name}: leaving at once")
+                    _print(f"{number.name}: leaving at once")
                     os._exit(130)
 
 
@@ -216,12 +216,12 @@ def _signals() -> list[signal.Signals]:
     return [*both, signal.SIGHUP]
 
 
-def _leave_at_last(status: int) -> None:
+def _exit_after_timeout(status: int) -> None:
     """End the process if it is still there when every client has had its last message and all had time to let go."""
-    hard_end = threading.Timer(_LAST_WORDS + _LETTING_GO, os._exit, [status])
+    hard_end = threading.Timer(_FINAL_MESSAGE_SECONDS + _LETTING_GO, os._exit, [status])
     hard_end.daemon = True
     hard_end.start()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"aengine: {text}", file=sys.stderr, flush=True)

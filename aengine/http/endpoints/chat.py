@@ -51,7 +51,7 @@ class Chat(Endpoint):
             self._state.config,
             engine.answer_format,
             tools,
-            may_think=not engine.answer_format.thinks_if_asked if enable_thinking is None else bool(enable_thinking),
+            may_think=not engine.answer_format.thinking_is_opt_in if enable_thinking is None else bool(enable_thinking),
             structured=params.structured,
         )
         prompt = await engine.encode_chat(

@@ -19,7 +19,7 @@ from aengine.http.hypercorn.connection import connection_of, reset_connection, r
 
 _log = logging.getLogger(__name__)
 
-_LAST_WORDS = 1.0  # seconds
+_ERROR_RESPONSE_SECONDS = 1.0
 _PIECE = 2**16  # bytes
 SHUTTING_DOWN = "the server is shutting down"
 ACTIVE_REQUEST = "aengine.active_request"  # in a request's scope: its `ActiveRequest`
@@ -46,7 +46,7 @@ class InFlight:
             except anyio.get_cancelled_exc_class():
                 if request.status is None:  # its body was still on its way, or its prompt was being read
                     closed = error_response(request.cancel_error, {"Connection": "close"})
-                    with anyio.move_on_after(_LAST_WORDS, shield=True):
+                    with anyio.move_on_after(_ERROR_RESPONSE_SECONDS, shield=True):
                         await closed(scope, receive, request.send)
                 raise
             finally:

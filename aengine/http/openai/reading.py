@@ -13,7 +13,7 @@ from aengine.http.openai.tools import ToolUse
 from aengine.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool, CallFormat
-from aengine.text.answer.formats.known import FORMATS
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.answer.thought_tokens import ThoughtTokens

@@ -32,7 +32,7 @@ from aengine.types import Completion, Fragment, Usage
 _log = logging.getLogger(__name__)
 
 _CHUNK = 2**16  # bytes; what waits is sent in more than one message beyond that
-_ERROR_EVENT_SECONDS = 1.0  # seconds that a stream which the server cancels may take to say so
+_ERROR_EVENT_SECONDS = 1.0  # for the last event of a stream that the server cancels
 
 
 class EventEncoder(Protocol):

@@ -21,15 +21,15 @@ class ToolCallParser:
         "_after_call",
         "_blanks",
         "_edge",
+        "_emits_call",
         "_form",
+        "_has_content",
         "_marker",
         "_parallel",
         "_reader",
         "_search",
-        "_spoken",
         "_state",
         "_syntax",
-        "_tells",
         "_tools",
         "calls",
     )
@@ -43,11 +43,11 @@ class ToolCallParser:
         self._state: Literal["text", "call", "behind call"] = "text"
         self._search = MarkerSearch(form.syntax.begin)
         self._blanks: list[str] = []  # belong to no call and are not known to be content
-        self._spoken = False  # there has been content
+        self._has_content = False  # there has been content
         self._after_call = False  # and none since the last call
         self._reader = form.reader(tools, first=True)
         self._marker = ""  # in front of the call that is being read
-        self._tells = False  # that call
+        self._emits_call = False  # that call
         self._edge = ""  # the beginning of what ends or follows a call
 
     def feed(self, text: str) -> list[Delta]:
@@ -66,14 +66,14 @@ class ToolCallParser:
         """What was held back, once no further text will come."""
         deltas: list[Delta] = []
         if self._state == "call" and not self._reader.begun:
-            self._speak(self._marker + "".join(self._reader.raw), deltas)
-        self._speak(self._edge + self._search.flush(), deltas)
+            self._emit_content(self._marker + "".join(self._reader.raw), deltas)
+        self._emit_content(self._edge + self._search.flush(), deltas)
         if self._blanks and not self._after_call:
             deltas.append(ContentDelta("".join(self._blanks)))
         return deltas
 
     def _read_text(self, text: str, deltas: list[Delta]) -> str:
-        if self._syntax.bare and not self._spoken and not self._search.held:
+        if self._syntax.bare and not self._has_content and not self._search.held:
             begun = text.lstrip()
             self._blanks.append(text[: len(text) - len(begun)])
             text = begun
@@ -81,7 +81,7 @@ class ToolCallParser:
                 self._begin_call("", first=True)
                 return text
         before, rest = self._search.feed(text)
-        self._speak(before, deltas)
+        self._emit_content(before, deltas)
         if rest is None:
             return ""
         self._begin_call(self._syntax.begin, first=True)
@@ -91,27 +91,27 @@ class ToolCallParser:
         self._state = "call"
         self._reader = self._form.reader(self._tools, first)
         self._marker = marker
-        self._tells = False
+        self._emits_call = False
 
     def _read_call(self, text: str, deltas: list[Delta]) -> str:
         reader = self._reader
-        known = reader.begun
+        had_begun = reader.begun
         taken = reader.feed(text)
-        if reader.begun and not known:
+        if reader.begun and not had_begun:
             self._blanks.clear()
             self._after_call = True
-            self._tells = self._parallel or not self.calls
-            if self._tells:
+            self._emits_call = self._parallel or not self.calls
+            if self._emits_call:
                 deltas.append(CallDelta(self.calls, "", reader.id or self._form.new_id(), reader.name))
                 self.calls += 1
         arguments = reader.take_arguments()
-        if arguments and self._tells:
+        if arguments and self._emits_call:
             deltas.append(CallDelta(self.calls - 1, arguments))
         if reader.begun and (reader.done or reader.broken):
             self._state = "behind call"
         elif reader.broken:
             self._state = "text"
-            self._speak(self._marker + "".join(reader.raw), deltas)
+            self._emit_content(self._marker + "".join(reader.raw), deltas)
         return text[taken:]
 
     def _read_behind(self, text: str) -> str:
@@ -134,15 +134,15 @@ class ToolCallParser:
         self._blanks.clear()
         return rest[len(end) :]
 
-    def _speak(self, text: str, deltas: list[Delta]) -> None:
+    def _emit_content(self, text: str, deltas: list[Delta]) -> None:
         """Tell content, but blanks at its end only with what follows them."""
         kept = text.rstrip()
         if kept:
-            told = "".join(self._blanks) + kept
-            if self._after_call and not self._spoken:
-                told = told.lstrip()
-            deltas.append(ContentDelta(told))
+            content = "".join(self._blanks) + kept
+            if self._after_call and not self._has_content:
+                content = content.lstrip()
+            deltas.append(ContentDelta(content))
             self._blanks.clear()
-            self._spoken, self._after_call = True, False
+            self._has_content, self._after_call = True, False
         if len(kept) < len(text):
             self._blanks.append(text[len(kept) :])

@@ -47,7 +47,7 @@ class Answer(msgspec.Struct, frozen=True):
     calls: tuple[Call, ...]
 
 
-def put_together(deltas: Iterable[Delta]) -> Answer:
+def join_deltas(deltas: Iterable[Delta]) -> Answer:
     """The answer that the deltas tell."""
     content: list[str] = []
     reasoning: list[str] = []

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.deltas import Answer, ContentDelta, Delta, put_together
+from aengine.text.answer.deltas import Answer, ContentDelta, Delta, join_deltas
 from aengine.text.answer.formats.base import CallFormat
-from aengine.text.answer.formats.known import FORMATS, FormatName, call_format_of
+from aengine.text.answer.formats.table import FORMATS, FormatName, call_format_of
 from aengine.text.answer.thought import ALL_THOUGHTS, THINK, ThoughtMarkers, ThoughtParser, thoughts_of
 
 _MARKERS = (
@@ -29,7 +29,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     thought_markers: ThoughtMarkers = THINK
     markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
     special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
-    thinks_if_asked: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
+    thinking_is_opt_in: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
 
     def shown_special_ids(self, thoughts: bool, calls: CallFormat | None) -> tuple[int, ...]:
         """The ids that must be written in the text for these to be found in it."""
@@ -111,7 +111,7 @@ class AnswerParser:
         deltas: list[Delta] = []
         for at in range(0, len(text), _READ_CHARACTERS):
             deltas += self.feed(text[at : at + _READ_CHARACTERS])
-        return put_together(deltas + self.finish())
+        return join_deltas(deltas + self.finish())
 
     def _with_calls(self, deltas: list[Delta]) -> list[Delta]:
         if self._calls is None:

@@ -36,7 +36,7 @@ class ThoughtParser:
     depend on how the text is cut, and time is linear in it.
     """
 
-    __slots__ = ("_blanks", "_breaks", "_edge", "_marker", "_opened", "_search", "_state", "_told")
+    __slots__ = ("_blanks", "_breaks", "_edge", "_emitted", "_marker", "_opened", "_search", "_state")
 
     def __init__(self, opened: bool = False, markers: ThoughtMarkers = THINK) -> None:
         self._opened = opened
@@ -45,7 +45,7 @@ class ThoughtParser:
         self._blanks: list[str] = []  # before anything else has come
         self._edge = ""  # the beginning of a marker, behind them
         self._search = MarkerSearch(markers.end)
-        self._told = False  # something of the thought
+        self._emitted = False  # something of the thought
         self._breaks: list[str] = []  # line breaks that are dropped if the thought ends here
 
     @property
@@ -103,12 +103,12 @@ class ThoughtParser:
         return text
 
     def _think(self, text: str, deltas: list[Delta]) -> None:
-        if not self._told:
+        if not self._emitted:
             text = text.lstrip("\n")
         kept = text.rstrip("\n")
         if kept:
             deltas.append(ReasoningDelta("".join(self._breaks) + kept))
-            self._told = True
+            self._emitted = True
             self._breaks.clear()
-        if self._told and len(kept) < len(text):
+        if self._emitted and len(kept) < len(text):
             self._breaks.append(text[len(kept) :])

@@ -71,8 +71,8 @@ class Grammars:
         self._measuring = ThreadPoolExecutor(threads, thread_name_prefix="aengine-mask")
         self._fills = MEASURE_EVERY  # since each mask of one was measured
         self._measures = False  # in the next fill, what each mask costs
-        self._beside = ThreadPoolExecutor(
-            max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=_give_way
+        self._slow_fills = ThreadPoolExecutor(
+            max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=_lower_priority
         )
 
     async def matcher(self, structured: Structured) -> Matcher:
@@ -124,7 +124,7 @@ class Grammars:
         if not matcher.late or matcher.working is not None:
             return
         loop = asyncio.get_running_loop()
-        matcher.working = loop.run_in_executor(self._beside, matcher.fill, np.empty(self.words, dtype=np.int32))
+        matcher.working = loop.run_in_executor(self._slow_fills, matcher.fill, np.empty(self.words, dtype=np.int32))
 
         def filled(future: asyncio.Future[Mask]) -> None:
             matcher.filled(future)
@@ -136,7 +136,7 @@ class Grammars:
         """Let go of the threads."""
         self._filling.shutdown()
         self._measuring.shutdown()
-        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._slow_fills.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, tokenizer: LLTokenizer, source: str) -> _Compiled:
         """Raises `_RefusedError` with the reason."""
@@ -206,7 +206,7 @@ class _RefusedError(ValueError):
         self.where = None if placed is None else placed[1]
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Let this thread be the last to get a processor, where threads have priorities of their own."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

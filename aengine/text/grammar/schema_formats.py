@@ -42,7 +42,7 @@ _BEHIND = re.compile(r"\\\.\?\\d\{0,(\d+)\}")
 _MOST_BEFORE, _MOST_BEHIND = 19, 9  # digits, where the pattern sets no bound
 
 
-def understood(schema: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
+def compilable_schema(schema: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
     """The schema in words that the compiler knows, where there are any, allowing no more.
 
     A format that nobody knows is an annotation, and items need not differ, unless the schema is `strict`: then it is

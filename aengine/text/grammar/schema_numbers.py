@@ -13,7 +13,7 @@ _SINGLE = ("items", "additionalProperties")
 _MEETING = ("$ref", "allOf", "oneOf", "not", "enum", "const")
 
 
-def with_ends(schema: dict[str, Any]) -> dict[str, Any]:
+def bounded_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema with numbers of at most 19 digits before the point and 9 behind it, unless it says otherwise.
 
     Allows a part of what the schema allows. Where keywords of several schemas meet (allOf, oneOf, not, $ref beside
@@ -41,7 +41,7 @@ def with_ends(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _below(value: object) -> object:
-    return with_ends(value) if isinstance(value, dict) else value
+    return bounded_numbers(value) if isinstance(value, dict) else value
 
 
 def _limits(schema: dict[str, Any], ending: str) -> list[float]:

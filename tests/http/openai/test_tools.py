@@ -12,7 +12,7 @@ from aengine.http.bodies.requests import ChatRequest
 from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.openai.tools import tool_use
 from aengine.structured import Structured
-from aengine.text.answer.deltas import CallDelta, put_together
+from aengine.text.answer.deltas import CallDelta, join_deltas
 from aengine.text.answer.parser import AnswerFormat
 from aengine.types import SamplingParams
 from tests.http.fake_engine import FakeEngine
@@ -365,7 +365,7 @@ def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> Non
     parser = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)).parser
     text = start + "".join(CALL) + " "
     deltas = [delta for at in range(0, len(text), cut) for delta in parser.feed(text[at : at + cut])]
-    answer = put_together(deltas + parser.finish())
+    answer = join_deltas(deltas + parser.finish())
     assert (answer.content, answer.calls) == (text.removeprefix("<think>no</think>\n\n"), ())
 
 

@@ -124,7 +124,7 @@ class LiteralReader:
             return self._read_escape(text, at)
         found = _ESCAPE_END[self._quote].search(text, at)
         end = len(text) if found is None else found.start()
-        self._say(text[at:end])
+        self._emit(text[at:end])
         if found is None:
             return end
         if found[0] == "\\":
@@ -156,10 +156,10 @@ class LiteralReader:
 
     def _end_escape(self, text: str, at: int) -> int:
         self._escape = ""
-        self._say(text)
+        self._emit(text)
         return at
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if text:
             self._pieces.append(json.dumps(text, ensure_ascii=_is_surrogate(text))[1:-1])
 

@@ -75,11 +75,11 @@ def as_json(text: str, kinds: frozenset[Kind]) -> str:
     Without strings among the kinds, blanks around it say nothing, and JSON of another kind is the client's to refuse.
     """
     mixed = "string" in kinds
-    said = text if mixed else text.strip()
-    if said in WORDS and (not mixed or WORDS[said][0] in kinds):
-        return WORDS[said][1]
-    if not mixed or said[:1] in "-0123456789[{":
-        value = _json_of(said)
+    stripped = text if mixed else text.strip()
+    if stripped in WORDS and (not mixed or WORDS[stripped][0] in kinds):
+        return WORDS[stripped][1]
+    if not mixed or stripped[:1] in "-0123456789[{":
+        value = _json_of(stripped)
         if value is not None and (not mixed or _is_of(value, kinds)):
             return value
     return json.dumps(text, ensure_ascii=False)

@@ -18,7 +18,7 @@ _OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", *_DEF
 ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
 _MAX_DEPTH = 16  # of references to references
 _MAX_ALTERNATIVES = 64  # of one value, looked into; where there are more it may be anything
-_LONGEST = 2**20  # characters of definitions, told again and again
+_LONGEST = 2**20  # characters of definitions, repeated for each parameter
 
 
 class Parameter(NamedTuple):
@@ -49,17 +49,17 @@ def further_of(schema: Schema | None) -> Schema | None:
 
 def check_parameters(tool: CallableTool) -> None:
     """Raise `InvalidRequestError`, naming the place, where parameters with schemas of their own cannot say what the
-    tool's schema says: strict ones with further bounds, and definitions too large to be told of each parameter.
+    tool's schema says: strict ones with further bounds, and definitions too large to be repeated for each parameter.
     """
     whole = _resolved(object_schema(tool))
     for key in whole:
         if tool.strict and key not in _OF_AN_OBJECT | ANNOTATIONS:
             path = f"{tool.where}.{key}"
             raise InvalidRequestError(f"{path} cannot be enforced in this model's format of calls", path)
-    told = sum(any(place in parameter.schema for place in _DEFINITIONS) for parameter in parameters_of(whole))
-    if told * len(json.dumps([whole.get(place) for place in _DEFINITIONS])) > _LONGEST:
+    references = sum(any(place in parameter.schema for place in _DEFINITIONS) for parameter in parameters_of(whole))
+    if references * len(json.dumps([whole.get(place) for place in _DEFINITIONS])) > _LONGEST:
         raise InvalidRequestError(
-            f"{tool.where}: its definitions are too large for {told} parameters that refer to them", tool.where
+            f"{tool.where}: its definitions are too large for {references} parameters that refer to them", tool.where
         )
 
 

@@ -21,7 +21,7 @@ _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"}
 _UTF8_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
 
 
-def longest_token(backend: Backend, pieces: PieceTable | None) -> int | None:
+def longest_token_bytes(backend: Backend, pieces: PieceTable | None) -> int | None:
     """In bytes; None where a text may lose characters or have them fused, so that its length says nothing."""
     if pieces is None or not isinstance(backend.model, BPE):
         return None
@@ -39,7 +39,7 @@ def longest_token(backend: Backend, pieces: PieceTable | None) -> int | None:
     return max(map(len, tokens))
 
 
-def fewest_tokens(text: str, longest: int) -> int:
+def minimum_tokens(text: str, longest: int) -> int:
     """How many tokens of at most `longest` bytes the text has at least."""
     size = len(text) if text.isascii() else len(text) // 2
     return -(-size // longest)
