@@ -23,6 +23,7 @@ from aengine.engine.consume import collect, drain
 from aengine.engine.live import LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
+from aengine.engine.stats import snapshot
 from aengine.engine.stream import Stream
 from aengine.errors import (
     AengineError,
@@ -370,26 +371,8 @@ class Engine:
 
     def stats(self) -> Stats:
         """A snapshot; cheap."""
-        ready = self._ready()
-        scheduler, memory, counters = ready.scheduler, ready.scheduler.memory, ready.scheduler.counters
         last_step = None if self._loop is None else self._loop.last_step
-        return Stats(
-            running=scheduler.running,
-            waiting=scheduler.waiting,
-            pages_total=memory.usable_pages,
-            pages_used=memory.usable_pages - memory.allocator.free - memory.tree.evictable_pages,
-            pages_cached=memory.tree.evictable_pages,
-            pages_free=memory.allocator.free,
-            page_size=self.config.page_size,
-            steps=counters.steps,
-            requests=self._ended_requests,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            computed_tokens=counters.computed_tokens,
-            generated_tokens=counters.generated_tokens,
-            preemptions=counters.preemptions,
-            last_step_age=None if last_step is None else time.monotonic() - last_step,
-        )
+        return snapshot(self._ready().scheduler, self._ended_requests, last_step)
 
     def flush_cache(self) -> None:
         """Forget every cached prefix.
