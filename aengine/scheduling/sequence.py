@@ -34,7 +34,7 @@ class Grammar(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Beginning:
+class AdmittedPages:
     """The pages that a sequence was admitted with; the choices that fork from it hold them together with it."""
 
     node: Node  # locked: covers the pages that are the tree's
@@ -42,7 +42,7 @@ class Beginning:
     pages: int  # how many there are of both
     epoch: int  # of the tree at admission
     holders: int = 1
-    spoiled: bool = False  # what is in them is not finite
+    finite: bool = True  # False: NaN or infinity was computed into them
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class Sequence:
     max_output: int = 0  # `max_total` without the prompt
     row: int = -1
     pages: list[int] = field(default_factory=list)
-    beginning: Beginning | None = None  # of `pages`; None where there are none
+    admitted: AdmittedPages | None = None  # of `pages`; None where there are none
     grown: set[int] = field(default_factory=set)  # the pages behind it
     launched: int = 0
     computed: int = 0
@@ -83,7 +83,7 @@ class Sequence:
     in_flight: int = 0  # launched steps that name it and are not committed
     decoding: bool = False  # its last chunk is launched: from here on the row feeds what it drew
     promised: int = 0  # pages that come back once it has left, while it is leaving
-    tainted: bool = False  # its step failed: nothing of it may enter the tree
+    cacheable: bool = True  # False: its step failed, so nothing of it may enter the tree
     stops: frozenset[int] = frozenset()  # `stop_ids`, for looking up
 
     def __post_init__(self) -> None:
