@@ -102,7 +102,9 @@ class ServerError(AengineError):
 
 @contextmanager
 def renamed_param(names: Mapping[str, str]) -> Iterator[None]:
-    """What is refused in here is told under the names that the caller has given it: `names`, by our own."""
+    """Raise `InvalidRequestError`s about the parameters `names` under the names that the caller knows them by (`names`,
+    by our own).
+    """
     try:
         yield
     except InvalidRequestError as error:

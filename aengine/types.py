@@ -1,4 +1,4 @@
-"""The data that crosses rooms: what a request asks for, what it gets back, and the plan of one step.
+"""The data that crosses rooms: requests' parameters, fragments and completions, and the plan of one step.
 
 No torch in here, and no behaviour beyond validation and small derived properties.
 """
@@ -372,7 +372,7 @@ class StepPlan(msgspec.Struct):
 
     @property
     def scoring(self) -> bool:
-        """Whether a chunk asks how likely its tokens were."""
+        """Whether a chunk has prompt logprobs to compute."""
         return any(chunk.score_ids for chunk in self.prefill)
 
     @property

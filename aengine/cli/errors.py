@@ -1,11 +1,11 @@
-"""How a command ends that cannot do what it was asked."""
+"""Errors that end a command with one sentence and an exit status."""
 
 from __future__ import annotations
 
 
 class CommandError(Exception):
-    """One sentence for standard error, and exit status 1."""
+    """Ends the command with one sentence on standard error, and exit status 1."""
 
 
 class UsageError(Exception):
-    """One sentence about the arguments, and exit status 2."""
+    """Ends the command with one sentence about its arguments, and exit status 2."""

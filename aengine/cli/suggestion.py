@@ -1,4 +1,4 @@
-"""Unknown flags, told together with the known one that was probably meant."""
+"""The error for unknown flags, with the known one that was probably meant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIKENESS = 0.7  # share of common letters from which on a flag is offered
 
 
 def unknown_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> str:
-    """One sentence about what `parser`, that of a command, could not use."""
+    """One sentence about the arguments that `parser`, that of a command, does not know."""
     argument = next((argument for argument in arguments if argument.startswith("-")), arguments[0])
     flag = argument.partition("=")[0]
     if not flag.startswith("-"):

@@ -1,4 +1,4 @@
-"""The public async API, asked of a server: what `Engine` is to a model in this process."""
+"""`Client`: the API of `Engine`, over HTTP."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Client:
             raise ServerError("the server does not say which model it serves") from None
 
     async def get(self, path: str) -> dict[str, Any]:
-        """A JSON object of the server's. Raises what it answers instead."""
+        """GET a path: the JSON object of the answer. Raises what it answers instead."""
         self._task_group()
         try:
             response = await self._http.get(path)
@@ -139,7 +139,8 @@ class Client:
         template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The assistant's next message as OpenAI's API streams it: thoughts and calls of tools told from content.
+        """The assistant's next message as chunks of OpenAI's API: thoughts and calls of tools are told apart from
+        content.
 
         Close it (`contextlib.aclosing`) when you stop early.
         """
@@ -238,7 +239,9 @@ class Client:
     # ---- the task of one request --------------------------------------------------------------------------
 
     async def _read(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
-        """Whatever happens here is handed to the consumer; nothing escapes into the task group."""
+        """The task that reads one response into its stream; whatever happens here is handed to the consumer, nothing
+        escapes into the task group.
+        """
         try:
             with stream.connection:
                 await self._read_events(stream, body, params)
@@ -263,7 +266,7 @@ class Client:
     async def _event_response(
         self, path: str, body: bytes, params: SamplingParams, headers: Mapping[str, str]
     ) -> AsyncIterator[httpx2.Response]:
-        """An answer that is a stream of events. Raises what the server says instead."""
+        """The response to a POST, a stream of events. Raises what the server says instead."""
         headers = {"Content-Type": "application/json", **headers}
         async with self._http.stream("POST", path, content=body, headers=headers) as response:
             if response.status_code != 200:
@@ -286,7 +289,7 @@ class Client:
 
 
 def _resolved(params: SamplingParams | None, sampling: Mapping[str, Any]) -> tuple[tuple[str, ...], SamplingParams]:
-    """The parameters, checked as far as that is possible here, and the names of those that are to be sent."""
+    """The names of the parameters to send, and the parameters, checked as far as that is possible here."""
     names = SamplingParams.__struct_fields__ if params is not None else tuple(sampling)
     return names, resolved_params(SamplingParams(), params, sampling, _ANY_VOCABULARY)
 

@@ -1,4 +1,6 @@
-"""What goes over the wire: requests as `/generate` takes them, its events, and errors made into exceptions again."""
+"""The wire format of `/generate` and of chunks: requests are encoded, events decoded, error bodies turned into
+exceptions.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ _error_decoder = msgspec.json.Decoder(ErrorDocument)
 
 
 def read_event(data: str, params: SamplingParams) -> Fragment:
-    """A fragment of what `params` asked for. Raises the error in the event, `ServerError` for no event of ours."""
+    """Decode an event into a fragment; `params` are the request's. Raises the error in the event, `ServerError` for no
+    event of ours.
+    """
     try:
         event = _event_decoder.decode(data)
     except msgspec.DecodeError as error:
@@ -93,12 +97,14 @@ def read_event(data: str, params: SamplingParams) -> Fragment:
 
 
 def _prompt_logprobs(positions: list[dict[int, WireCandidate] | None], top: int) -> list[PromptLogprob]:
-    """Of all positions but the first, which follows nothing."""
+    """The logprobs of all positions but the first, which follows nothing."""
     return [_prompt_logprob(candidates, top) for candidates in positions if candidates]
 
 
 def _prompt_logprob(candidates: dict[int, WireCandidate], top: int) -> PromptLogprob:
-    """The own token comes first, and stands there alone where it is one of the `top` likeliest too."""
+    """The logprob of one position, from candidates by token id: the prompt's own comes first, and stands there alone
+    where it is one of the `top` likeliest too.
+    """
     ids = list(candidates)
     values = [-math.inf if one.logprob is None else one.logprob for one in candidates.values()]
     own, logprob, rank = ids[0], values[0], candidates[ids[0]].rank
@@ -112,7 +118,7 @@ def _prompt_logprob(candidates: dict[int, WireCandidate], top: int) -> PromptLog
 
 
 def read_chunk(data: str, params: SamplingParams) -> dict[str, Any]:
-    """A chunk of OpenAI's. Raises the error that it tells of, `ServerError` for what is no chunk."""
+    """Decode a chunk of OpenAI's API. Raises the error that it tells of, `ServerError` for what is no chunk."""
     try:
         chunk = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -127,7 +133,7 @@ def read_chunk(data: str, params: SamplingParams) -> dict[str, Any]:
 def response_error(
     status: int, body: bytes, headers: Mapping[str, str], params: SamplingParams = _DEFAULT_PARAMS
 ) -> AengineError:
-    """The exception for an answer to `params` that is not a success."""
+    """The exception for a response whose status is not a success."""
     try:
         wire_error = _error_decoder.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The two ways to read a request's stream: fragment by fragment, or all at once."""
+"""Reads a request's stream: fragment by fragment, or collected into a `Completion`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogp
 
 
 class FragmentStream(Protocol):
-    """A request of this process's engine, or of a server's."""
+    """A request of this process's engine, or of a server's, as a stream of fragments."""
 
     id: str
 

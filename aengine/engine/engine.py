@@ -124,7 +124,7 @@ class Engine:
         await self._exit.__aexit__(None, None, None)
 
     async def _serve(self, loop: StepLoop, runner: Runner, grammars: Grammars) -> None:
-        """The engine task: nothing escapes from it, every waiter hears of its end."""
+        """The engine task: runs the step loop to its end; nothing escapes from it, every waiter hears of its end."""
         with anyio.CancelScope(shield=True):
             try:
                 await loop.run()

@@ -1,4 +1,4 @@
-"""Which path leads where, and what every request passes on its way."""
+"""The routes of the HTTP layer, and its application."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = (404,)  # and of what may name a model
 
 
 def operations(state: ServerState) -> list[Operation]:
-    """Every endpoint but the description of them all."""
+    """Every endpoint with its path and its bodies, except the document that describes them all."""
     generate, completions, chat = Generate(state), Completions(state), Chat(state)
     models, health, metrics = Models(state), Health(state), Metrics(state)
     tokens, admin = Tokens(state), Admin(state)

@@ -1,4 +1,4 @@
-"""Whether the scheduler's books add up: rows, pages and promises. For tests and diagnosis."""
+"""Checks of the scheduler's invariants: rows, pages and promises. For tests and diagnosis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from aengine.scheduling.sequence import AdmittedPages, Phase, Sequence
 
 
 def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
-    """Every row is free or held by exactly one sequence, and the batch has counted right; `running` is by rank."""
+    """Check that every row is free or held by exactly one sequence, and that the batch has counted right; `running` is
+    by rank.
+    """
     holders = [*batch.running, *leaving]
     rows = [*(sequence.row for sequence in holders), *batch.free_rows]
     _require(sorted(rows) == list(range(batch.max_rows)), f"rows are shared or lost: {rows}")
@@ -28,7 +30,7 @@ def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
 
 
 def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights: Collection[Flight]) -> None:
-    """Each sequence knows how many steps name it and how many of its draws are on their way."""
+    """Check that each sequence knows how many steps name it and how many of its draws are on their way."""
     named = Counter(sequence for flight in flights for sequence in flight.carried())
     drawing = Counter(sequence for flight in flights for sequence in flight.draws())
     for sequence in {*running, *leaving, *named}:
@@ -42,7 +44,7 @@ def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights
 
 
 def check_pages(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
-    """Every page that is held is some sequence's or the tree's, and pages hold what was computed."""
+    """Check that every page that is held is some sequence's or the tree's, and that pages hold what was computed."""
     memory.allocator.check_integrity()
     memory.tree.check_integrity()
     admissions: Counter[AdmittedPages] = Counter()
@@ -71,7 +73,7 @@ def check_pages(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
 
 
 def check_unforked(unforked: int, alive: Collection[Sequence]) -> None:
-    """The choices that wait as a number are those of sequences that have yet to fork."""
+    """Check that the choices that wait as a number are those of sequences that have yet to fork."""
     waiting = sum(sequence.siblings for sequence in alive)
     _require(unforked == waiting, f"{waiting} choices are still to be made, not {unforked}")
     for sequence in alive:
@@ -79,7 +81,7 @@ def check_unforked(unforked: int, alive: Collection[Sequence]) -> None:
 
 
 def check_idle(memory: SequenceMemory) -> None:
-    """Nothing is left but the cache."""
+    """Check that nothing is left but the cache."""
     free, cached = memory.allocator.free, memory.tree.cached_pages
     _require(free + cached == memory.usable_pages, f"{free} free + {cached} cached pages of {memory.usable_pages}")
     _require(memory.tree.evictable_pages == cached, "a cached page is still locked at idle")

@@ -1,4 +1,4 @@
-"""Pages for sequences: taken from the free list, found in the radix tree, given back to either."""
+"""Allocates pages to sequences: taken from the free list, found in the radix tree, given back to either."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class SequenceMemory:
         self._refused: _Refusal | None = None
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens fill, the last one perhaps partly."""
+        """The number of pages that `tokens` tokens fill, the last one perhaps partly."""
         return -(-tokens // self.page_size)
 
     @property
     def available(self) -> int:
-        """Pages that are free or can be made free by evicting."""
+        """The number of pages that are free or can be made free by evicting."""
         return self.allocator.free + self.tree.evictable_pages
 
     def reserve(self, pages: int) -> bool:
@@ -50,7 +50,8 @@ class SequenceMemory:
         return short <= 0
 
     def admit(self, sequence: Sequence, headroom: int) -> bool:
-        """Give a sequence the cached part of its tokens and fresh pages for the rest, or nothing.
+        """Allocate a sequence's pages, the cached part of its tokens from the tree and fresh ones for the rest, or none
+        at all.
 
         At least the last token is left to compute. `headroom` pages must stay available beyond that. A sequence
         that did not fit is looked up again only when it might: asking in every step costs next to nothing.
@@ -113,7 +114,7 @@ class SequenceMemory:
         return leader.pages[full], self.grow(sibling)
 
     def publish(self, sequence: Sequence) -> None:
-        """Offer the full pages that a sequence was admitted with to the tree, as far as they are computed.
+        """Insert the full pages that a sequence was admitted with into the tree, as far as they are computed.
 
         Once one of those who hold them has done so, it costs the others nothing.
         """
@@ -125,7 +126,7 @@ class SequenceMemory:
             admitted.node = node
 
     def returnable(self, sequence: Sequence) -> int:
-        """Pages that become available when the sequence gives everything back: those that it alone holds."""
+        """The number of pages that become available when the sequence gives back everything: those it alone holds."""
         pages = len(sequence.grown)
         admitted = _admitted(sequence)
         if admitted.holders == 1:
@@ -157,7 +158,7 @@ class SequenceMemory:
         sequence.admitted = None
 
     def _insert(self, sequence: Sequence, full: int) -> Node | None:
-        """Offer the first `full` pages, all computed, to the tree: the node where they end, if it takes any.
+        """Insert the first `full` pages, all computed, into the tree: the node where they end, if it takes any.
 
         Nothing of a sequence that failed enters, nor what was begun before the cache was cleared.
         """

@@ -77,17 +77,17 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Sequences that hold a row."""
+        """The number of sequences that hold a row."""
         return self._batch.held
 
     @property
     def waiting(self) -> int:
-        """Sequences in the queue, and the choices that are still to fork from one."""
+        """The number of sequences in the queue, and of choices that are still to fork from one."""
         return len(self._waiting) + self._unforked
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is in flight."""
+        """Whether nothing runs, waits or is in flight."""
         return not self._waiting and not self._flights and not self._batch.held
 
     @property
@@ -130,7 +130,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
-        """Take over a finished step's draws: the oldest one in flight, which must be `plan`."""
+        """Apply a finished step's results: the oldest one in flight, which must be `plan`."""
         if not self._flights or self._flights[0].plan is not plan:
             raise RuntimeError(f"step {plan.step} is not the oldest in flight")
         flight = self._flights.popleft()
@@ -192,7 +192,7 @@ class Scheduler:
         return failed
 
     def flush_cache(self) -> None:
-        """Forget every cached prefix.
+        """Drop every cached prefix.
 
         Those who run keep their pages, and go on; nothing that was begun before enters the cache any more.
         """
@@ -241,7 +241,9 @@ class Scheduler:
         plan.shared = self._shared
 
     def _find_page(self, sequence: Sequence, stalled: int) -> bool:
-        """One free page for a decoding sequence; the youngest pay for it. False: not in this step."""
+        """Make one page free for a decoding sequence, if need be by preempting the one of the largest rank. False: not
+        in this step.
+        """
         while not self.memory.reserve(1):
             if stalled < self._batch.promised:
                 return False  # a page is on its way
@@ -301,7 +303,7 @@ class Scheduler:
         flight.prefill.append((sequence, chunk, forks))
 
     def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
-        """Let the siblings draw from the leader's logits.
+        """Fork the siblings of a leader, which draw from the leader's logits.
 
         Where rows or pages run out, the next sibling queues up, and the others will fork from that one.
         """
@@ -329,7 +331,7 @@ class Scheduler:
     # ---- leaving ------------------------------------------------------------------------------------------
 
     def _land(self, sequence: Sequence) -> None:
-        """A step that named the sequence is over."""
+        """Note that a step that named the sequence is over."""
         if self._batch.land(sequence):
             self._requeue(sequence)
 
@@ -339,7 +341,7 @@ class Scheduler:
             self._requeue(sequence)
 
     def _requeue(self, sequence: Sequence) -> None:
-        """A preempted sequence that has given everything back returns to its place in the queue."""
+        """Return a preempted sequence that has given everything back to its place in the queue."""
         if sequence.phase is Phase.PREEMPTED:
             sequence.phase = Phase.WAITING
             self._waiting.push(sequence)

@@ -1,4 +1,4 @@
-"""One sequence of tokens and where it stands: queued, on a row, being preempted, or done."""
+"""A sequence of tokens and its phase: queued, on a row, being preempted, or done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.types import FinishReason, PromptLogprob, RowLogprobs, SamplingPara
 
 
 class Phase(enum.Enum):
-    """`PREEMPTED` and `FINISHED` keep row and pages until no step in flight names them."""
+    """The phase of a sequence; `PREEMPTED` and `FINISHED` keep row and pages until no step in flight names them."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -21,15 +21,15 @@ class Phase(enum.Enum):
 
 
 class Grammar(Protocol):
-    """What an output must match, as far as it has come."""
+    """The state of an output's grammar, as far as the scheduler needs it."""
 
     @property
     def late(self) -> bool:
-        """Whether its next mask is still being worked out: no step carries the sequence until it is there."""
+        """Whether the next mask is still being computed: no step carries the sequence until it is there."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """Move on by one committed token."""
+        """Advance by one committed token."""
         ...
 
 
@@ -98,7 +98,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens known: the prompt and the committed output."""
+        """The number of known tokens: the prompt and the committed output."""
         return self.prompt_len + len(self.output)
 
     def ids(self, start: int, end: int) -> array[int]:
@@ -128,7 +128,7 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """What one committed draw means for its sequence."""
+    """The effect of one committed draw on its sequence."""
 
     sequence: Sequence
     token_id: int

@@ -1,4 +1,4 @@
-"""Which decoding sequences begin with the same cached run, so that a step can read its pages once for all of them."""
+"""Finds decoding sequences that begin with the same cached run, so that a step can read its pages once for all."""
 
 from __future__ import annotations
 

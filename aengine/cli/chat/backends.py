@@ -1,4 +1,4 @@
-"""Where the shell's answers come from: an engine in this process, or a server; thoughts told from content by both."""
+"""Backends of the chat shell, an engine in this process or a server; both separate thoughts from content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Messages = list[dict[str, Any]]
 
 
 class AnswerEnd(msgspec.Struct):
-    """What is told after an answer."""
+    """Usage and finish reason, after the last piece of an answer."""
 
     usage: Usage
     finish_reason: str | None

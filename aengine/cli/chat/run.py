@@ -1,4 +1,4 @@
-"""The shell on a terminal, with the model that was asked for."""
+"""Runs the chat shell on the terminal, with the model that the arguments name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aengine.client import Client
 
 
 def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
-    """Talk until the user leaves."""
+    """Run the chat shell until the user leaves it."""
     asyncio.run(_chat(args, sampling))
     return 0
 

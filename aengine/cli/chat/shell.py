@@ -1,4 +1,4 @@
-"""The chat shell: reads lines, says answers, obeys /commands. It knows neither readline nor where answers come from."""
+"""The chat shell: reads lines, prints answers, runs /commands. It knows neither readline nor an engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHELL_NAMES = tuple(name for name in NAMES if name not in ("n", "logprobs"))  #
 
 
 class SavedChat(msgspec.Struct, forbid_unknown_fields=True):
-    """What `/save` writes."""
+    """The file that `/save` writes."""
 
     messages: list[dict[str, Any]]
     sampling: dict[str, Any] = {}
@@ -69,7 +69,8 @@ class Shell:
             self._system(system)
 
     async def run(self, read: Callable[[str], str]) -> None:
-        """Until `/quit` or the end of the input, in the main thread, whose SIGINT is the shell's meanwhile.
+        """Read and answer lines until `/quit` or the end of the input, in the main thread, whose SIGINT is the shell's
+        meanwhile.
 
         `read` blocks, and nothing else goes on while it does. It raises `EOFError` at the end, and
         `KeyboardInterrupt` where the line is given up.
@@ -224,7 +225,7 @@ def _figures(ending: AnswerEnd, before: float, during: float) -> str:
 
 
 def _read_line(read: Callable[[str], str]) -> str:
-    """A line. Ctrl-C means something here, and again during an answer; in between a second one is not heard."""
+    """Read a line. Ctrl-C means something here, and again during an answer; in between a second one is not heard."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return read(PROMPT)

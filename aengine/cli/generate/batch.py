@@ -1,4 +1,6 @@
-"""Many prompts through one model: so many at once, results in the order of the prompts, memory for a few of them."""
+"""Runs many prompts through one model: a bounded number at once, results in the order of the prompts, in bounded
+memory.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _WINDOW = 4  # results that may wait for a slow one before them, per prompt that
 
 
 class Model(Protocol):
-    """`aengine.Engine` or `aengine.Client`."""
+    """What answers a line: `aengine.Engine` or `aengine.Client`."""
 
     async def complete(self, prompt: Any, **options: Any) -> Completion: ...
 
@@ -93,7 +95,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 async def answer_line(
     model: Model, defaults: dict[str, Any], line: int, text: bytes, *, plain: bool, ids: bool
 ) -> Result:
-    """One prompt's result. What is wrong with this line alone is its result; what ends the run is raised."""
+    """The result of one prompt. What is wrong with this line alone is its result; what ends the run is raised."""
     head: dict[str, Any] = {"line": line}
     try:
         fields = _fields(text, plain)
@@ -115,7 +117,7 @@ async def answer_line(
 
 
 def _fields(text: bytes, plain: bool) -> dict[str, Any]:
-    """What a line asks for, as arguments of `complete` or `chat`. Raises `InvalidRequestError`."""
+    """A line's fields as arguments of `complete` or `chat`. Raises `InvalidRequestError`."""
     try:
         value = text.decode() if plain else msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -141,7 +143,7 @@ _CHAT_FIELDS = ("messages", "tools", "template_kwargs", "continue_final_message"
 
 
 async def _retry_while_full(model: Model, fields: dict[str, Any]) -> Completion:
-    """Ask; where the queue is full, wait and ask again: other clients' work is not this line's fault."""
+    """Complete a prompt; where the queue is full, wait and try again: other clients' work is not this line's fault."""
     while True:
         try:
             if "messages" in fields:

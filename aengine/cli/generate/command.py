@@ -1,4 +1,4 @@
-"""`aengine generate`: its arguments."""
+"""The arguments of `aengine generate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aengine serve`: its arguments. The server itself stands in `serve.py`, whose imports take their time."""
+"""The arguments of `aengine serve`. The server itself stands in `server.py`, whose imports take their time."""
 
 from __future__ import annotations
 

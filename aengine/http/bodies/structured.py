@@ -1,4 +1,6 @@
-"""The fields of a request that say what its output must match: OpenAI's, vLLM's, and vLLM's older ones."""
+"""The fields that select structured output: OpenAI's `response_format`, vLLM's `structured_outputs` and its older
+`guided_*`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from aengine.structured import KINDS, Structured, Thought
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """`name` and `description` change nothing, and every schema is followed.
+    """A JSON schema, which is always followed; its name and description change nothing.
 
     With `strict`, a `format` that is not known is refused; else it is an annotation. So is `uniqueItems`.
     """
@@ -40,7 +42,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's `structured_outputs`, and what else a `Structured` may say."""
+    """vLLM's `structured_outputs`, with the other fields of `Structured`."""
 
     json: dict[str, Any] | str | None = None
     json_object: bool | None = None
@@ -68,7 +70,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 def single_form(fields: dict[str, Any]) -> Structured | None:
-    """The one form asked for, by whichever field: by name `response_format`, `structured_outputs`, `guided_json`, ...
+    """The one form among the fields by name (`response_format`, `structured_outputs`, `guided_json`, ...).
 
     The same one may be asked for by several fields: clients do so that serve several versions of vLLM. Raises
     `InvalidRequestError` for two that differ.

@@ -1,4 +1,4 @@
-"""API keys: with any set, whoever names none of them gets to see nothing but whether the server is up."""
+"""API keys: where any is set, every path but `/`, `/health` and `/ready` needs one of them."""
 
 from __future__ import annotations
 

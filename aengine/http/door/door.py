@@ -1,4 +1,6 @@
-"""The one way in: what every request passes before it is routed. A check without anything to judge is not called."""
+"""The outermost middleware, which every request passes before it is routed. A check without anything to judge is not
+called.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII: nothing that could split
 
 
 class Door:
-    """`X-Request-Id` (the client's own, or one of ours) in every response; then host, origin, key, path, departure."""
+    """Sets `X-Request-Id` (the client's own, or a new one) on every response; then checks host, origin, key and path,
+    and watches for disconnects.
+    """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, paths: ServedPaths) -> None:
         self._hosts = Hosts(config.allowed_hosts)

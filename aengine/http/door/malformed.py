@@ -1,4 +1,5 @@
-"""Where in a body stands what JSON cannot say: NaN, infinities, halves of surrogate pairs, bytes that are not UTF-8.
+"""Locates values that JSON has no form for in a body: NaN, infinities, halves of surrogate pairs, bytes that are not
+UTF-8.
 
 Python's own `json` writes the first three without a word, so that these bodies come from honest clients too. The
 parser only counts bytes up to them; a client is better told the field.
@@ -13,7 +14,9 @@ _LONGEST = 2**16  # bytes of a body that is read a second time; some millisecond
 
 
 class Unencodable(NamedTuple):
-    """`path` is the field's, such as `messages[0].content`; empty for the whole body."""
+    """A value that JSON has no form for. `path` is the field's, such as `messages[0].content`; empty for the whole
+    body.
+    """
 
     path: str
     reason: str
@@ -24,7 +27,7 @@ class _Constant(NamedTuple):
 
 
 def find_unencodable(body: bytes | bytearray) -> Unencodable | None:
-    """The first such value that is found, in a body that a parser has refused; None where it is something else."""
+    """The first such value in a body that a parser has refused; None where the reason is another."""
     if len(body) > _LONGEST:
         return None
     try:
@@ -51,7 +54,7 @@ def find_unencodable(body: bytes | bytearray) -> Unencodable | None:
 
 
 class _Item(NamedTuple):
-    """A value, and where it stands: paths are only put together for what is told, as names may be long."""
+    """A value and its place; a path is only put together for what is reported, as names may be long."""
 
     parent: _Item | None
     step: str

@@ -1,4 +1,4 @@
-"""What the generating endpoints share: from a request to a stream, and from a stream to a reply."""
+"""The base of the generating endpoints: decodes the request, bounds the answer, makes the response."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Endpoint:
         self._state = state
 
     async def _accept(self, request: Request, decoder: msgspec.json.Decoder[T]) -> tuple[EngineLike, T]:
-        """The engine and the body, refused in this order: unreadable, no engine, invalid."""
+        """Decode the request: the engine and the body, refused in this order: unreadable, no engine, invalid."""
         body = await self._state.bodies.read(request)
         await self._state.turnstile.enter()
         engine, read = self._state.require_engine(), decode(body, decoder)
@@ -51,7 +51,7 @@ class Endpoint:
 async def submit_within_context(
     submit: Callable[[SamplingParams], Awaitable[StreamLike]], params: SamplingParams, requested_max_tokens: int | None
 ) -> StreamLike:
-    """Submit; where only the endpoint's own default of max_tokens is too long, until the context is full."""
+    """Submit; where only the endpoint's own default of max_tokens exceeds the context, submit again without it."""
     try:
         return await submit(params)
     except ContextLengthError as error:

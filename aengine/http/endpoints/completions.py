@@ -76,7 +76,7 @@ class Completions(Endpoint):
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    """As the engine shall have them; `echo` with logprobs needs those of the prompt."""
+    """The engine's sampling parameters; `echo` with logprobs needs those of the prompt."""
     params = body.params(defaults, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
     if body.echo and body.max_tokens == 0:
         params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)

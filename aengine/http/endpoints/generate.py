@@ -55,7 +55,7 @@ class Generate(Endpoint):
 
 
 async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
-    """Text, ids, or a chat as the model reads it. Raises `InvalidRequestError` unless exactly one is given."""
+    """The prompt as text or ids; a chat is rendered. Raises `InvalidRequestError` unless exactly one is given."""
     if [body.prompt, body.input_ids, body.messages].count(None) != 2:
         raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
     if body.messages is None:
@@ -70,7 +70,7 @@ async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
 
 
 class GenerateEventEncoder:
-    """`{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
+    """Encodes `{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
 
     def __init__(self, n: int, prompt_logprobs_of: PromptLogprobsOf = no_prompt_logprobs) -> None:
         self._n = n
@@ -109,7 +109,7 @@ class GenerateEventEncoder:
 
 
 async def completion_body(completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
-    """The first choice at the top level, and all of them under `choices` where n > 1."""
+    """The body of an answer: the first choice at the top level, and all of them under `choices` where n > 1."""
     first, *others = completion.choices
     payload: dict[str, Any] = {"id": completion.id, **await _choice_body(first)}
     if others:

@@ -1,4 +1,4 @@
-"""`/health`: does this server serve, and make progress? `/ready`: would it take up a request? `/version`."""
+"""`/health` (does the engine make progress?), `/ready` (would a request be taken up?) and `/version`."""
 
 from __future__ import annotations
 

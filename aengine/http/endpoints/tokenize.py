@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize`, `/tokenizer_info`: what the tokenizer makes of a text, the way back, its settings."""
+"""`/tokenize`, `/detokenize`, `/tokenizer_info`: text to ids, ids to text, the tokenizer's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The requests that are being answered: counted, so that a server can wait for the last one, or cut them all off."""
+"""Counts the requests that are being answered, waits for the last one, cuts them off, and resets readers that take
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ ACTIVE_REQUEST = "aengine.active_request"  # in a request's scope: its `ActiveRe
 
 
 class InFlight:
-    """Wraps `app`, the HTTP side. A request that is cut off before its answer began is answered here: 503."""
+    """Middleware around `app` that keeps the set of requests in flight. A request that is cut off before its answer
+    began is answered here: 503.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -57,7 +61,7 @@ class InFlight:
 
     @property
     def blocked(self) -> int:
-        """Responses that wait for their readers."""
+        """The number of responses that wait for their readers."""
         return sum(request.pending > 0 for request in self._active)
 
     def abort(self, request_id: str) -> int:
@@ -84,7 +88,9 @@ class InFlight:
     async def watch_readers(
         self, seconds: float, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Give up readers that let a `send` wait for so long, until the scope that this hands out is cancelled."""
+        """Cut the connections of readers that let a `send` wait for `seconds`, until the scope that this hands out is
+        cancelled.
+        """
         with anyio.CancelScope() as scope:
             task_status.started(scope)
             while True:  # one timer for all of them
@@ -102,7 +108,7 @@ class InFlight:
 
 
 class ActiveRequest:
-    """One request: the scope of its task, and whether its reader keeps up."""
+    """One request in flight: the scope of its task, and the progress of its reader."""
 
     __slots__ = (
         "_active",
@@ -153,9 +159,10 @@ class ActiveRequest:
             self.last_progress = monotonic()
 
     async def cut(self, cancel_error: AengineError, recently: float) -> None:
-        """End the connection, so that the reply sees its client leave; where that is not possible, the reply alone.
+        """End the connection, so that the response sees its client leave; where that is not possible, cancel the
+        response alone.
 
-        recently: seconds. A connection that took something of another reply since then goes on.
+        recently: seconds. A connection that took something of another response since then goes on.
         """
         self.disconnected = True
         self.last_progress = monotonic()
@@ -177,6 +184,6 @@ class ActiveRequest:
 
 
 def cancel_error(scope: Scope) -> AengineError:
-    """The error for the client of a reply that is cancelled."""
+    """The error for the client of a response that is cancelled."""
     request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
     return EngineClosedError(SHUTTING_DOWN) if request is None else request.cancel_error

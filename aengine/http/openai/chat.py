@@ -1,4 +1,4 @@
-"""How `/v1/chat/completions` words an answer: as chunks, and as one message."""
+"""Encodes answers of `/v1/chat/completions`: as chunks, and as one message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLICE = 1024  # tokens of a thought that are counted between two turns of the l
 
 
 class ChatChunkEncoder(ChunkEncoder):
-    """Chunks; one reader per choice tells thoughts and calls from content."""
+    """Encodes chunks; one reader per choice separates thoughts and calls from content."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ChatChunkEncoder(ChunkEncoder):
         self._logprobs = logprobs
 
     def opening(self) -> bytes:
-        """The role, once per choice. Where content may stay away, it is null until it comes."""
+        """The chunks with the role, one per choice. Where content may stay away, it is null until it comes."""
         events = []
         for index, reader in enumerate(self._readers):
             role = {"role": "assistant", "content": "" if reader.parser.plain else None}

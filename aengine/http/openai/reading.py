@@ -1,4 +1,4 @@
-"""What is looked for in the answer to one request: thoughts, and calls of the tools that it offers."""
+"""Parsing of one request's answers: thoughts, and calls of the tools that it offers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from aengine.types import SamplingParams
 
 
 class ChoiceReader(NamedTuple):
-    """What reads one answer: its text, and its tokens where there may be thoughts among them."""
+    """The parser of one choice, with a count of its thought's tokens where there may be thoughts."""
 
     parser: AnswerParser
     thought: ThoughtTokens | None
 
     @property
     def thought_tokens(self) -> int:
-        """Those of the thought so far."""
+        """The number of tokens of the thought so far."""
         return 0 if self.thought is None else self.thought.count
 
 
@@ -85,8 +85,8 @@ class AnswerReading:
         )
 
     def calls_grammar(self, opens_thought: bool) -> str | None:
-        """The grammar, in Lark's notation, of an answer that must call tools, or may call some of them or in some way
-        only; None where it may say what it likes.
+        """The grammar, in Lark's notation, of an answer that must call tools, or may call only some of them or in some
+        way only; None where the answer is free.
         """
         tools, calls = self._tools, self._calls
         if calls is None:
@@ -113,7 +113,7 @@ class AnswerReading:
         return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
 
     def _grammar(self, form: CallFormat) -> CallGrammar:
-        """What the model may call, with whatever arguments where nobody asked for more."""
+        """The grammar of the tools that the model may call, with any arguments where nothing asks for more."""
         names = self._tools.names
         tools = [
             CallableTool(
@@ -128,7 +128,7 @@ class AnswerReading:
         return CallGrammar(tools, form, self._tools.parallel, self._format.markers, self._format.thought_markers)
 
     def _thought(self, opens_thought: bool) -> Thought:
-        """Where nobody looks for thoughts, there are none to keep out of the way of."""
+        """Whether a thought may stand before the answer; never where nobody looks for thoughts."""
         if not self._thoughts:
             return "never"
         return "open" if opens_thought else "possible" if self._may_think else "never"

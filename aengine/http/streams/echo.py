@@ -1,4 +1,4 @@
-"""`echo`: a stream that begins each of its choices with the prompt, as if that had been drawn too."""
+"""`echo`: a stream that puts the prompt in front of each choice, as if it had been drawn too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usa
 
 
 class EchoingStream:
-    """Another stream's fragments, the prompt's text and logprobs in front of each choice's own.
+    """Wraps a stream: the prompt's text and logprobs come in front of each choice's own.
 
     `ids` are the prompt's where `logprobs` are wanted, with so many candidates. With `mute` nothing that was drawn
     is told (max_tokens 0: one token is drawn because the engine draws at least one).

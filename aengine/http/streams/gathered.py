@@ -1,4 +1,4 @@
-"""Several streams read as one: a request with a list of prompts."""
+"""Reads several streams as one, for a request with a list of prompts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class GatheredStream:
         return msgspec.structs.replace(fragment, index=position * self._n + fragment.index, usage=None)
 
     def abort(self) -> None:
-        """Ends the takes as well: a stream that is aborted says its last at once."""
+        """Abort all streams, which ends the takes as well: an aborted stream delivers its last fragment at once."""
         for stream in self._streams:
             stream.abort()
 

@@ -1,4 +1,5 @@
-"""The two ways of answering: event by event, or at once. However a reply ends, its request ends in the engine.
+"""The two kinds of responses: server-sent events, or one JSON document. However a response ends, its request ends in
+the engine.
 
 A client that leaves cancels it (door/disconnect.py). A generator's own `finally` would not do: where the cancellation
 meets a `send` that is blocked, it runs when the generator is collected.
@@ -36,23 +37,25 @@ _ERROR_EVENT_SECONDS = 1.0  # for the last event of a stream that the server can
 
 
 class EventEncoder(Protocol):
-    """How one endpoint words its events; one instance per request."""
+    """Encodes the events of one endpoint's stream; one instance per request."""
 
     def opening(self) -> bytes:
-        """What precedes the first token; empty for nothing."""
+        """The events before the first token; empty for none."""
         ...
 
     def event(self, fragment: Fragment) -> bytes:
-        """One fragment; empty when it holds nothing that this endpoint shows."""
+        """The events for one fragment; empty when it holds nothing that this endpoint shows."""
         ...
 
     def closing(self, usage: Usage | None) -> bytes:
-        """What follows the last fragment."""
+        """The events after the last fragment."""
         ...
 
 
 class _StreamResponse(Response, ABC):
-    """What both replies share. `Response` is the base only because Starlette's handlers return one."""
+    """The base of both responses: notes its stream in the request in flight, and aborts it in the end. `Response` is
+    the base only because Starlette's handlers return one.
+    """
 
     def __init__(self, stream: StreamLike) -> None:
         self.background = None
@@ -74,7 +77,7 @@ class _StreamResponse(Response, ABC):
 
 
 class EventStreamResponse(_StreamResponse):
-    """Server-sent events, one `send` per wake-up; what waits together is said together.
+    """Server-sent events, one `send` per wake-up; fragments that wait together are sent together.
 
     A comment goes out after `heartbeat` seconds of silence. A reader that is more than `max_backlog` fragments
     behind is given up: its request is aborted and its response ends unfinished.
@@ -173,7 +176,7 @@ def _body(chunk: bytes, *, more: bool = True) -> Message:
 
 
 class DocumentResponse(_StreamResponse):
-    """One JSON document, when the last token is there."""
+    """One JSON document, sent when the last token is there."""
 
     def __init__(self, stream: StreamLike, body_of: Callable[[Completion], Awaitable[object]]) -> None:
         super().__init__(stream)

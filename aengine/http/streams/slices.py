@@ -1,4 +1,4 @@
-"""Long answers a slice at a time: the loop turns in between, and nothing of them is in memory twice."""
+"""Encodes long answers a slice at a time: the loop turns in between, and nothing of them is in memory twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of tools within the text that a model writes."""
+"""Parses calls of tools within the text that a model writes, as it comes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ToolCallParser:
         self._edge = ""  # the beginning of what ends or follows a call
 
     def feed(self, text: str) -> list[Delta]:
-        """The pieces that are complete now that `text` has come."""
+        """Parse more text: the pieces that are complete now."""
         deltas: list[Delta] = []
         while text:
             if self._state == "text":
@@ -63,7 +63,7 @@ class ToolCallParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What was held back, once no further text will come."""
+        """Parse the end of the text: the pieces that were held back."""
         deltas: list[Delta] = []
         if self._state == "call" and not self._reader.begun:
             self._emit_content(self._marker + "".join(self._reader.raw), deltas)
@@ -115,7 +115,7 @@ class ToolCallParser:
         return text[taken:]
 
     def _read_behind(self, text: str) -> str:
-        """Over the group's end, or to its next call."""
+        """Skip the end of the group, or go on to its next call."""
         end, further = self._syntax.end, self._syntax.further
         text, self._edge = self._edge + text, ""
         rest = text.lstrip(self._syntax.noise)
@@ -135,7 +135,7 @@ class ToolCallParser:
         return rest[len(end) :]
 
     def _emit_content(self, text: str, deltas: list[Delta]) -> None:
-        """Tell content, but blanks at its end only with what follows them."""
+        """Append content, but hold back blanks at its end until something follows them."""
         kept = text.rstrip()
         if kept:
             content = "".join(self._blanks) + kept

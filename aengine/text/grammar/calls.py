@@ -54,7 +54,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
         return "\n".join([f"calls: {sequence('call', more)}", f"call: {self._begin} group", *self._group()])
 
     def within_text(self, thought: Thought = "never") -> str:
-        """A grammar of any text in which whatever the parser takes for a call is one of these.
+        """A grammar of free text in which every call that the parser would find is one of these.
 
         Where the syntax knows calls without a marker, nothing follows them.
         """

@@ -1,4 +1,6 @@
-"""Numbers in JSON schemas get an end: a model that begins to repeat a digit would never leave one without."""
+"""Bounds the digits of numbers in JSON schemas: a model that begins to repeat a digit would never end one without a
+bound.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,6 @@ def _below(value: object) -> object:
 
 
 def _limits(schema: dict[str, Any], ending: str) -> list[float]:
-    """What the schema says of one side; anything but a number is the compiler's to refuse."""
+    """The schema's bounds on one side; anything but a number is the compiler's to refuse."""
     values = [value for key, value in schema.items() if key.endswith(ending)]
     return [value if isinstance(value, (int, float)) else 0.0 for value in values]

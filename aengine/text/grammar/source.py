@@ -1,4 +1,4 @@
-"""From what a request asks for to the text of a grammar, within bounds that a compiler needs."""
+"""Translates a requested form to the text of a grammar, within bounds that a compiler needs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
 
 
 def _within(structured: Structured, source: str, limits: GrammarLimits, answers: AnswerFormat) -> str:
-    """The form with what may come before it, and what may take its place."""
+    """The grammar of the form with what may come before it, and what may take its place."""
     head, rules = thought_rules(structured.thought, answers.markers, answers.thought_markers)
     start = f"start: {head}@answer"
     if structured.calls is not None:

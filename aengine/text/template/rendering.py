@@ -1,4 +1,4 @@
-"""Chat templates: messages to text, as transformers renders them."""
+"""Renders chat templates: messages to text, as transformers does it."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class ChatTemplates:
 
 
 class _End:
-    """A tag behind the last message's content, by which the place is found where the rendering of it ends.
+    """A tag behind the last message's content, which marks the end of that content in the rendering.
 
     As transformers does it, so that the texts are the same. Puts the tag into `messages`.
     """
@@ -251,7 +251,7 @@ def _check_name(name: object) -> None:
 
 
 def _refusal(error: Exception) -> str:
-    """What a client is told about a rendering that failed."""
+    """The client's error for a rendering that failed."""
     if isinstance(error, _RaisedByTemplate):
         return str(error)
     if isinstance(error, (LimitError, RecursionError, MemoryError)):

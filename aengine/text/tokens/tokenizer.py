@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: text to ids, ids to text, chats to ids."""
+"""A checkpoint's tokenizer: encodes texts and chats, decodes ids."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Tokenizer:
-    """Never changes after `load`, so that any thread may use it at any time."""
+    """A tokenizer with its chat templates; never changes after `load`, so that any thread may use it at any time."""
 
     def __init__(self, backend: Backend, settings: TokenizerSettings, where: str) -> None:
         self._backend = backend
@@ -144,7 +144,7 @@ class Tokenizer:
         return await self._encode_queued(self._backend, text, add_special_tokens, context)
 
     def _thinking_is_opt_in(self, templates: Iterable[str]) -> bool:
-        """Whether `enable_thinking` makes a difference to a chat, and leaving it away is to say false."""
+        """Whether `enable_thinking` makes a difference to a chat, and leaving it away is the same as false."""
         if not any("enable_thinking" in template for template in templates):
             return False
         hello = [{"role": "user", "content": "hello"}]
@@ -241,7 +241,9 @@ class Tokenizer:
     async def _encode_queued(
         self, backend: Backend, text: str, add_special_tokens: bool, context: int | None
     ) -> list[int]:
-        """`_encode`, in a thread among texts of about that length; whoever gives up in the queue is not tokenized."""
+        """`_encode`, in a thread among texts of about that length; a caller that gives up in the queue is not
+        tokenized.
+        """
         if len(text) <= INLINE_CHARACTERS:
             return self._encode(backend, text, add_special_tokens, context)
         turns = self._medium if len(text) <= _LONG_CHARACTERS else self._long
@@ -286,7 +288,9 @@ def _check_ids(path: Path, highest: int, limit: int) -> None:
 
 @contextmanager
 def _library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
-    """Turn what the tokenizers library raises, plain Exception or a panic of its Rust code, into an error of ours."""
+    """A context that turns what the tokenizers library raises, plain Exception or a panic of its Rust code, into an
+    error of ours.
+    """
     try:
         yield
     except CheckpointError:
@@ -314,7 +318,7 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _apply(backend: Backend, settings: TokenizerSettings) -> None:
-    """What tokenizer_config.json changes in tokenizer.json, as transformers applies it."""
+    """Apply tokenizer_config.json to the tokenizer of tokenizer.json, as transformers does it."""
     for entry in settings.added_tokens:
         # New tokens only where they take the id that is stated; else the entry is about another vocabulary.
         known = backend.token_to_id(entry.content)
@@ -331,7 +335,7 @@ def _apply(backend: Backend, settings: TokenizerSettings) -> None:
 
 
 def _add_boundaries(backend: Backend, settings: TokenizerSettings) -> None:
-    """tokenizer.json decides about BOS and EOS, but an explicit wish that it does not fulfil is honoured."""
+    """Add BOS and EOS where tokenizer_config.json wishes them and tokenizer.json does not add them."""
     plain, around = backend.encode("a", add_special_tokens=False).tokens, backend.encode("a").tokens
     start = next((at for at in range(len(around)) if around[at : at + len(plain)] == plain), 0)
     before, after = around[:start], around[start + len(plain) :]
@@ -353,7 +357,7 @@ def _with_defaults(flags: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _quoting(backend: Backend, control: ControlTokens) -> Backend:
-    """The same tokenizer, which reads `control`'s stand-ins as the characters they stand for.
+    """The same tokenizer, but it reads `control`'s stand-ins as the characters they stand for.
 
     The stand-ins are replaced after special tokens have been recognised, so what they begin stays text. The
     model, with its vocabulary, is shared.

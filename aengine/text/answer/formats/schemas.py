@@ -1,4 +1,4 @@
-"""What formats that are not JSON need of a tool's schema: its parameters, and the kinds that a value may be of."""
+"""Reads a tool's JSON schema for formats that are not JSON: its parameters, and the kinds that a value may be of."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parameters_of(schema: Schema | None) -> list[Parameter]:
 
 
 def further_of(schema: Schema | None) -> Schema | None:
-    """The schema of parameters that are not declared. None: there may be none, or it declares some."""
+    """The schema of undeclared parameters. None: there may be none, or it declares some."""
     whole = _resolved(schema or {})
     if whole.get("properties") or whole.get("required") or whole.get("additionalProperties") is False:
         return None
@@ -64,7 +64,7 @@ def check_parameters(tool: CallableTool) -> None:
 
 
 def alternatives(schema: Schema) -> list[Schema]:
-    """Schemas of one kind each, of which a value must match one; an empty one for what may be anything."""
+    """The schemas of one kind each that a value must match one of; an empty one for what may be anything."""
     found: list[Schema] = []
     left = [schema]
     for _ in range(_MAX_ALTERNATIVES):
@@ -80,7 +80,7 @@ def alternatives(schema: Schema) -> list[Schema]:
 
 
 def _branches(schema: Schema) -> list[Schema] | None:
-    """The schemas that it is one of; None where it does not list any."""
+    """The listed alternatives of a schema; None where it does not list any."""
     for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)
         if isinstance(options, list) and 0 < len(options) <= (1 if key == "allOf" else _MAX_ALTERNATIVES):
@@ -97,7 +97,7 @@ def _branches(schema: Schema) -> list[Schema] | None:
 
 
 def kinds_of(schemas: Iterable[Schema]) -> frozenset[Kind]:
-    """The kinds that values of one of these, as `alternatives` has them, are of."""
+    """The kinds of values that these schemas, as `alternatives` has them, allow."""
     found: set[Kind] = set()
     for schema in schemas:
         found |= {schema["type"]} if "type" in schema else EVERYTHING
@@ -105,7 +105,7 @@ def kinds_of(schemas: Iterable[Schema]) -> frozenset[Kind]:
 
 
 def kind_of(value: object) -> Kind:
-    """What JSON schemas call a value; a number without a fraction is an integer."""
+    """The kind of a value in JSON schemas' terms; a number without a fraction is an integer."""
     match value:
         case None:
             return "null"
@@ -124,7 +124,7 @@ def kind_of(value: object) -> Kind:
 
 
 def _resolved(schema: Schema) -> Schema:
-    """The schema that it refers to, with what stands beside the reference."""
+    """The schema that a reference names, with what stands beside the reference."""
     for _ in range(_MAX_DEPTH):
         path = schema.get("$ref")
         if not isinstance(path, str):
