@@ -28,7 +28,7 @@ from aengine.http.hypercorn.install import install
 from aengine.http.hypercorn.shutdown import wait_for_no_client
 from aengine.http.hypercorn.traced import TracedSends
 from aengine.http.hypercorn.workers import only_worker
-from aengine.standard_streams import lasting_streams
+from aengine.standard_streams import lossy_streams
 
 _UNKNOWN_CALLS = (
     "tools: this chat template's way to write calls is not known, so that calls stay text and tool_choice cannot force "
@@ -52,7 +52,7 @@ def create_app(
 
 
 class Application:
-    """Lifespan here, everything else in `aengine.http`.
+    """The ASGI application: runs the engine during its lifespan, and leaves requests to `aengine.http`.
 
     `settled`: the engine is ready, or has failed to be. `failed`: there is none and will be none, `failure` says why.
     """
@@ -71,7 +71,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            with lasting_streams():
+            with lossy_streams():
                 await self._lifespan(receive, send)
         elif self._http is not None:
             await self._http(scope, receive, send)
@@ -79,7 +79,7 @@ class Application:
             await error_response(EngineNotReadyError("the server has not been started"))(scope, receive, send)
 
     async def drain(self) -> None:
-        """Answer new work with 503 from now on, and wait until what runs is done."""
+        """Answer new work with 503, and wait until running requests have ended."""
         if self._state is not None:
             self._state.draining()
         if self._http is not None:
@@ -144,7 +144,7 @@ class Application:
             self.settled.set()
 
     async def _watch_engine(self, engine: EngineLike, state: ServerState) -> None:
-        """An engine that fails has ended its streams itself; from then on the server says so to whoever comes."""
+        """Wait until the engine fails, and let every request from then on be answered with the reason."""
         await engine.failed.wait()
         self._fail(engine.failure or EngineFailedError("the engine is over"), state)
 
@@ -161,7 +161,9 @@ class Application:
 
 
 def _freeze_garbage() -> None:
-    """What is loaded by now stays: looked through by a collection, it would hold the loop for 0.1 s now and then."""
+    """Collect once and freeze: what is loaded stays for good, and a collection that looked through it would hold the
+    loop for 0.1 s now and then.
+    """
     gc.collect()
     gc.freeze()
 
@@ -173,7 +175,7 @@ def _default_factory() -> EngineFactory:
 
 
 async def _exit_with_reason(reason: str, send: Send) -> None:
-    """End the process: a message for the server, one sentence for the reader, exit status 1."""
+    """End the process with exit status 1: a message for the ASGI server, one sentence on standard error."""
     with suppress(Exception):  # hypercorn raises here, and would print the traceback of that
         await send({"type": "lifespan.startup.failed", "message": reason})
     if (task := asyncio.current_task()) is not None:
@@ -182,7 +184,7 @@ async def _exit_with_reason(reason: str, send: Send) -> None:
 
 
 def _configure_logging() -> None:
-    """Let the engine's few lines reach the terminal, unless the process has set up logging of its own."""
+    """Write the engine's log lines to the terminal, unless the process has set up logging of its own."""
     log = logging.getLogger("aengine")
     if not log.hasHandlers():
         handler = logging.StreamHandler()

@@ -1,4 +1,6 @@
-"""A server that owns its process: hypercorn with the right settings, and signals that let running answers finish."""
+"""Runs the HTTP server as a process of its own: configures hypercorn, and handles signals so that running answers
+finish.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from hypercorn.config import Config
 from aengine.app import Application
 from aengine.cli.errors import CommandError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.standard_streams import lasting_streams
+from aengine.standard_streams import lossy_streams
 
 _FINAL_MESSAGE_SECONDS = 3.0  # for the last event of streams that are cut off
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop
@@ -37,12 +39,12 @@ def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> i
     """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded or the engine failed."""
     check_certificate(listen)
     allow_many_connections()
-    with lasting_streams():
+    with lossy_streams():
         return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
 
 
 def check_certificate(listen: ListenConfig) -> None:
-    """Raises `CommandError` for what HTTPS could not be spoken with."""
+    """Check that HTTPS can be spoken with the certificate and key; raises `CommandError`."""
     if listen.ssl_certfile is None:
         if listen.ssl_keyfile is not None:
             raise CommandError("ssl_keyfile: a key needs its certificate (--ssl-certfile)")
@@ -64,7 +66,7 @@ def check_certificate(listen: ListenConfig) -> None:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit of open files to what it may have: many systems begin with 1024."""
+    """Raise this process's limit of open files to its hard limit: many systems begin with 1024."""
     if sys.platform != "win32":
         import resource
 
@@ -74,7 +76,7 @@ def allow_many_connections() -> None:
 
 
 def listening_socket(listen: ListenConfig) -> socket.socket:
-    """Bound before anything is loaded. Raises `CommandError` where that does not work."""
+    """A listening socket, bound before anything is loaded. Raises `CommandError` where that does not work."""
     where = f"{listen.host}:{listen.port}"
     try:
         family, *_, address = socket.getaddrinfo(
@@ -147,8 +149,8 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
 
 
 def _ignore_disconnects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Connections that are cut off are no news, by hypercorn or in the middle of HTTPS; asyncio's streams (3.11)
-    stumble over them.
+    """A loop's exception handler that does not report connections that were cut off, by hypercorn or in the middle of
+    HTTPS; asyncio's streams (3.11) stumble over them.
     """
     if not isinstance(context.get("exception"), asyncio.CancelledError | ssl.SSLError):
         loop.default_exception_handler(context)
@@ -160,7 +162,7 @@ def _url(host: str, port: int, https: bool) -> str:
 
 
 async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:
-    """Say where the server is once it can work; end it when it never will or no longer can, which the app has told."""
+    """Print the server's address once it is ready; stop the server when the engine cannot be started or has failed."""
     await app.settled.wait()
     if not app.failed.is_set():
         print(
@@ -209,7 +211,7 @@ async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float)
 
 
 def _signals() -> list[signal.Signals]:
-    """Those that end the server: under `nohup` SIGHUP does not."""
+    """The signals that end the server: under `nohup` SIGHUP does not."""
     both = [signal.SIGINT, signal.SIGTERM]
     if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return both
@@ -217,7 +219,7 @@ def _signals() -> list[signal.Signals]:
 
 
 def _exit_after_timeout(status: int) -> None:
-    """End the process if it is still there when every client has had its last message and all had time to let go."""
+    """End the process by force if it is still there when every client has had time for its last message."""
     hard_end = threading.Timer(_FINAL_MESSAGE_SECONDS + _LETTING_GO, os._exit, [status])
     hard_end.daemon = True
     hard_end.start()
