@@ -97,7 +97,7 @@ class Timeline:
             self._closed = True
 
     def close(self) -> None:
-        """Write the rest and close the file. What is told from now on is forgotten."""
+        """Write the rest and close the file. Later spans are dropped."""
         for source in self._sources:
             source()
         self.flush()

@@ -26,7 +26,7 @@ from aengine.structured import Structured
 from aengine.types import FinishReason, Fragment, PromptLogprob, SamplingParams, TokenLogprob, Usage
 
 DONE = "[DONE]"
-_DEFAULT_PARAMS = SamplingParams()  # where nothing in particular was asked for
+_DEFAULT_PARAMS = SamplingParams()  # of requests without sampling parameters
 
 
 class CachedTokens(msgspec.Struct):

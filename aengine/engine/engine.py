@@ -197,8 +197,8 @@ class Engine:
         `sampling` overrides single fields of the checkpoint's default `SamplingParams`; `params` replaces
         them. A lower `priority` goes first; requests with different `cache_salt` share no cached prefix.
 
-        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, or what tells that the
-        engine is not ready, closed or failed.
+        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`; `EngineNotReadyError`,
+        `EngineClosedError` or `EngineFailedError` where the engine does not serve.
         """
         ready = self._serving()
         params = resolved_params(ready.default_params, params, sampling, self.vocab_size)

@@ -121,7 +121,7 @@ def _maximum(context: int) -> str:
 def load(config: EngineConfig, start: Start) -> Loaded:
     """Load what the config asks for; blocks for as long as that takes.
 
-    What takes a second comes before what takes many, so that a checkpoint that cannot be used is told at once.
+    What takes a second comes before what takes many, so that a checkpoint that cannot be used is refused at once.
     """
     folder = resolve_model(config.model, config.revision)
     model = ModelConfig.from_folder(folder)

@@ -52,7 +52,7 @@ class Scheduler:
         max_queue: int,
         prefix_cache: bool = True,
         mixed_limit: MixedLimit | None = None,
-        on_begin: Callable[[Sequence], None] | None = None,  # told of each request that enters for the first time
+        on_begin: Callable[[Sequence], None] | None = None,  # called with each request that enters for the first time
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:

@@ -1,6 +1,6 @@
 """The bodies of requests. `null` means "not given"; what is done about unknown fields stands in `unsupported`.
 
-The ranges of sampling parameters are the engine's to check (`SamplingParams.validate`); here they are only told.
+The engine checks the ranges of sampling parameters (`SamplingParams.validate`); here they serve the schema alone.
 """
 
 from __future__ import annotations

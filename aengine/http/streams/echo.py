@@ -17,7 +17,7 @@ class EchoingStream:
     """Wraps a stream: the prompt's text and logprobs come in front of each choice's own.
 
     `ids` are the prompt's where `logprobs` are wanted, with so many candidates. With `mute` nothing that was drawn
-    is told (max_tokens 0: one token is drawn because the engine draws at least one).
+    is shown (max_tokens 0: one token is drawn because the engine draws at least one).
     """
 
     def __init__(

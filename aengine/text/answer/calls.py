@@ -13,7 +13,7 @@ class ToolCallParser:
     """Turns text into content and calls of `tools`, without `parallel` into one call at most.
 
     What looks like a call but is none by the time its arguments begin is content, to the last character; later
-    mistakes are handed on within the arguments, which have been told by then. Blanks around calls are dropped.
+    mistakes are handed on within the arguments, which have been emitted by then. Blanks around calls are dropped.
     The result does not depend on how the text is cut, and time is linear in it.
     """
 
