@@ -28,11 +28,6 @@ class OutputText:
         """Whether a stop string has ended the text; everything fed after that adds nothing."""
         return self._matcher is not None and self._matcher.matched is not None
 
-    @property
-    def matched_stop(self) -> str | None:
-        """The stop string that ended the text."""
-        return None if self._matcher is None else self._matcher.matched
-
     def feed(self, token_id: int) -> str:
         """The text that may be shown now that this id has come, possibly empty."""
         text = self._detokenizer.feed(token_id)

@@ -22,10 +22,6 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None  # the stop string that ended the text
 
-    @property
-    def stopped(self) -> bool:
-        return self.matched is not None
-
     def feed(self, text: str) -> str:
         """The text that may be shown now that `text` has arrived; nothing once a stop string has been found."""
         if self.matched is not None:

@@ -156,11 +156,6 @@ class Tokenizer:
             return by_default == disabled != enabled
         return False
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the checkpoint can turn messages into a prompt."""
-        return bool(self._templates)
-
     async def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
