@@ -18,7 +18,7 @@ class RemoteStream:
         self.id = request_id
         self.connection = anyio.CancelScope()  # of the reading task
         self.answered = anyio.Event()  # the server has begun to answer, or there will be no answer
-        self._mailbox = Stream(request_id, 0, self._hang_up)
+        self._mailbox = Stream(request_id, 0, self._fail_aborted)
         self._error: AengineError | None = None
         self._ended = False
         self._room = anyio.Event()
@@ -38,7 +38,7 @@ class RemoteStream:
         """Close the connection, on which the server ends the request. Synchronous; nothing once it has ended."""
         self._mailbox.abort()
 
-    def _hang_up(self) -> None:
+    def _fail_aborted(self) -> None:
         self.fail(EngineClosedError("the request was aborted"))
 
     async def admitted(self) -> None:

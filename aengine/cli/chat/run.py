@@ -24,11 +24,11 @@ async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> None:
     async with opened_model(args) as model:
         if isinstance(model, Client):
             backend: ChatBackend = ServerBackend(model)
-            whom = f"{await model.served_model()} on {model.base_url}"
+            served_name = f"{await model.served_model()} on {model.base_url}"
         else:
-            backend, whom = EngineBackend(model), f"{model.model_name} in this process"
+            backend, served_name = EngineBackend(model), f"{model.model_name} in this process"
         shell = Shell(backend, sys.stdout, sampling, args.system, dim=shows_styles(sys.stdout))
         with line_reader() as read:
             if sys.stdin.isatty():
-                print(f"{whom}; /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+                print(f"{served_name}; /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             await shell.run(read)

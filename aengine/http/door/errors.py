@@ -112,13 +112,13 @@ async def _answer(request: Request, error: Exception) -> Response:
     return error_response(error, error.headers if isinstance(error, HTTPException) else None)
 
 
-async def _nobody_listens(request: Request, error: Exception) -> Response:
+async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # goes nowhere: the client left before its request was read
 
 
 HANDLERS: Mapping[type[Exception], ExceptionHandler] = {
     AengineError: _answer,
     HTTPException: _answer,
-    ClientDisconnect: _nobody_listens,
+    ClientDisconnect: _client_gone,
     Exception: _answer,  # Starlette answers and re-raises, so that the server logs the traceback
 }

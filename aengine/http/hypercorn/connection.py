@@ -35,7 +35,7 @@ async def room_to_send(send: Send) -> None:
             await waiting.drain()
 
 
-async def reset_connection(send: Send, others_move: bool) -> bool:
+async def reset_connection(send: Send, others_progress: bool) -> bool:
     """Drop what is still to be sent and end the connection; returns whether that was done.
 
     It is not where the connection is no longer open or not hypercorn's. Over HTTP/2 the stream alone is reset; but if
@@ -46,7 +46,7 @@ async def reset_connection(send: Send, others_move: bool) -> bool:
     server = getattr(protocol.send, "__self__", None) if protocol is not None else None
     if not isinstance(server, TCPServer) or not isinstance(stream, HTTPStream):
         return False
-    if isinstance(protocol, H2Protocol) and (others_move or not server.send_lock.locked()):
+    if isinstance(protocol, H2Protocol) and (others_progress or not server.send_lock.locked()):
         await _reset_stream(protocol, server, stream.stream_id)
         return False
     raw = server.writer.get_extra_info("socket")

@@ -167,18 +167,18 @@ class ActiveRequest:
         self.disconnected = True
         self.last_progress = monotonic()
         self.cancel_error = cancel_error
-        if not await reset_connection(self._send, self._others_move(recently)):
+        if not await reset_connection(self._send, self._others_progress(recently)):
             self.scope.cancel()
 
-    def _others_move(self, recently: float) -> bool:
+    def _others_progress(self, recently: float) -> bool:
         if not self._multiplexed:
             return False
-        since, mine = monotonic() - recently, connection_of(self._send)
+        since, connection = monotonic() - recently, connection_of(self._send)
         return any(
             not request.disconnected
             and request.last_progress > since
             and request is not self
-            and connection_of(request._send) is mine
+            and connection_of(request._send) is connection
             for request in self._active
         )
 

@@ -50,7 +50,7 @@ class GatheredStream:
 
     def _begin(self, position: int) -> asyncio.Task[list[Fragment]]:
         task = asyncio.ensure_future(self._streams[position].take())
-        task.add_done_callback(_look_at)
+        task.add_done_callback(_retrieve_error)
         return task
 
     def _renumbered(self, fragment: Fragment, position: int) -> Fragment:
@@ -69,7 +69,7 @@ class GatheredStream:
             stream.abort()
 
 
-def _look_at(task: asyncio.Task[list[Fragment]]) -> None:
+def _retrieve_error(task: asyncio.Task[list[Fragment]]) -> None:
     # Of streams that fail together only the first is reported; asyncio shall not complain about the others.
     if not task.cancelled():
         task.exception()
