@@ -22,7 +22,7 @@ from aengine.text.answer.lark import (
     without,
 )
 from aengine.text.answer.thought import THINK, ThoughtMarkers
-from aengine.text.grammar.schema_formats import understood
+from aengine.text.grammar.schema_formats import compilable_schema
 from aengine.text.grammar.thoughts import thought_rules
 
 
@@ -54,7 +54,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
         return "\n".join([f"calls: {sequence('call', more)}", f"call: {self._begin} group", *self._group()])
 
     def within_text(self, thought: Thought = "never") -> str:
-        """A grammar of any text in which whatever the parser takes for a call is one of these.
+        """A grammar of free text in which every call that the parser would find is one of these.
 
         Where the syntax knows calls without a marker, nothing follows them.
         """
@@ -119,6 +119,6 @@ class CallGrammar(msgspec.Struct, frozen=True):
         ]
         for name, tool in zip(names, self.tools, strict=True):
             if tool.parameters is not None:
-                tool = replace(tool, parameters=understood(tool.parameters, tool.where, strict=tool.strict))
+                tool = replace(tool, parameters=compilable_schema(tool.parameters, tool.where, strict=tool.strict))
             rules += self.form.rules(name, tool, self.tokens)
         return list(dict.fromkeys(rules))  # some may be the same for all tools

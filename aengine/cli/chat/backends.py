@@ -1,4 +1,4 @@
-"""Where the shell's answers come from: an engine in this process, or a server; thoughts told from content by both."""
+"""Backends of the chat shell, an engine in this process or a server; both separate thoughts from content."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 Messages = list[dict[str, Any]]
 
 
-class Ending(msgspec.Struct):
-    """What is told after an answer."""
+class AnswerEnd(msgspec.Struct):
+    """Usage and finish reason, after the last piece of an answer."""
 
     usage: Usage
     finish_reason: str | None
 
 
-Told = ReasoningDelta | ContentDelta | Ending
+ChatEvent = ReasoningDelta | ContentDelta | AnswerEnd
 
 
-class Talk(Protocol):
+class ChatBackend(Protocol):
     def answer(
         self, messages: Messages, sampling: dict[str, Any], template_kwargs: dict[str, Any]
-    ) -> AsyncGenerator[Told, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         """The next message, piece by piece, and its ending. Closing it ends the request."""
         ...
 
 
-class EngineTalk:
+class EngineBackend:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def answer(
         self, messages: Messages, sampling: dict[str, Any], template_kwargs: dict[str, Any]
-    ) -> AsyncGenerator[Told, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         prompt = await self._engine.encode_chat(messages, template_kwargs=template_kwargs)
         form = self._engine.answer_format
         thinks = form.thoughts and sampling.get("structured") is None  # a given form leaves no room for thoughts
         parser = ThoughtParser(prompt.opens_thought, form.thought_markers) if thinks else None
         shown = (*sampling.get("shown_special_ids", ()), *form.shown_special_ids(thinks, None))
-        asked = sampling | {"shown_special_ids": shown}
-        async with aclosing(self._engine.generate(prompt.token_ids, **asked)) as fragments:
+        options = sampling | {"shown_special_ids": shown}
+        async with aclosing(self._engine.generate(prompt.token_ids, **options)) as fragments:
             async for fragment in fragments:
                 if parser is None:
                     yield ContentDelta(fragment.text)
@@ -61,16 +61,16 @@ class EngineTalk:
                         if isinstance(delta, (ReasoningDelta, ContentDelta)):
                             yield delta
                 if fragment.usage is not None:
-                    yield Ending(fragment.usage, fragment.finish_reason)
+                    yield AnswerEnd(fragment.usage, fragment.finish_reason)
 
 
-class ServerTalk:
+class ServerBackend:
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def answer(
         self, messages: Messages, sampling: dict[str, Any], template_kwargs: dict[str, Any]
-    ) -> AsyncGenerator[Told, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         reason: str | None = None
         chunks = self._client.chat_chunks(messages, template_kwargs=template_kwargs, **sampling)
         async with aclosing(chunks):
@@ -85,6 +85,6 @@ class ServerTalk:
                 if (usage := chunk.get("usage")) is not None:
                     details = usage.get("prompt_tokens_details") or {}
                     cached = details.get("cached_tokens", 0)
-                    yield Ending(Usage(usage["prompt_tokens"], usage["completion_tokens"], cached), reason)
+                    yield AnswerEnd(Usage(usage["prompt_tokens"], usage["completion_tokens"], cached), reason)
                     return
         raise ServerError("the connection ended before the answer did")

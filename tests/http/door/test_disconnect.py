@@ -8,7 +8,7 @@ import anyio
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aengine.http.door.departure import DepartureMiddleware, has_left
+from aengine.http.door.disconnect import DisconnectMiddleware, client_disconnected
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ class Client:
 
     async def ask(self, app: ASGIApp) -> None:
         async with asyncio.timeout(10):
-            await DepartureMiddleware(app)(dict(SCOPE), self.receive, self.send)
+            await DisconnectMiddleware(app)(dict(SCOPE), self.receive, self.send)
 
 
 async def read(receive: Receive) -> bytes:
@@ -59,7 +59,7 @@ async def test_work_is_cancelled_when_its_client_leaves() -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            why.append(has_left(scope))
+            why.append(client_disconnected(scope))
 
     await client.ask(app)
     assert why == [True]
@@ -93,7 +93,7 @@ async def test_the_last_message_is_not_cut_in_two() -> None:
             await asyncio.sleep(0.01)
         client.heard.append(message)
 
-    await DepartureMiddleware(app)(dict(SCOPE), client.receive, send)
+    await DisconnectMiddleware(app)(dict(SCOPE), client.receive, send)
     assert client.heard == [START, LAST]
 
 
@@ -141,7 +141,7 @@ async def test_a_cancellation_from_outside_is_not_a_departure() -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            why.append(has_left(scope))
+            why.append(client_disconnected(scope))
 
     with anyio.move_on_after(0.01) as scope:
         await client.ask(app)

@@ -1,4 +1,4 @@
-"""The fewest tokens that a text can have, from its length: what cannot fit is refused without tokenizing it.
+"""Bounds a text's number of tokens from below by its length: what cannot fit is refused without tokenizing it.
 
 No token stands for more bytes than the longest, and BPE over bytes, or with bytes to fall back on, leaves nothing out.
 """
@@ -21,8 +21,10 @@ _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"}
 _UTF8_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
 
 
-def longest_token(backend: Backend, pieces: PieceTable | None) -> int | None:
-    """In bytes; None where a text may lose characters or have them fused, so that its length says nothing."""
+def longest_token_bytes(backend: Backend, pieces: PieceTable | None) -> int | None:
+    """The bytes of the longest token; None where a text may lose characters or have them fused, so that its length says
+    nothing.
+    """
     if pieces is None or not isinstance(backend.model, BPE):
         return None
     tokens = {pieces.bytes_of(token_id) for token_id in backend.get_vocab().values()}
@@ -39,14 +41,14 @@ def longest_token(backend: Backend, pieces: PieceTable | None) -> int | None:
     return max(map(len, tokens))
 
 
-def fewest_tokens(text: str, longest: int) -> int:
-    """How many tokens of at most `longest` bytes the text has at least."""
+def minimum_tokens(text: str, longest: int) -> int:
+    """The least number of tokens of at most `longest` bytes that the text can have."""
     size = len(text) if text.isascii() else len(text) // 2
     return -(-size // longest)
 
 
 def _replaces_one(step: Mapping[str, Any]) -> bool:
-    """Whether the step puts something into the place of single characters."""
+    """Whether the step only replaces single characters."""
     return step["type"] == "Replace" and len(step["pattern"].get("String", "")) == 1 and step["content"] != ""
 
 

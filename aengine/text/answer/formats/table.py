@@ -1,4 +1,4 @@
-"""The table of formats, and which one a checkpoint's chat template speaks of."""
+"""The table of call formats, and detection of the one that a checkpoint's chat template uses."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ FORMATS: Mapping[FormatName, CallFormat] = {
 
 
 def call_format_of(templates: Iterable[str]) -> FormatName | None:
-    """The format that chat templates speak of; None where they know no tools, or another way to call them."""
+    """The format that chat templates use; None where they know no tools, or another way to call them."""
     text = "\n".join(templates)
     return next((name for name, form in FORMATS.items() if form.detect(text)), None)

@@ -1,4 +1,4 @@
-"""A client that leaves has the work on its behalf cancelled, from the end of its body to the end of the answer.
+"""Cancels a request's handler when its client disconnects, from the end of its body to the end of the answer.
 
 An ASGI server tells of a disconnect only through `receive()`: `send()` to a client that left just succeeds, and a
 handler is not cancelled. So one task per request waits there, whether its prompt is being tokenized, stands in a
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _KEY = "aengine.client"  # in the ASGI scope
 
 
-class DepartureMiddleware:
+class DisconnectMiddleware:
     """Cancels the application, whose answer then goes nowhere; a request whose body is never read is not watched."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -36,8 +36,8 @@ class DepartureMiddleware:
             raise failure
 
 
-def has_left(scope: Scope) -> bool:
-    """Whether it is the client's departure that cancels."""
+def client_disconnected(scope: Scope) -> bool:
+    """Whether the handler is cancelled because its client disconnected."""
     client: _Client = scope[_KEY]
     return client.left
 

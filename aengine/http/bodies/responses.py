@@ -1,4 +1,4 @@
-"""Bodies of answers: what the handlers send, or what the schema says of it."""
+"""The bodies of responses as structs, which handlers encode and the OpenAPI schema describes."""
 
 from __future__ import annotations
 

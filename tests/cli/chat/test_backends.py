@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aengine import Client, Engine
-from aengine.cli.chat.talk import Ending, EngineTalk, ServerTalk, Talk
+from aengine.cli.chat.backends import AnswerEnd, ChatBackend, EngineBackend, ServerBackend
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
 from tests.http.demo_server import hosted_demo
@@ -18,18 +18,20 @@ pytestmark = pytest.mark.anyio
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
-async def told(talk: Talk, sampling: dict[str, Any], template_kwargs: dict[str, Any]) -> tuple[str, str, Any]:
+async def answer_of(
+    backend: ChatBackend, sampling: dict[str, Any], template_kwargs: dict[str, Any]
+) -> tuple[str, str, Any]:
     """The thought, the content and the ending."""
     thought = content = ""
     ending = None
-    async with aclosing(talk.answer(QUESTION, {"temperature": 0, **sampling}, template_kwargs)) as pieces:
+    async with aclosing(backend.answer(QUESTION, {"temperature": 0, **sampling}, template_kwargs)) as pieces:
         async for piece in pieces:
             match piece:
                 case ReasoningDelta(text=text):
                     thought += text
                 case ContentDelta(text=text):
                     content += text
-                case Ending():
+                case AnswerEnd():
                     assert ending is None
                     ending = (piece.usage.prompt_tokens, piece.usage.completion_tokens, piece.finish_reason)
     return thought, content, ending
@@ -41,18 +43,18 @@ async def test_both_say_the_same() -> None:
         Client(url) as client,
         Engine(device="cpu", max_num_seqs=8, kv_cache_gib=0.1, progress=False) as engine,
     ):
-        here, there = EngineTalk(engine), ServerTalk(client)
+        here, there = EngineBackend(engine), ServerBackend(client)
         for sampling, template_kwargs, thinks, expected in (
             ({}, {}, False, "42"),
             ({}, {"enable_thinking": True}, True, "42"),
             ({"max_tokens": 3}, {}, False, ""),
             ({"structured": {"regex": "(yes|no)"}}, {}, False, ""),
         ):
-            thought, content, ending = await told(here, sampling, template_kwargs)
-            assert (thought, content, ending) == await told(there, sampling, template_kwargs)
+            thought, content, ending = await answer_of(here, sampling, template_kwargs)
+            assert (thought, content, ending) == await answer_of(there, sampling, template_kwargs)
             assert bool(thought) is thinks
             assert expected in content
             assert "<think>" not in content
-        for talk in (here, there):
+        for backend in (here, there):
             with pytest.raises(InvalidRequestError, match="temperature"):
-                await told(talk, {"temperature": 9}, {})
+                await answer_of(backend, {"temperature": 9}, {})

@@ -1,4 +1,4 @@
-"""What a caller hands over, brought into the form that the engine works with, or refused by name."""
+"""Checks and normalizes the arguments of a request; what cannot be used is refused by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.structured import Structured
 from aengine.types import SamplingParams
 
 
-def asked_params(
+def resolved_params(
     defaults: SamplingParams, params: SamplingParams | None, sampling: Mapping[str, Any], vocab_size: int
 ) -> SamplingParams:
     """`params`, or the defaults with single fields replaced. Raises `InvalidRequestError`, naming the field."""
@@ -31,14 +31,14 @@ def asked_params(
     return params
 
 
-def asked_ids(prompt: object) -> list[int]:
+def token_id_list(prompt: object) -> list[int]:
     """A prompt that is not text, as a list; the ids themselves are not looked at."""
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
         raise InvalidRequestError(f"prompt must be text or token ids, got {type(prompt).__name__}", "prompt")
     return list(prompt)
 
 
-def asked_dicts(value: object, name: str) -> list[dict[str, Any]]:
+def dict_list(value: object, name: str) -> list[dict[str, Any]]:
     """Messages or tools as new dicts."""
     if isinstance(value, Iterable):
         items = list(value)
@@ -48,7 +48,9 @@ def asked_dicts(value: object, name: str) -> list[dict[str, Any]]:
 
 
 def check_routing(priority: object, cache_salt: object) -> None:
-    """Raise `InvalidRequestError` for what the queue cannot order or the prefix cache cannot look up."""
+    """Check `priority` and `cache_salt`: raise `InvalidRequestError` for what the queue cannot order or the prefix
+    cache cannot look up.
+    """
     if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
         raise InvalidRequestError(f"priority must be an integer within 64 bits, got {priority!r}", "priority")
     if cache_salt is not None and not isinstance(cache_salt, str):
@@ -56,7 +58,9 @@ def check_routing(priority: object, cache_salt: object) -> None:
 
 
 def _normalized(params: SamplingParams) -> SamplingParams:
-    """Callers may write some fields more loosely than they are held: one stop string, lists, None."""
+    """The parameters with fields that callers may write more loosely brought into their own types: one stop string,
+    lists, None.
+    """
     stop: object = params.stop  # annotations hold no caller to anything
     ids: object = params.stop_token_ids
     words: object = params.bad_words

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from aengine.text.tokens.fewest import fewest_tokens, longest_token
+from aengine.text.tokens.minimum_tokens import longest_token_bytes, minimum_tokens
 from aengine.text.tokens.pieces import PieceTable, rules_of
 from aengine.text.tokens.tokenizer import Tokenizer, _decoder_of
 from tests.text.text_families import BACKENDS, byte_fallback_backend, byte_level_backend
@@ -25,7 +25,7 @@ SHRINKING = ["".join(unicodedata.normalize("NFD", one) for one in COMPOSED), "\u
 def longest_of(backend: Backend) -> int | None:
     rules = rules_of(_decoder_of(backend))
     tokens = {token_id: token for token, token_id in backend.get_vocab().items()}
-    return longest_token(backend, None if rules is None else PieceTable(rules, tokens, frozenset()))
+    return longest_token_bytes(backend, None if rules is None else PieceTable(rules, tokens, frozenset()))
 
 
 def texts(backend: Backend) -> list[str]:
@@ -43,7 +43,7 @@ def test_never_more_than_there_are(family: str) -> None:
     longest = longest_of(backend)
     assert longest is not None
     for text in texts(backend):
-        assert fewest_tokens(text, longest) <= len(backend.encode(text, add_special_tokens=False).ids), text
+        assert minimum_tokens(text, longest) <= len(backend.encode(text, add_special_tokens=False).ids), text
 
 
 @pytest.mark.parametrize("form", [normalizers.NFD(), normalizers.NFKC(), normalizers.NFKD()])
@@ -53,7 +53,7 @@ def test_nor_under_another_normalization(form: normalizers.Normalizer) -> None:
     longest = longest_of(backend)
     assert longest is not None
     for text in texts(backend):
-        assert fewest_tokens(text, longest) <= len(backend.encode(text).ids), text
+        assert minimum_tokens(text, longest) <= len(backend.encode(text).ids), text
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC"])
@@ -70,8 +70,8 @@ def test_no_composition_makes_less_than_a_byte_of_two_characters(form: str) -> N
 
 def test_texts_of_the_longest_token_have_just_so_many(byte_level: Tokenizer) -> None:
     text, longest = "<|endoftext|>" * 100, len("<|endoftext|>")
-    assert fewest_tokens(text, longest) == len(byte_level.encode_now(text)) == 100
-    assert fewest_tokens(text + "a", longest) == 101
+    assert minimum_tokens(text, longest) == len(byte_level.encode_now(text)) == 100
+    assert minimum_tokens(text + "a", longest) == 101
 
 
 @pytest.mark.parametrize("family", sorted(set(BACKENDS) - KNOWN))
