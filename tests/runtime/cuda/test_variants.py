@@ -245,7 +245,7 @@ def test_nothing_is_compiled_while_serving(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
     folder = checkpoint(tmp_path, kv_heads)
-    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
     assert len(compiled.new) > 20
     compiled.new.clear()
     attended = set(compiled.flash)
@@ -277,7 +277,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
     folder = checkpoint(tmp_path, kv_heads=8)
-    start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
+    start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     assert len(launched) > 20
     assert bool(attended) == (attention == "flash-attn-4")
