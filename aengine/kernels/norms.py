@@ -10,8 +10,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit
 def _rms_norm_kernel(
     x_ptr,  # [tokens, SIZE]
@@ -71,6 +73,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return _launch_rms_norm(x, residual, weight, eps)
 
 
+@keep_variants
 @triton.jit
 def _silu_mul_kernel(
     gate_up_ptr,  # [tokens, 2 * SIZE]
