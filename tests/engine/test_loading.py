@@ -108,18 +108,22 @@ def test_its_threads_end_where_the_device_cannot_be_opened(checkpoint: Path, mon
 
 
 def test_the_interpreter_is_as_before_afterwards(checkpoint: Path) -> None:
-    before = sys.getswitchinterval()
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(0.004)
     meanwhile = []
 
     def begin(*_: object) -> Runtime:
         meanwhile.append((gc.isenabled(), sys.getswitchinterval()))
         raise Started
 
-    with pytest.raises(Started):
-        load(checkpoint, begin)
+    try:
+        with pytest.raises(Started):
+            load(checkpoint, begin)
+        assert sys.getswitchinterval() == pytest.approx(0.004)
+    finally:
+        sys.setswitchinterval(usual)
     assert meanwhile == [(False, pytest.approx(loaded.SWITCH_SECONDS))]
     assert gc.isenabled()
-    assert sys.getswitchinterval() == before
 
 
 def test_config_json_is_parsed_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

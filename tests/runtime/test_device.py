@@ -30,14 +30,16 @@ class Driver:
 
     def __init__(self, devices: int = 2) -> None:
         self._devices = devices
+        self._ready = False
         self.retained: list[int] = []
 
     def cuInit(self, flags: int) -> int:
-        return 0 if self._devices else 100
+        self._ready = self._devices > 0
+        return 0 if self._ready else 100
 
     def cuDeviceGet(self, device: Any, index: int) -> int:
         ctypes.cast(device, ctypes.POINTER(ctypes.c_int))[0] = 70 + index
-        return 0 if index < self._devices else 101
+        return 0 if self._ready and index < self._devices else 101
 
     def cuDevicePrimaryCtxRetain(self, context: Any, device: ctypes.c_int) -> int:
         self.retained.append(device.value)
