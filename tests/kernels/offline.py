@@ -18,7 +18,9 @@ from aengine.kernels.linear import small_linear
 KERNELS = (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear)  # those that ask the device
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
-    pytest.mark.skipif(not isinstance(norms._rms_norm_kernel, JITFunction), reason="the interpreter compiles nothing"),
+    pytest.mark.skipif(
+        not isinstance(norms._rms_norm_kernel.jit, JITFunction), reason="the interpreter compiles nothing"
+    ),
 ]
 
 
