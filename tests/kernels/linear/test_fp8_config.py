@@ -8,7 +8,17 @@ from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8_config import few_rows_config, many_rows_config
 
 H200, SMALL = Launch(132, True, 227 * 1024), Launch(128, False, 99 * 1024)
-SHAPES = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (1024, 3072), (128, 16), (96, 400), (151936, 1024)]
+SHAPES = [
+    (6144, 4096),
+    (4096, 4096),
+    (24576, 4096),
+    (4096, 12288),
+    (1024, 3072),
+    (128, 16),
+    (96, 400),
+    (151936, 1024),
+    (512, 1152),
+]
 
 
 @pytest.mark.parametrize("launch", [H200, SMALL], ids=["H200", "small"])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 Config = many_rows.ManyRowsConfig
 CUTS = {
-    "one-each": Config(block_m=64, block_n=64, stages=3, warps=4, band=2),
+    "one-each": Config(block_m=64, block_n=64, stages=3, warps=4, band=1),
     "persistent": Config(block_m=64, block_n=128, stages=3, warps=4, programs=1),
     "tall": Config(block_m=128, block_n=64, stages=2, warps=4),
 }
