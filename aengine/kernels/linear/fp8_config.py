@@ -36,7 +36,7 @@ def _few_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:
     while tiles * splits <= processors and groups % (2 * splits) == 0 and groups // (2 * splits) >= 4:
         splits *= 2
     stages = 6 if m <= FEW_ROWS else 5 if m <= 2 * FEW_ROWS else 4
-    return FewRowsConfig(64, splits, stages, 4, min(2, groups // splits))
+    return FewRowsConfig(64, splits, stages, 4, 1)
 
 
 @lru_cache
