@@ -13,9 +13,12 @@ from aengine.kernels import norms, rope
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import small_linear
+from aengine.kernels.linear import fp8_few_rows, fp8_inputs, fp8_linear, fp8_many_rows, small_linear
 
-KERNELS = (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear)  # those that ask the device
+KERNELS = (  # those that ask the device
+    *(cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear),
+    *(fp8_few_rows, fp8_inputs, fp8_linear, fp8_many_rows),
+)
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
     pytest.mark.skipif(

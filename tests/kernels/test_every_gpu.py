@@ -21,6 +21,10 @@ from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
+from aengine.kernels.linear.fp8_config import few_rows_config, many_rows_config
+from aengine.kernels.linear.fp8_few_rows import Fp8FewRows
+from aengine.kernels.linear.fp8_linear import Fp8Linear
+from aengine.kernels.linear.fp8_weight import E4M3, Fp8Weight
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -74,6 +78,7 @@ def maker(dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 half, single, ints, longs = map(maker, (torch.bfloat16, torch.float32, torch.int32, torch.int64))
+eighth = maker(E4M3)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,18 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     assert config is not None
     small_linear.SmallLinear()(half(m, k), half(n, k))
     assert compiler.shared[-1] <= config.shared_memory(m, 2)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 6144, 4096), (16, 4096, 4096), (64, 4096, 12288), (256, 4096, 12288), (8192, 24576, 4096)]
+)
+def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -> None:
+    weight = Fp8Weight(eighth(n, k), single(n // 128, k // 128), (128, 128))
+    linear = Fp8Linear(weight, None, Fp8FewRows())
+    few = few_rows_config(m, n, k, 2, compiler.gpu.launch)
+    linear.add_to(half(m, k), half(m, n))
+    bound = few.shared_memory(m, 2) if few else many_rows_config(m, n, compiler.gpu.launch).shared_memory()
+    assert compiler.shared[-1] <= bound
 
 
 @pytest.mark.parametrize(
