@@ -209,7 +209,8 @@ class Client:
         tasks = self._group()
         names, asked = _asked(params, sampling)
         check_routing(priority, cache_salt)
-        body = request_body(fields, asked, names, {"priority": priority, "cache_salt": cache_salt})
+        routing = {"priority": priority, "cache_salt": cache_salt, "fill_context": True}
+        body = request_body(fields, asked, names, routing)
         stream = self._new_stream(request_id)
         tasks.start_soon(self._read, stream, body, asked)
         try:
