@@ -28,7 +28,7 @@ from aengine.http.hypercorn.install import install
 from aengine.http.hypercorn.shutdown import wait_for_no_client
 from aengine.http.hypercorn.traced import TracedSends
 from aengine.http.hypercorn.workers import only_worker
-from aengine.standard_streams import lasting_streams
+from aengine.standard_streams import lossy_streams
 
 _UNKNOWN_CALLS = (
     "tools: this chat template's way to write calls is not known, so that calls stay text and tool_choice cannot force "
@@ -52,7 +52,7 @@ def create_app(
 
 
 class Application:
-    """Lifespan here, everything else in `aengine.http`.
+    """The ASGI application: runs the engine during its lifespan, and leaves requests to `aengine.http`.
 
     `settled`: the engine is ready, or has failed to be. `failed`: there is none and will be none, `failure` says why.
     """
@@ -71,7 +71,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            with lasting_streams():
+            with lossy_streams():
                 await self._lifespan(receive, send)
         elif self._http is not None:
             await self._http(scope, receive, send)
@@ -79,7 +79,7 @@ class Application:
             await error_response(EngineNotReadyError("the server has not been started"))(scope, receive, send)
 
     async def drain(self) -> None:
-        """Answer new work with 503 from now on, and wait until what runs is done."""
+        """Answer new work with 503, and wait until running requests have ended."""
         if self._state is not None:
             self._state.draining()
         if self._http is not None:
@@ -94,7 +94,7 @@ class Application:
         await receive()  # lifespan.startup
         install()
         wait_for_no_client(asyncio.get_running_loop())
-        _show_log()
+        _configure_logging()
         try:
             config = self._config or configure(EngineConfig)
             state = self._state = ServerState(self._server or configure(ServerConfig))
@@ -102,7 +102,7 @@ class Application:
                 self._http = state.in_flight = InFlight(Framing(http_app(state), state.config.body_timeout))
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
-                    tasks.start_soon(self._keep_engine, config, state, closing)
+                    tasks.start_soon(self._run_engine, config, state, closing)
                     watching = await tasks.start(state.loop_delay.watch)
                     reading = await tasks.start(self._http.watch_readers, state.config.stalled_reader_timeout)
                     await send({"type": "lifespan.startup.complete"})
@@ -113,10 +113,10 @@ class Application:
                     reading.cancel()
                     closing.set()
         except ConfigError as error:
-            await _refuse(str(error), send)
+            await _exit_with_reason(str(error), send)
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _keep_engine(self, config: EngineConfig, state: ServerState, closing: anyio.Event) -> None:
+    async def _run_engine(self, config: EngineConfig, state: ServerState, closing: anyio.Event) -> None:
         """Load the engine, keep it until `closing`, close it: all in one task, as its own task group demands."""
         begin = time.perf_counter()
         try:
@@ -126,11 +126,11 @@ class Application:
             async with make_engine(config) as engine:
                 if engine.timeline is not None and self._http is not None:
                     self._http.app = TracedSends(self._http.app, engine.timeline)
-                _forget_garbage()
+                _freeze_garbage()
                 state.ready(engine)
                 if engine.answer_format.unknown_calls and state.config.tool_format == "auto":
-                    _say(_UNKNOWN_CALLS)
-                _say(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
+                    _print(_UNKNOWN_CALLS)
+                _print(f"{state.model_name} is ready after {time.perf_counter() - begin:.1f} s")
                 self.settled.set()
                 try:
                     async with anyio.create_task_group() as tasks:
@@ -144,7 +144,7 @@ class Application:
             self.settled.set()
 
     async def _watch_engine(self, engine: EngineLike, state: ServerState) -> None:
-        """An engine that fails has ended its streams itself; from then on the server says so to whoever comes."""
+        """Wait until the engine fails, and let every request from then on be answered with the reason."""
         await engine.failed.wait()
         self._fail(engine.failure or EngineFailedError("the engine is over"), state)
 
@@ -153,15 +153,17 @@ class Application:
         state.failed(error)
         self.failure = error
         if isinstance(error, AengineError):
-            _say(f"the engine {happened}: {error}")
+            _print(f"the engine {happened}: {error}")
         else:
-            _say(f"the engine {happened}:")
+            _print(f"the engine {happened}:")
             traceback.print_exception(error)
         self.failed.set()
 
 
-def _forget_garbage() -> None:
-    """What is loaded by now stays: looked through by a collection, it would hold the loop for 0.1 s now and then."""
+def _freeze_garbage() -> None:
+    """Collect once and freeze: what is loaded stays for good, and a collection that looked through it would hold the
+    loop for 0.1 s now and then.
+    """
     gc.collect()
     gc.freeze()
 
@@ -172,8 +174,8 @@ def _default_factory() -> EngineFactory:
     return lambda config: Engine(config=config)
 
 
-async def _refuse(reason: str, send: Send) -> None:
-    """End the process: a message for the server, one sentence for the reader, exit status 1."""
+async def _exit_with_reason(reason: str, send: Send) -> None:
+    """End the process with exit status 1: a message for the ASGI server, one sentence on standard error."""
     with suppress(Exception):  # hypercorn raises here, and would print the traceback of that
         await send({"type": "lifespan.startup.failed", "message": reason})
     if (task := asyncio.current_task()) is not None:
@@ -181,8 +183,8 @@ async def _refuse(reason: str, send: Send) -> None:
     raise SystemExit(f"aengine: {reason}")
 
 
-def _show_log() -> None:
-    """Let the engine's few lines reach the terminal, unless the process has set up logging of its own."""
+def _configure_logging() -> None:
+    """Write the engine's log lines to the terminal, unless the process has set up logging of its own."""
     log = logging.getLogger("aengine")
     if not log.hasHandlers():
         handler = logging.StreamHandler()
@@ -191,7 +193,7 @@ def _show_log() -> None:
         log.setLevel(logging.INFO)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"aengine: {text}", file=sys.stderr, flush=True)
 
 

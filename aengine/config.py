@@ -1,4 +1,4 @@
-"""Every knob once: its name, type, default, environment variable and one line of help.
+"""The knobs, each defined once: name, type, default, environment variable and one line of help.
 
 `AENGINE_<NAME>` sets the knob `<name>` (`AENGINE_MAX_MODEL_LEN=4096`), and so does the command line's
 `--max-model-len 4096`; arguments win over the environment.
@@ -18,7 +18,7 @@ from aengine.errors import ConfigError
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an `Engine` is made of. `None` means: chosen from the model and the machine."""
+    """The knobs of an `Engine`. `None` means: chosen from the model and the machine."""
 
     model: Annotated[
         str | None, Meta(description="checkpoint folder or Hugging Face id; default: the embedded demo model")
@@ -95,7 +95,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the HTTP layer is made of."""
+    """The knobs of the HTTP layer."""
 
     served_model_name: Annotated[
         str | None, Meta(description="name in /v1/models and in requests; default: the model's folder name or id")
@@ -156,7 +156,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and how `aengine serve` listens."""
+    """The knobs of `aengine serve`: where and how it listens."""
 
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every network")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 for any that is free")] = 8000
@@ -228,7 +228,7 @@ def _refused(knob: str, message: str, values: Mapping[str, Any]) -> ConfigError:
 
 
 def flag(knob: str) -> str:
-    """The command line's name of a knob."""
+    """The command line's spelling of a knob."""
     return f"--{knob.replace('_', '-')}"
 
 

@@ -101,8 +101,10 @@ class ServerError(AengineError):
 
 
 @contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """What is refused in here is told under the names that the caller has given it: `names`, by our own."""
+def renamed_param(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise `InvalidRequestError`s about the parameters `names` under the names that the caller knows them by (`names`,
+    by our own).
+    """
     try:
         yield
     except InvalidRequestError as error:

@@ -1,4 +1,4 @@
-"""How long things take, counted into buckets: what `/metrics` tells of a server under load."""
+"""Histograms of durations, which `/metrics` shows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Histogram:
 
 
 class Latencies:
-    """What an engine's requests went through since it started."""
+    """The histograms of an engine's requests since it started."""
 
     __slots__ = ("ended", "first_token", "inter_token", "queued", "whole")
 

@@ -1,4 +1,4 @@
-"""Standard output and error that take every write, also when what reads them has died: a log is no reason to fail.
+"""Standard output and error that never raise, also when what reads them has died: a log is no reason to fail.
 
 `aengine serve 2>&1 | head -3` and a full disk would otherwise end whatever happens to say something: the task that
 loads the model, a progress bar, the task that obeys signals.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 
-class LastingStream:
+class LossyStream:
     """A text stream that drops what cannot be written, and tries again with what comes next."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -32,8 +32,10 @@ class LastingStream:
         except (OSError, ValueError):
             return
 
-    def forget(self) -> None:
-        """Let what could not be written go nowhere, so that the interpreter does not stumble over it when it exits."""
+    def discard(self) -> None:
+        """Flush, or send what could not be written to the null device, so that the interpreter does not stumble over it
+        when it exits.
+        """
         try:
             self._stream.flush()
         except OSError:
@@ -46,21 +48,21 @@ class LastingStream:
 
 
 @contextmanager
-def lasting_streams() -> Iterator[None]:
-    """`sys.stdout` and `sys.stderr` are such streams within."""
+def lossy_streams() -> Iterator[None]:
+    """A context in which `sys.stdout` and `sys.stderr` never raise."""
     output, errors = sys.stdout, sys.stderr
-    lasting = _lasting(output), _lasting(errors)
-    sys.stdout, sys.stderr = cast(TextIO, lasting[0]), cast(TextIO, lasting[1])
+    lossy = _lossy(output), _lossy(errors)
+    sys.stdout, sys.stderr = cast(TextIO, lossy[0]), cast(TextIO, lossy[1])
     try:
         yield
     finally:
-        for stream in lasting:
-            stream.forget()
+        for stream in lossy:
+            stream.discard()
         sys.stdout, sys.stderr = output, errors
 
 
-def _lasting(stream: TextIO | LastingStream | None) -> LastingStream:
-    if isinstance(stream, LastingStream):
+def _lossy(stream: TextIO | LossyStream | None) -> LossyStream:
+    if isinstance(stream, LossyStream):
         return stream
     # None: closed before the process began (`2>&-`).
-    return LastingStream(io.StringIO() if stream is None else stream)
+    return LossyStream(io.StringIO() if stream is None else stream)

@@ -1,4 +1,4 @@
-"""What an output must match, as a request asks for it."""
+"""`Structured`: the form that a request's output must match."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The language of the output; exactly one of its fields is given.
+    """The form of an output; exactly one of `json` to `grammar` is given.
 
     The output ends where its language does: `ignore_eos` has no say, and `min_tokens` only where the language leaves
     a choice. A stop string or stop token id still ends it earlier.
@@ -39,12 +39,12 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def kind(self) -> str:
-        """The name of the field that is given."""
+        """The name of the form's field."""
         return self._given()[0]
 
     @property
     def param(self) -> str:
-        """What errors call the field that is given."""
+        """The name of the field in errors."""
         given = self._given()
         return self.origin or (f"structured.{given[0]}" if len(given) == 1 else "structured")
 

@@ -58,7 +58,7 @@ class Timeline:
             raise ConfigError(f"timeline: {self._path} cannot be written ({error.strerror}); name another") from error
 
     def mark(self, name: str, plan: StepPlan | None = None, count: int | None = None) -> None:
-        """The step loop has done something: a span since its last mark."""
+        """Record a span of the step loop, since its last mark."""
         now = time.perf_counter()
         counts = {} if plan is None else plan_counts(plan)
         if count is not None:
@@ -69,16 +69,16 @@ class Timeline:
             self.flush()
 
     def span(self, track: int, name: str, begin: float, end: float, counts: dict[str, int]) -> None:
-        """Something took from `begin` to `end`, in seconds of `perf_counter`. Spans of one track must not overlap."""
+        """Record a span from `begin` to `end`, in seconds of `perf_counter`. Spans of one track must not overlap."""
         if not self._closed:
             self._spans.append(_Span(track, name, begin, end, counts))
 
     def at_close(self, source: Callable[[], None]) -> None:
-        """Call `source` when the timeline is closed: it has its last spans to tell."""
+        """Call `source` when the timeline is closed, to record its last spans."""
         self._sources.append(source)
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write what was collected to the file."""
         lines = []
         while self._spans:  # a worker may be adding to it
             lines.append(_encoded(self._spans.popleft(), self._start))
@@ -97,7 +97,7 @@ class Timeline:
             self._closed = True
 
     def close(self) -> None:
-        """Write the rest. What is told from now on is forgotten."""
+        """Write the rest and close the file. Later spans are dropped."""
         for source in self._sources:
             source()
         self.flush()
@@ -113,13 +113,13 @@ class Timeline:
 
 
 def plan_counts(plan: StepPlan) -> dict[str, int]:
-    """What a step carries."""
+    """The counts of a step's plan that its span shows."""
     prompt_tokens = plan.num_tokens - len(plan.decode)
     return {"step": plan.step, "decode": len(plan.decode), "prompt_tokens": prompt_tokens, "new": len(plan.new_rows)}
 
 
 def unmarked(name: str, plan: StepPlan | None = None, count: int | None = None) -> None:
-    """What stands in for `Timeline.mark` where there is none."""
+    """A function in the place of `Timeline.mark` where there is no timeline."""
 
 
 def _encoded(span: _Span, start: float) -> bytes:

@@ -1,4 +1,4 @@
-"""The data that crosses rooms: what a request asks for, what it gets back, and the plan of one step.
+"""The data that crosses rooms: requests' parameters, fragments and completions, and the plan of one step.
 
 No torch in here, and no behaviour beyond validation and small derived properties.
 """
@@ -114,7 +114,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     self.structured.param,
                 )
 
-    def as_rules_have_it(self) -> SamplingParams:
+    def with_rule_temperature(self) -> SamplingParams:
         """With the temperature that the rules of a grammar agree upon: for a caller who gives none."""
         temperatures = frozenset() if self.structured is None else self.structured.temperatures()
         return msgspec.structs.replace(self, temperature=min(temperatures)) if len(temperatures) == 1 else self
@@ -305,7 +305,7 @@ class Stats(msgspec.Struct, frozen=True):
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-# ---- one step, as the scheduler tells it to the runtime ---------------------------------------------------
+# ---- one step, as the scheduler plans it for the runtime --------------------------------------------------
 
 
 class NewRow(msgspec.Struct):
@@ -334,7 +334,7 @@ class PrefillChunk(msgspec.Struct):
     samples: bool  # the last chunk draws a token; earlier ones neither sample nor count
     forks: Sequence[int] = ()  # rows of siblings that draw from the same logits (n > 1)
     score_ids: Sequence[int] = ()  # the prompt's next token for each of the first ones: how likely was it?
-    top: int = 0  # told with so many candidates
+    top: int = 0  # candidates beside each score
 
 
 MOST_SHARED_RUNS = 16  # in one step
@@ -384,7 +384,7 @@ class StepPlan(msgspec.Struct):
 
     @property
     def scoring(self) -> bool:
-        """Whether a chunk asks how likely its tokens were."""
+        """Whether a chunk has prompt logprobs to compute."""
         return any(chunk.score_ids for chunk in self.prefill)
 
     @property

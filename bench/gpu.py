@@ -1,6 +1,6 @@
-"""The engine on one GPU: the workloads that peers publish, on random weights of Qwen3-8B's or 0.6B's shape.
+"""The engine on one GPU: the workloads that peers publish, on random weights of Qwen3's 8B, 0.6B or 30B-A3B shape.
 
-    python bench/gpu.py [--shape 8b] [--only decode1 nano ...] [--out results.jsonl]
+    python bench/gpu.py [--shape 8b] [--quantization fp8] [--only decode1 nano ...] [--out results.jsonl]
 
 Token ids go in as prompts, the whole wall time of the calls counts. Prints JSON lines, then a table with the
 limit of the device (an H200) and what peers reach on it with the same work.
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import aengine
 from bench.results import Report
-from bench.shapes import SHAPES, ids, write_config
+from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,30 @@ FIGURES = {
         "long32k_ttft": Row(0.262, None, 0.25, seconds=True),
         "long32k": Row(385, None, 550),
     },
+    "moe30b": {
+        "decode1": Row(239, 746, 430),
+        "nano": Row(5_839, 7_700, 6_500),
+        "decode256": Row(9_084, 12_500, 10_600),
+        "prefill": Row(63_228, 88_000, 72_000),
+    },
+    "moe30b fp8": {
+        "decode1": Row(242, 1_350, 520),
+        "decode256": Row(10_781, 19_800, 13_500),
+        "prefill": Row(64_212, 140_000, 80_000),
+    },
+    "8b fp8": {
+        "decode1": Row(237, 554, 400),
+        "nano": Row(9_536, 16_600, 12_500),
+        "decode256": Row(13_605, 19_300, 16_000),
+        "prefill": Row(55_268, 72_000, 60_000),
+    },
+    "8b awq": {
+        "decode1": Row(204, 926, 500),
+        "decode256": Row(11_959, 13_700, 12_800),
+        "prefill": Row(41_169, 44_600, 41_000),
+    },
 }
+FIGURES["8b gptq"] = FIGURES["8b awq"]
 
 
 async def run_all(engine: aengine.Engine, work: list[tuple[list[int], int]], temperature: float) -> float:
@@ -79,45 +102,45 @@ async def run_all(engine: aengine.Engine, work: list[tuple[list[int], int]], tem
     return time.perf_counter() - began
 
 
-async def decode1(engine: aengine.Engine, run: int) -> dict[str, float]:
+async def decode1(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
     work = [(ids(random.Random(run), 128), 512)]
-    return {"decode1": 512 / await run_all(engine, work, 0.6)}
+    return {"decode1": 512 / await run_all(engine, work, temperature)}
 
 
-async def nano(engine: aengine.Engine, run: int) -> dict[str, float]:
+async def nano(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
     rng = random.Random(0)
     prompts = [ids(rng, rng.randint(100, 1024)) for _ in range(256)]
     work = [(prompt, rng.randint(100, 1024)) for prompt in prompts]
-    return {"nano": sum(tokens for _, tokens in work) / await run_all(engine, work, 0.6)}
+    return {"nano": sum(tokens for _, tokens in work) / await run_all(engine, work, temperature)}
 
 
-async def decode256(engine: aengine.Engine, run: int) -> dict[str, float]:
+async def decode256(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
     rng = random.Random(100 + run)
-    return {"decode256": 256 * 512 / await run_all(engine, [(ids(rng, 512), 512) for _ in range(256)], 0.6)}
+    return {"decode256": 256 * 512 / await run_all(engine, [(ids(rng, 512), 512) for _ in range(256)], temperature)}
 
 
-async def prefill(engine: aengine.Engine, run: int) -> dict[str, float]:
+async def prefill(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
     rng = random.Random(200 + run)
     return {"prefill": 32 * 4096 / await run_all(engine, [(ids(rng, 4096), 1) for _ in range(32)], 0.0)}
 
 
-async def prefix(engine: aengine.Engine, run: int) -> dict[str, float]:
+async def prefix(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
     rng = random.Random(300 + run)
     shared = ids(rng, 4096)
     await run_all(engine, [(shared + ids(rng, 128), 1)], 0.0)
-    return {"prefix": await run_all(engine, [(shared + ids(rng, 128), 64) for _ in range(64)], 0.6)}
+    return {"prefix": await run_all(engine, [(shared + ids(rng, 128), 64) for _ in range(64)], temperature)}
 
 
-async def long32k(engine: aengine.Engine, run: int) -> dict[str, float]:
+async def long32k(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
     prompt = ids(random.Random(400 + run), 32768)
     began = time.perf_counter()
     first = 0.0
-    async for _ in engine.generate(prompt, max_tokens=128, temperature=0.6, ignore_eos=True):
+    async for _ in engine.generate(prompt, max_tokens=128, temperature=temperature, ignore_eos=True):
         first = first or time.perf_counter()
     return {"long32k_ttft": first - began, "long32k": 127 / (time.perf_counter() - first)}
 
 
-WORKLOADS: dict[str, Callable[[aengine.Engine, int], Awaitable[dict[str, float]]]] = {
+WORKLOADS: dict[str, Callable[[aengine.Engine, int, float], Awaitable[dict[str, float]]]] = {
     "decode1": decode1,
     "nano": nano,
     "decode256": decode256,
@@ -128,29 +151,33 @@ WORKLOADS: dict[str, Callable[[aengine.Engine, int], Awaitable[dict[str, float]]
 
 
 async def measure(options: argparse.Namespace, report: Report) -> None:
+    name = " ".join(filter(None, (options.shape, options.quantization)))
+
     def tell(figure: str, values: list[float]) -> None:
-        row = FIGURES[options.shape].get(figure)
+        row = FIGURES.get(name, {}).get(figure)
         reference = {} if row is None else {"limit": row.limit, "best_peer": row.best_peer, "target": row.target}
         value = statistics.median(values)
         report.tell(
-            {"shape": options.shape, "figure": figure},
+            {"shape": name, "figure": figure},
             {"value": value, "of_target": None if row is None else row.share(value)},
             runs={"value": values},
             reference=reference,
         )
 
+    # 1 where there are experts: sequences do not run together then, so that all experts are read.
+    temperature = 1.0 if options.shape == "moe30b" else 0.6
     with tempfile.TemporaryDirectory() as scratch:
-        write_config(Path(scratch), options.shape)
+        write_config(Path(scratch), options.shape, quantization=options.quantization)
         began = time.perf_counter()
         knobs = dict(pair.split("=", 1) for pair in options.knob)
         async with aengine.Engine(scratch, load_format="dummy", device="cuda", **knobs) as engine:
             tell("startup_dummy", [time.perf_counter() - began])
             gc.collect()
             gc.freeze()  # as the server does: walking torch's objects takes 0.1 s, in the middle of a run
-            for name in options.only or WORKLOADS:
+            for workload in options.only or WORKLOADS:
                 found: dict[str, list[float]] = {}
                 for run in range(options.runs + 1):
-                    figures = await WORKLOADS[name](engine, run)
+                    figures = await WORKLOADS[workload](engine, run, temperature)
                     for figure, value in figures.items():
                         if run:  # the first one warms up
                             found.setdefault(figure, []).append(value)
@@ -159,12 +186,13 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
                 for figure, values in found.items():
                     tell(figure, values)
             peak = torch.cuda.max_memory_reserved() / 2**30
-            report.tell({"shape": options.shape}, {"peak_gib": peak}, detail={"stats": str(engine.stats())})
+            report.tell({"shape": name}, {"peak_gib": peak}, detail={"stats": str(engine.stats())})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
+    parser.add_argument("--quantization", choices=list(QUANTIZATIONS), help="as checkpoints of that kind have it")
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS))
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--knob", action="append", default=[], help="name=value of an EngineConfig knob")

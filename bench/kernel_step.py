@@ -14,7 +14,8 @@ from torch import Tensor
 from aengine.kernels import norms, rope
 from aengine.kernels.attention.decode_attention import PagedDecode
 from aengine.kernels.attention.decode_config import DecodeConfig
-from aengine.kernels.linear.small_linear import LinearConfig, Norm, SmallLinear
+from aengine.kernels.heads import Heads as QueryHeads
+from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
 from bench.kernel_timing import (
     DEVICE,
     Heads,
@@ -99,7 +100,7 @@ class Step:
 
         def norm_linear(x: Tensor, norm: Tensor, weight: Tensor, name: str) -> Tensor:
             if own and small.norms(x, weight):
-                return small(x, weight, config=cuts.get(name), norm=Norm(norm, 1e-6))
+                return small(x, weight, config=cuts.get(name), norm=norms.TritonNorm(norm, 1e-6))
             return linear(norms.rms_norm(x, norm, 1e-6), weight, name)
 
         def linear_add(x: Tensor, weight: Tensor, name: str, residual: Tensor) -> Tensor:
@@ -114,8 +115,8 @@ class Step:
                 pool = self.pools[layer]
                 qkv = norm_linear(x, self.norms[2 * layer], w["qkv"], "qkv")
                 q = rope.qk_norm_rope_store(
-                    qkv, q_norm, k_norm, 1e-6, self.cos_sin, positions, pool.k, pool.v, slots, heads.heads
-                )  # fmt: skip
+                    qkv, QueryHeads(heads.heads, q_norm, k_norm, 1e-6), self.cos_sin, positions, (pool.k, pool.v), slots
+                )
                 mixed = decode(q, pool.k, pool.v, tables[layer], lens, 0.09, config=cuts.get("decode"))
                 x = linear_add(mixed.flatten(1), w["o"], "o", x)
                 inner = norms.silu_mul(norm_linear(x, self.norms[2 * layer + 1], w["gate_up"], "gate_up"))

@@ -26,6 +26,7 @@ from aengine.kernels.attention.decode_config import DecodeConfig
 from aengine.kernels.attention.prefix_attention import PrefixConfig, SharedRuns, attend_shared
 from aengine.kernels.draw import gumbel
 from aengine.kernels.draw.cutoff import Cutoff
+from aengine.kernels.heads import Heads as QueryHeads
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
 from bench.kernel_step import (
     DECODE_CONFIGS,
@@ -113,22 +114,17 @@ def bench_decode(report: Report, sweep: bool) -> None:
 
 def bench_small(report: Report, sweep: bool) -> None:
     """The kernels between the matrix products."""
-    weight, head_weight = random_half(4096), random_half(128)
+    head_weight = random_half(128)
     cos_sin = torch.randn(8192, 128, device=DEVICE)
+    cut = QueryHeads(32, head_weight, head_weight, 1e-6)
     for tokens in (1, 64, 256, 8192):
         copies = 8 if tokens < 1000 else 2
-        xs, gates, qkvs = ([random_half(tokens, n) for _ in range(copies)] for n in (4096, 24576, 6144))
+        gates, qkvs = ([random_half(tokens, n) for _ in range(copies)] for n in (24576, 6144))
         pool, places = Pool(tokens // 16 + 2, Heads()), torch.arange(tokens, device=DEVICE)
         cases: dict[str, tuple[list[Callable[[], object]], int]] = {
-            "add_rms_norm": ([lambda x=x: norms.add_rms_norm(x, xs[0], weight, 1e-6) for x in xs], 4096 * 8),
             "silu_mul": ([lambda g=g: norms.silu_mul(g) for g in gates], 12288 * 6),
             "qk_norm_rope_store": (
-                [
-                    lambda x=x: rope.qk_norm_rope_store(
-                        x, head_weight, head_weight, 1e-6, cos_sin, places, pool.k, pool.v, places, 32
-                    )
-                    for x in qkvs
-                ],
+                [lambda x=x: rope.qk_norm_rope_store(x, cut, cos_sin, places, (pool.k, pool.v), places) for x in qkvs],
                 (6144 + 4096 + 3 * 1024) * 2,
             ),
         }
@@ -228,13 +224,13 @@ def bench_launch(report: Report, sweep: bool) -> None:
     x, qkv, q = random_half(4, 1024), random_half(4, 4096), random_half(4, 16, 128)
     numbers, lens = torch.arange(4, device=DEVICE), torch.full((4,), 100, dtype=torch.int32, device=DEVICE)
     small, decode, table = SmallLinear(), PagedDecode(), pool.tables(4, 100)[0]
+    cut = QueryHeads(heads.heads, step.head_norm, step.head_norm, 1e-6)
     calls: dict[str, Callable[[], object]] = {
         "torch linear": lambda: F.linear(x, weights["qkv"]),
         "small linear": lambda: small(x, weights["qkv"]),
-        "add_rms_norm": lambda: norms.add_rms_norm(x, x, step.norm, 1e-6),
         "silu_mul": lambda: norms.silu_mul(qkv),
         "qk_norm_rope_store": lambda: rope.qk_norm_rope_store(
-            qkv, step.head_norm, step.head_norm, 1e-6, step.cos_sin, numbers, pool.k, pool.v, numbers, heads.heads
+            qkv, cut, step.cos_sin, numbers, (pool.k, pool.v), numbers
         ),
         "decode": lambda: decode(q, pool.k, pool.v, table, lens, 0.09),
     }

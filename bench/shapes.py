@@ -6,19 +6,28 @@ import json
 import random
 from pathlib import Path
 
-SHAPES = {
+SHAPES: dict[str, dict[str, object]] = {
     "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288},
     "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072},
+    "moe30b": {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "intermediate_size": 6144}
+    | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_key_value_heads": 4}
+    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
 }
-SMALL = {
+# `quantization_config` of config.json.
+QUANTIZATIONS: dict[str, dict[str, object]] = {
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+}
+SMALL: dict[str, dict[str, object]] = {
     "30m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
     | {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "eos_token_id": 4095},
 }
 
 
-def write_config(folder: Path, shape: str, context: int = 40960) -> None:
-    """A Qwen3 config.json of that shape."""
-    config = {
+def write_config(folder: Path, shape: str, context: int = 40960, quantization: str | None = None) -> None:
+    """A Qwen3 config.json of that shape, its weights in one of `QUANTIZATIONS`."""
+    config: dict[str, object] = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "num_key_value_heads": 8,
@@ -27,13 +36,15 @@ def write_config(folder: Path, shape: str, context: int = 40960) -> None:
         "max_position_embeddings": context,
         "rope_theta": 1e6,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": shape != "8b",
+        "tie_word_embeddings": shape not in ("8b", "moe30b"),
         "torch_dtype": "bfloat16",
         "hidden_act": "silu",
         "attention_bias": False,
         "eos_token_id": 151645,
         **(SHAPES | SMALL)[shape],
     }
+    if quantization is not None:
+        config["quantization_config"] = QUANTIZATIONS[quantization]
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -52,35 +53,39 @@ def make_checkpoint(folder: Path, shape: str) -> None:
     from aengine.kernels.torch_kernels import TorchKernels
     from aengine.model.config import ModelConfig
     from aengine.model.decoder import Decoder
+    from aengine.model.groups import entries_of
     from bench.shapes import write_config
 
     began = time.perf_counter()
     write_config(folder, shape)
     write_tokenizer(folder)
-    views = Decoder(ModelConfig.from_folder(folder), TorchKernels(), TorchAttention(), torch.bfloat16).weights
+    entries = entries_of(Decoder(ModelConfig.from_folder(folder), TorchKernels(), TorchAttention()).groups)
     shards: list[list[str]] = [[]]
     room = SHARD_BYTES
-    for name, view in views.items():
-        if view.nbytes > room and shards[-1]:
+    for name, entry in entries.items():
+        if (nbytes := 2 * math.prod(entry.shape)) > room and shards[-1]:
             shards.append([])
             room = SHARD_BYTES
         shards[-1].append(name)
-        room -= view.nbytes
+        room -= nbytes
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
 
-    def weight(shape: torch.Size) -> torch.Tensor:
+    def weight(shape: tuple[int, ...]) -> torch.Tensor:
         values = torch.empty(shape, dtype=torch.bfloat16, device=device)
         return (values.normal_(0.0, 0.02, generator=generator) if len(shape) > 1 else values.fill_(1.0)).cpu()
 
     files = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file({name: weight(views[name].shape) for name in names}, folder / file, metadata={"format": "pt"})
+        save_file({name: weight(entries[name].shape) for name in names}, folder / file, metadata={"format": "pt"})
         files.update(dict.fromkeys(names, file))
         say(f"wrote {file} ({(folder / file).stat().st_size / 1e9:.1f} GB, {time.perf_counter() - began:.1f} s)")
-    index = {"metadata": {"total_size": sum(view.nbytes for view in views.values())}, "weight_map": files}
+    index = {
+        "metadata": {"total_size": sum(2 * math.prod(entry.shape) for entry in entries.values())},
+        "weight_map": files,
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))  # the last file: all is there
 
 

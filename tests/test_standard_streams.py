@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from aengine.standard_streams import LastingStream, lasting_streams
+from aengine.standard_streams import LossyStream, lossy_streams
 
 
 class Dead(io.StringIO):
@@ -23,8 +23,8 @@ class Dead(io.StringIO):
 @pytest.mark.parametrize("stream", [Dead(), None])
 def test_what_nobody_reads_is_dropped(stream: Dead | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(LastingStream, "forget", LastingStream.flush)
-    with lasting_streams():
+    monkeypatch.setattr(LossyStream, "discard", LossyStream.flush)
+    with lossy_streams():
         print("a line", file=sys.stderr, flush=True)
         assert sys.stderr.write("two") == 3
         sys.stderr.flush()
@@ -32,7 +32,7 @@ def test_what_nobody_reads_is_dropped(stream: Dead | None, monkeypatch: pytest.M
 
 
 def test_what_is_read_arrives(capsys: pytest.CaptureFixture[str]) -> None:
-    with lasting_streams(), lasting_streams():
+    with lossy_streams(), lossy_streams():
         print("out", flush=True)
         print("err", file=sys.stderr)
         assert sys.stderr.encoding
@@ -44,8 +44,8 @@ def test_what_is_read_arrives(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_process_ends_as_if_it_had_been_heard(output: str) -> None:
     code = """if True:
         import sys, traceback
-        from aengine.standard_streams import lasting_streams
-        with lasting_streams():
+        from aengine.standard_streams import lossy_streams
+        with lossy_streams():
             for number in range(3000):
                 print("a line of output", number)
                 print("a line of errors", number, file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.engine.asked import asked_params
+from aengine.engine.arguments import resolved_params
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
 from aengine.types import SamplingParams
@@ -66,8 +66,8 @@ def test_rules_may_say_a_temperature(grammar: str, temperatures: set[float]) -> 
 
 def test_which_is_the_requests_where_it_says_none() -> None:
     form = Structured(grammar="start[temperature=0.5]: /a/")
-    assert asked_params(SamplingParams(), None, {"structured": form}, 10).temperature == 0.5
-    assert asked_params(SamplingParams(), None, {"structured": form, "temperature": 0.5}, 10).temperature == 0.5
+    assert resolved_params(SamplingParams(), None, {"structured": form}, 10).temperature == 0.5
+    assert resolved_params(SamplingParams(), None, {"structured": form, "temperature": 0.5}, 10).temperature == 0.5
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What every page holds: keys and values of `page_size` tokens in each layer."""
+    """The shape of a page: keys and values of `page_size` tokens in each layer."""
 
     num_layers: int
     page_size: int
@@ -22,7 +22,7 @@ class KVShape:
 
     @property
     def page_bytes(self) -> int:
-        """What one page costs over all layers."""
+        """The bytes of one page over all layers."""
         return self.num_layers * 2 * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
@@ -55,5 +55,5 @@ class KVPool:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in host memory that the system hands out only as it is touched: torch touches all of it at once."""
+    """Zeroed host memory that the system hands out only as it is touched: torch touches all of it at once."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

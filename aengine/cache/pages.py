@@ -1,4 +1,4 @@
-"""Which pages of the KV pool are free.
+"""The page allocator: a free list of pages of the KV pool.
 
 A page is an index into the pool. Page 0 is reserved: padding rows and finished rows write there, so it is
 never handed out. Every other page is either free or held by one owner: a sequence, choices that begin with it
@@ -26,7 +26,7 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """How many pages `take` could hand out now."""
+        """The number of free pages."""
         return len(self._free)
 
     def held(self, page: int) -> bool:

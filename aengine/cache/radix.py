@@ -32,7 +32,7 @@ _Key = bytes | tuple[int, str | None, bytes]
 
 
 def packed(token_ids: Iterable[int]) -> array[int]:
-    """Token ids, 4 bytes each, which the tree reads without looking at them one by one."""
+    """Token ids as an array of 4 bytes each, which the tree compares without looking at them one by one."""
     return array(_ID_TYPE, token_ids)
 
 
@@ -55,7 +55,7 @@ class Node:
 
 
 class Match(NamedTuple):
-    """The longest cached prefix. `node` ends exactly where `pages` end (the root if there are none).
+    """The longest cached prefix of a lookup. `node` ends exactly where `pages` end (the root if there are none).
 
     The pages stay valid only if `node` is locked before anything is evicted.
     """
@@ -65,7 +65,8 @@ class Match(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """The node that ends where the inserted run ends, and for each of its pages whether the tree now holds it.
+    """The result of an insertion: the node that ends where the run ends, and for each of its pages whether the tree now
+    holds it.
 
     A page that is not taken is a private copy that the caller still owns and has to release.
     """
@@ -151,7 +152,7 @@ class RadixTree:
         return Inserted(node, taken)
 
     def evict(self, n: int) -> int:
-        """Let go of the least recently used unlocked pages until n came free or none is left; return how many did.
+        """Release the least recently used unlocked pages until n came free or none is left; return how many did.
 
         Deepest pages go first, and of a longer run only the tail that is needed.
         """
@@ -161,7 +162,7 @@ class RadixTree:
         return self._allocator.free - before
 
     def clear(self) -> None:
-        """Forget everything: unlocked pages go now, locked ones once they are unlocked, and no lookup finds them."""
+        """Drop all cached runs: unlocked pages go now, locked ones once they are unlocked, and no lookup finds them."""
         self.epoch += 1
         self.changes += 1
         while self._unlocked:
@@ -254,7 +255,7 @@ class RadixTree:
             self._unlocked.move_to_end(step)
 
     def _cut(self, leaf: Node, count: int) -> None:
-        """Let go of the last `count` pages of an unlocked leaf, or of the whole leaf."""
+        """Release the last `count` pages of an unlocked leaf, or the whole leaf."""
         kept = max(len(leaf.pages) - count, 0)
         gone = leaf.pages[kept:]
         self.cached_pages -= len(gone)

@@ -1,4 +1,4 @@
-"""Flags made of the knobs in `aengine.config`: name, type, default and help are written there alone."""
+"""Flags generated from the knobs in `aengine.config`: name, type, default and help are written there alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig, configure, flag
 from aengine.errors import ConfigError
 
@@ -16,7 +16,7 @@ T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)
 
 
 class Knob(NamedTuple):
-    """One field of a config, as far as a command line needs it."""
+    """One field of a config, with what argparse needs of it."""
 
     name: str
     kind: str  # what stands for the value in the help; empty for a switch
@@ -26,7 +26,7 @@ class Knob(NamedTuple):
 
 
 def knobs_of(kind: type[T]) -> Iterator[Knob]:
-    """The knobs in the order in which they are written."""
+    """The knobs of a config, in the order in which they are written."""
     for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]  # a struct has fields
         layers = _layers(field.type)
         text = next(found for layer in layers if (found := _description(layer)))
@@ -60,7 +60,7 @@ def _description(kind: Any) -> str:
 
 
 def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: Collection[str] = ()) -> None:
-    """A group of flags. What is not given leaves no trace in the namespace, so that the environment has its say."""
+    """Add a group of flags. What is not given leaves no trace in the namespace, so that the environment has its say."""
     group = parser.add_argument_group(title)
     for knob in knobs_of(kind):
         if knob.name in skip:
@@ -83,12 +83,12 @@ def _shown(default: object) -> str:
 
 
 def given_knobs(args: argparse.Namespace, kind: type[T]) -> dict[str, Any]:
-    """The knobs that stand on the command line."""
+    """The names of the knobs that stand on the command line."""
     return {knob.name: getattr(args, knob.name) for knob in knobs_of(kind) if hasattr(args, knob.name)}
 
 
 def read_knobs(args: argparse.Namespace, kind: type[T]) -> T:
-    """The config of what was given, the environment, and the defaults. Raises `UsageError`, naming the knob."""
+    """The config from the flags, the environment and the defaults. Raises `UsageError`, naming the knob."""
     try:
         return configure(kind, **given_knobs(args, kind))
     except ConfigError as error:

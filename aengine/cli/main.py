@@ -1,4 +1,4 @@
-"""`aengine`: which command there is, and how it ends."""
+"""The entry point `aengine`: chooses the command, and turns errors into exit statuses."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import aengine
 from aengine.cli.chat import command as chat_command
-from aengine.cli.failure import CommandError, UsageError
+from aengine.cli.errors import CommandError, UsageError
 from aengine.cli.generate import command as generate_command
 from aengine.cli.serve import command as serve_command
-from aengine.cli.suggestion import unknown_words
+from aengine.cli.suggestion import unknown_arguments
 from aengine.errors import AengineError
-from aengine.standard_streams import LastingStream
+from aengine.standard_streams import LossyStream
 
 _DESCRIPTION = "An LLM inference engine in one process: serve a model, talk to it, or run prompts through it."
 _EPILOG = """\
@@ -29,7 +29,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command and return its exit status."""
     parser = _parser()
     try:
         status = _run(parser, argv)
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has had enough: nothing to tell, and nobody to tell it to
-        LastingStream(sys.stdout).forget()
+        LossyStream(sys.stdout).discard()
         return 1
 
 
@@ -45,7 +45,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     try:
         args, unknown = parser.parse_known_args(argv)
         if unknown:
-            raise UsageError(unknown_words(args.parser, unknown))
+            raise UsageError(unknown_arguments(args.parser, unknown))
         return int(args.run(args))
     except SystemExit as left:  # argparse's own way to end
         return left.code if isinstance(left.code, int) else 1

@@ -1,4 +1,4 @@
-"""The model that a command asks: in this process, or on a server."""
+"""Opens the model that a command uses: in this process, or on a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, given_knobs, read_knobs
 from aengine.config import EngineConfig, flag
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
-    """`--url` and its key, and the knobs of an engine in this process; `seed` has another meaning here."""
+    """Add the flags of a server (`--url` and its key) and of an engine in this process; `seed` has another meaning
+    here.
+    """
     group = parser.add_argument_group("a server, instead of a model in this process")
     group.add_argument("--url", metavar="URL", help="address of an aengine server, such as http://localhost:8000")
     group.add_argument("--api-key", metavar="KEY", help="its key, if it wants one (AENGINE_API_KEY)")
@@ -29,7 +31,7 @@ def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] =
 
 @asynccontextmanager
 async def opened_model(args: argparse.Namespace) -> AsyncIterator[Model]:
-    """The model, ready to be asked. Raises `UsageError`, and what tells that it cannot be had."""
+    """A context with the model, ready to serve. Raises `UsageError`, and what tells that it cannot be had."""
     if args.url is not None:
         if flags := ", ".join(flag(name) for name in given_knobs(args, EngineConfig) if name != "progress"):
             raise UsageError(f"{flags} cannot be said to a server: leave it out, or --url")

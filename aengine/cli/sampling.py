@@ -1,4 +1,4 @@
-"""Sampling parameters as text: flags of `generate`, and what `chat` is told with `/set`."""
+"""Sampling parameters as text: the flags of `generate`, and `/set` of `chat`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.config import flag
 from aengine.types import SamplingParams
 
@@ -36,7 +36,7 @@ NAMES = tuple(SamplingParams.__struct_fields__)
 
 
 def parse_parameter(name: str, text: str) -> Any:
-    """The value that `text` means for the parameter. Raises `UsageError`, naming it.
+    """The parameter's value as `text` spells it. Raises `UsageError`, naming it.
 
     Text, numbers, true, false and none stand as they are; lists and objects are JSON.
     """
@@ -66,7 +66,7 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
 
 
 def read_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """The parameters that stand on the command line. Raises `UsageError`."""
+    """The sampling parameters that stand on the command line. Raises `UsageError`."""
     return {name: parse_parameter(name, getattr(args, _dest(name))) for name in _HELP if hasattr(args, _dest(name))}
 
 

@@ -1,4 +1,4 @@
-"""The client: `aengine.Engine`'s way of asking, over HTTP."""
+"""The HTTP client with the API of `aengine.Engine`."""
 
 from aengine.client.client import Client
 

@@ -1,4 +1,4 @@
-"""The public async API, asked of a server: what `Engine` is to a model in this process."""
+"""`Client`: the API of `Engine`, over HTTP."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import anyio
 import httpx2
 
 from aengine.client.stream import RemoteStream
-from aengine.client.wire import DONE, read_chunk, read_event, refusal, request_body
-from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
+from aengine.client.wire import DONE, read_chunk, read_event, request_body, response_error
+from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
 from aengine.engine.consume import collect, drain
 from aengine.errors import (
     AengineError,
@@ -89,15 +89,15 @@ class Client:
             raise ServerError("the server does not say which model it serves") from None
 
     async def get(self, path: str) -> dict[str, Any]:
-        """A JSON object of the server's. Raises what it answers instead."""
-        self._group()
+        """GET a path: the JSON object of the answer. Raises what it answers instead."""
+        self._task_group()
         try:
             response = await self._http.get(path)
             if response.status_code != 200:
-                raise refusal(response.status_code, response.content, response.headers)
+                raise response_error(response.status_code, response.content, response.headers)
             body = response.json()
         except httpx2.HTTPError as error:
-            raise self._lost(error) from error
+            raise self._connection_error(error) from error
         except ValueError:
             body = None
         if not isinstance(body, dict):
@@ -139,22 +139,23 @@ class Client:
         template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The assistant's next message as OpenAI's API streams it: thoughts and calls of tools told from content.
+        """The assistant's next message as chunks of OpenAI's API: thoughts and calls of tools are told apart from
+        content.
 
         Close it (`contextlib.aclosing`) when you stop early.
         """
         fields = _chat_fields(messages, tools, template_kwargs) | {"stream_options": {"include_usage": True}}
-        names, asked = _asked(params, sampling)
-        if asked.logprobs is not None:
-            fields |= {"logprobs": True, "top_logprobs": asked.logprobs}
-        body = request_body(fields, asked, [name for name in names if name != "logprobs"], {})
-        self._group()
+        names, resolved = _resolved(params, sampling)
+        if resolved.logprobs is not None:
+            fields |= {"logprobs": True, "top_logprobs": resolved.logprobs}
+        body = request_body(fields, resolved, [name for name in names if name != "logprobs"], {})
+        self._task_group()
         try:
-            async with self._answer("/v1/chat/completions", body, asked, {}) as response:
+            async with self._event_response("/v1/chat/completions", body, resolved, {}) as response:
                 async for data in _events(response):
-                    yield read_chunk(data, asked)
+                    yield read_chunk(data, resolved)
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise self._lost(error) from error
+            raise self._connection_error(error) from error
 
     async def submit(
         self,
@@ -172,7 +173,7 @@ class Client:
         and errors are those of `Engine.submit`; and `ServerError`, where the server cannot be reached or answers
         as no engine would.
         """
-        fields = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": asked_ids(prompt)}
+        fields = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": token_id_list(prompt)}
         return await self._submit(fields, params, sampling, request_id, priority, cache_salt)
 
     async def submit_chat(
@@ -206,13 +207,13 @@ class Client:
         priority: int,
         cache_salt: str | None,
     ) -> RemoteStream:
-        tasks = self._group()
-        names, asked = _asked(params, sampling)
+        tasks = self._task_group()
+        names, resolved = _resolved(params, sampling)
         check_routing(priority, cache_salt)
         routing = {"priority": priority, "cache_salt": cache_salt, "fill_context": True}
-        body = request_body(fields, asked, names, routing)
+        body = request_body(fields, resolved, names, routing)
         stream = self._new_stream(request_id)
-        tasks.start_soon(self._read, stream, body, asked)
+        tasks.start_soon(self._read, stream, body, resolved)
         try:
             await stream.admitted()
         except BaseException:
@@ -220,7 +221,7 @@ class Client:
             raise
         return stream
 
-    def _group(self) -> anyio.abc.TaskGroup:
+    def _task_group(self) -> anyio.abc.TaskGroup:
         if self._tasks is None:
             raise EngineNotReadyError("a Client is used within `async with`")
         if self._closed:
@@ -239,41 +240,43 @@ class Client:
     # ---- the task of one request --------------------------------------------------------------------------
 
     async def _read(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
-        """Whatever happens here is handed to the consumer; nothing escapes into the task group."""
+        """The task that reads one response into its stream; whatever happens here is handed to the consumer, nothing
+        escapes into the task group.
+        """
         try:
             with stream.connection:
-                await self._converse(stream, body, params)
+                await self._read_events(stream, body, params)
                 stream.fail(ServerError("the connection ended before the answer did"))  # unless the answer has ended
         except AengineError as error:
             stream.fail(error)
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            stream.fail(self._lost(error))
+            stream.fail(self._connection_error(error))
         except Exception as error:  # noqa: BLE001 - the consumer would wait for ever
             stream.fail(ServerError(f"the answer could not be read: {type(error).__name__}: {error}"))
         finally:
             del self._running[stream.id]
             stream.fail(EngineClosedError("the request was cancelled"))
 
-    async def _converse(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
-        async with self._answer("/generate", body, params, {"X-Request-Id": stream.id}) as response:
+    async def _read_events(self, stream: RemoteStream, body: bytes, params: SamplingParams) -> None:
+        async with self._event_response("/generate", body, params, {"X-Request-Id": stream.id}) as response:
             stream.answered.set()
             async for data in _events(response):
                 await stream.put(read_event(data, params))
 
     @asynccontextmanager
-    async def _answer(
+    async def _event_response(
         self, path: str, body: bytes, params: SamplingParams, headers: Mapping[str, str]
     ) -> AsyncIterator[httpx2.Response]:
-        """An answer that is a stream of events. Raises what the server says instead."""
+        """The response to a POST, a stream of events. Raises what the server says instead."""
         headers = {"Content-Type": "application/json", **headers}
         async with self._http.stream("POST", path, content=body, headers=headers) as response:
             if response.status_code != 200:
-                raise refusal(response.status_code, await _start_of(response), response.headers, params)
+                raise response_error(response.status_code, await _error_body(response), response.headers, params)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise ServerError(f"{self.base_url} does not answer as an aengine server does", 200)
             yield response
 
-    def _lost(self, error: httpx2.HTTPError | httpx2.StreamError) -> ServerError:
+    def _connection_error(self, error: httpx2.HTTPError | httpx2.StreamError) -> ServerError:
         match error:
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 happened = "cannot be reached"
@@ -286,16 +289,16 @@ class Client:
         return ServerError(f"the server at {self.base_url} {happened} ({str(error) or type(error).__name__})")
 
 
-def _asked(params: SamplingParams | None, sampling: Mapping[str, Any]) -> tuple[tuple[str, ...], SamplingParams]:
-    """The parameters, checked as far as that is possible here, and the names of those that are to be sent."""
+def _resolved(params: SamplingParams | None, sampling: Mapping[str, Any]) -> tuple[tuple[str, ...], SamplingParams]:
+    """The names of the parameters to send, and the parameters, checked as far as that is possible here."""
     names = SamplingParams.__struct_fields__ if params is not None else tuple(sampling)
-    return names, asked_params(SamplingParams(), params, sampling, _ANY_VOCABULARY)
+    return names, resolved_params(SamplingParams(), params, sampling, _ANY_VOCABULARY)
 
 
 def _chat_fields(messages: object, tools: object, template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"messages": asked_dicts(messages, "messages")}
+    fields: dict[str, Any] = {"messages": dict_list(messages, "messages")}
     if tools is not None:
-        fields["tools"] = asked_dicts(tools, "tools")
+        fields["tools"] = dict_list(tools, "tools")
     if template_kwargs is not None:
         fields["chat_template_kwargs"] = dict(template_kwargs)
     return fields
@@ -307,7 +310,7 @@ async def _events(response: httpx2.Response) -> AsyncIterator[str]:
             yield event.data
 
 
-async def _start_of(response: httpx2.Response) -> bytes:
+async def _error_body(response: httpx2.Response) -> bytes:
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk

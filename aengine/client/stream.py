@@ -1,4 +1,4 @@
-"""One request on a server, seen from here: what the engine's `Stream` is to a request in this process."""
+"""The stream of one request on a server, with the interface of the engine's `Stream`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class RemoteStream:
         self.id = request_id
         self.connection = anyio.CancelScope()  # of the reading task
         self.answered = anyio.Event()  # the server has begun to answer, or there will be no answer
-        self._mailbox = Stream(request_id, 0, self._hang_up)
+        self._mailbox = Stream(request_id, 0, self._fail_aborted)
         self._error: AengineError | None = None
         self._ended = False
         self._room = anyio.Event()
 
     @property
     def backlog(self) -> int:
-        """Fragments that wait to be taken."""
+        """The number of fragments that wait to be taken."""
         return self._mailbox.backlog
 
     async def take(self) -> list[Fragment]:
@@ -38,17 +38,17 @@ class RemoteStream:
         """Close the connection, on which the server ends the request. Synchronous; nothing once it has ended."""
         self._mailbox.abort()
 
-    def _hang_up(self) -> None:
+    def _fail_aborted(self) -> None:
         self.fail(EngineClosedError("the request was aborted"))
 
     async def admitted(self) -> None:
-        """Wait for the server's answer to begin; raises its refusal."""
+        """Wait for the server's answer to begin; raises the error it answers with."""
         await self.answered.wait()
         if self._error is not None:
             raise self._error
 
     async def put(self, fragment: Fragment) -> None:
-        """For the reading task: hand over a fragment; waits while the consumer is far behind."""
+        """For the reading task: add a fragment; waits while the consumer is far behind."""
         self._ended = fragment.usage is not None
         self._mailbox.put(fragment, last=self._ended)
         while self._mailbox.backlog > ROOM:
@@ -56,7 +56,7 @@ class RemoteStream:
             await self._room.wait()
 
     def fail(self, error: AengineError) -> None:
-        """End the request with an error, and let go of the connection. Nothing once it has ended."""
+        """End the request with an error, and close its connection. Nothing once it has ended."""
         if self._ended:
             return
         self._ended, self._error = True, error

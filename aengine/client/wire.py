@@ -1,4 +1,6 @@
-"""What goes over the wire: requests as `/generate` takes them, its events, and errors made into exceptions again."""
+"""The wire format of `/generate` and of chunks: requests are encoded, events decoded, error bodies turned into
+exceptions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from aengine.structured import Structured
 from aengine.types import FinishReason, Fragment, PromptLogprob, SamplingParams, TokenLogprob, Usage
 
 DONE = "[DONE]"
-_NOTHING = SamplingParams()  # where nothing in particular was asked for
+_DEFAULT_PARAMS = SamplingParams()  # of requests without sampling parameters
 
 
 class CachedTokens(msgspec.Struct):
@@ -74,13 +76,15 @@ _error_decoder = msgspec.json.Decoder(ErrorDocument)
 
 
 def read_event(data: str, params: SamplingParams) -> Fragment:
-    """A fragment of what `params` asked for. Raises the error in the event, `ServerError` for no event of ours."""
+    """Decode an event into a fragment; `params` are the request's. Raises the error in the event, `ServerError` for no
+    event of ours.
+    """
     try:
         event = _event_decoder.decode(data)
     except msgspec.DecodeError as error:
         raise ServerError(f"the server sent an event that cannot be read: {error}") from None
     if event.error is not None:
-        raise told_error(event.error, None, None, params)
+        raise request_error(event.error, None, None, params)
     return Fragment(
         event.text,
         event.token_ids,
@@ -93,12 +97,14 @@ def read_event(data: str, params: SamplingParams) -> Fragment:
 
 
 def _prompt_logprobs(positions: list[dict[int, WireCandidate] | None], top: int) -> list[PromptLogprob]:
-    """Of all positions but the first, which follows nothing."""
+    """The logprobs of all positions but the first, which follows nothing."""
     return [_prompt_logprob(candidates, top) for candidates in positions if candidates]
 
 
 def _prompt_logprob(candidates: dict[int, WireCandidate], top: int) -> PromptLogprob:
-    """The own token comes first, and stands there alone where it is one of the `top` likeliest too."""
+    """The logprob of one position, from candidates by token id: the prompt's own comes first, and stands there alone
+    where it is one of the `top` likeliest too.
+    """
     ids = list(candidates)
     values = [-math.inf if one.logprob is None else one.logprob for one in candidates.values()]
     own, logprob, rank = ids[0], values[0], candidates[ids[0]].rank
@@ -112,32 +118,34 @@ def _prompt_logprob(candidates: dict[int, WireCandidate], top: int) -> PromptLog
 
 
 def read_chunk(data: str, params: SamplingParams) -> dict[str, Any]:
-    """A chunk of OpenAI's. Raises the error that it tells of, `ServerError` for what is no chunk."""
+    """Decode a chunk of OpenAI's API. Raises the error that it tells of, `ServerError` for what is no chunk."""
     try:
         chunk = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise ServerError(f"the server sent an event that cannot be read: {error}") from None
     if isinstance(chunk, dict) and "error" in chunk:
-        raise told_error(msgspec.convert(chunk, ErrorDocument).error, None, None, params)
+        raise request_error(msgspec.convert(chunk, ErrorDocument).error, None, None, params)
     if not isinstance(chunk, dict) or not isinstance(chunk.get("choices"), list):
         raise ServerError("the server sent an event that is no chunk of a chat")
     return chunk
 
 
-def refusal(status: int, body: bytes, headers: Mapping[str, str], params: SamplingParams = _NOTHING) -> AengineError:
-    """The exception for an answer to `params` that is not a success."""
+def response_error(
+    status: int, body: bytes, headers: Mapping[str, str], params: SamplingParams = _DEFAULT_PARAMS
+) -> AengineError:
+    """The exception for a response whose status is not a success."""
     try:
-        told = _error_decoder.decode(body).error
+        wire_error = _error_decoder.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ServerError(f"the server answered {status}, in words that are not aengine's", status)
-    return told_error(told, status, headers.get("retry-after"), params)
+    return request_error(wire_error, status, headers.get("retry-after"), params)
 
 
-def told_error(
-    told: WireError, status: int | None, retry_after: str | None, params: SamplingParams = _NOTHING
+def request_error(
+    wire_error: WireError, status: int | None, retry_after: str | None, params: SamplingParams = _DEFAULT_PARAMS
 ) -> AengineError:
     """The exception that an engine in this process would have raised for `params`, as far as there is one."""
-    message, param = told.message, told.param
+    message, param = wire_error.message, wire_error.param
     if param is not None and param.startswith("structured_outputs"):  # called otherwise on this side
         if (form := params.structured) is not None:
             message, param = (text.replace(f"structured_outputs.{form.kind}", form.param) for text in (message, param))
@@ -146,7 +154,7 @@ def told_error(
         message, param = message.replace("input_ids[", "prompt["), "prompt"
     elif param == "input_ids":  # on this side a prompt like any other
         message, param = message.removeprefix("input_ids: ").replace("input_ids", "prompt"), "prompt"
-    match told.code:
+    match wire_error.code:
         case "context_length_exceeded":
             return ContextLengthError(message, param)
         case "model_not_found":
@@ -161,9 +169,9 @@ def told_error(
             return EngineClosedError(message)
         case "engine_failed" | "internal_error":
             return EngineFailedError(message)
-        case None if told.type == "invalid_request_error" and status in (None, 400):
+        case None if wire_error.type == "invalid_request_error" and status in (None, 400):
             return InvalidRequestError(message, param)
-    return ServerError(message, status, told.code)
+    return ServerError(message, status, wire_error.code)
 
 
 def request_body(

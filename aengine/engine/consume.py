@@ -1,4 +1,4 @@
-"""The two ways to read a request's stream: fragment by fragment, or all at once."""
+"""Reads a request's stream: fragment by fragment, or collected into a `Completion`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from aengine.errors import EngineClosedError
 from aengine.types import Choice, Completion, Fragment, PromptLogprob, TokenLogprob
 
 
-class Submitted(Protocol):
-    """A request of this process's engine, or of a server's."""
+class FragmentStream(Protocol):
+    """A request of this process's engine, or of a server's, as a stream of fragments."""
 
     id: str
 
@@ -19,7 +19,7 @@ class Submitted(Protocol):
     def abort(self) -> None: ...
 
 
-async def drain(submit: Callable[[], Awaitable[Submitted]]) -> AsyncGenerator[Fragment, None]:
+async def drain(submit: Callable[[], Awaitable[FragmentStream]]) -> AsyncGenerator[Fragment, None]:
     """Iterate a request to its end; aborts it when the consumer stops early."""
     stream = await submit()
     try:
@@ -30,7 +30,7 @@ async def drain(submit: Callable[[], Awaitable[Submitted]]) -> AsyncGenerator[Fr
         stream.abort()  # synchronous: nothing to await while a generator is being closed
 
 
-async def collect(stream: Submitted) -> Completion:
+async def collect(stream: FragmentStream) -> Completion:
     """Take a request to its end and put its fragments together."""
     texts: dict[int, list[str]] = {}
     ids: dict[int, list[int]] = {}

@@ -18,11 +18,12 @@ import anyio.abc
 import anyio.to_thread
 
 from aengine.config import EngineConfig, configure
-from aengine.engine.asked import asked_dicts, asked_ids, asked_params, check_routing
+from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
 from aengine.engine.consume import collect, drain
 from aengine.engine.live import LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
+from aengine.engine.stats import snapshot
 from aengine.engine.stream import Stream
 from aengine.errors import (
     AengineError,
@@ -31,7 +32,7 @@ from aengine.errors import (
     EngineFailedError,
     EngineNotReadyError,
     InvalidRequestError,
-    renamed,
+    renamed_param,
 )
 from aengine.latency import Latencies
 from aengine.runtime.runner import Runner
@@ -123,7 +124,7 @@ class Engine:
         await self._exit.__aexit__(None, None, None)
 
     async def _serve(self, loop: StepLoop, runner: Runner, grammars: Grammars) -> None:
-        """The engine task: nothing escapes from it, every waiter hears of its end."""
+        """The engine task: runs the step loop to its end; nothing escapes from it, every waiter hears of its end."""
         with anyio.CancelScope(shield=True):
             try:
                 await loop.run()
@@ -196,17 +197,17 @@ class Engine:
         `sampling` overrides single fields of the checkpoint's default `SamplingParams`; `params` replaces
         them. A lower `priority` goes first; requests with different `cache_salt` share no cached prefix.
 
-        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, or what tells that the
-        engine is not ready, closed or failed.
+        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`; `EngineNotReadyError`,
+        `EngineClosedError` or `EngineFailedError` where the engine does not serve.
         """
         ready = self._serving()
-        params = asked_params(ready.default_params, params, sampling, self.vocab_size)
+        params = resolved_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt)
         banned = await banned_sequences(params.bad_words, ready.tokenizer)
         if isinstance(prompt, str):
             token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
         else:
-            token_ids = asked_ids(prompt)
+            token_ids = token_id_list(prompt)
         grammar = await ready.grammar(params)
         return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt)
 
@@ -234,7 +235,7 @@ class Engine:
             continue_final_message=continue_final_message,
             context=self.max_model_len,
         )
-        with renamed({"prompt": "messages"}):
+        with renamed_param({"prompt": "messages"}):
             return await self.submit(
                 prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
             )
@@ -254,10 +255,10 @@ class Engine:
         It ends with what opens the assistant's next message, or with neither, or with the last message's content.
         Raises `InvalidRequestError` where the messages do not suit the template, or have `context` tokens or more.
         """
-        with renamed({"prompt": "messages"}):
+        with renamed_param({"prompt": "messages"}):
             return await self._serving().tokenizer.encode_chat_prompt(
-                asked_dicts(messages, "messages"),
-                None if tools is None else asked_dicts(tools, "tools"),
+                dict_list(messages, "messages"),
+                None if tools is None else dict_list(tools, "tools"),
                 None if template_kwargs is None else dict(template_kwargs),
                 add_generation_prompt,
                 continue_final_message,
@@ -370,26 +371,8 @@ class Engine:
 
     def stats(self) -> Stats:
         """A snapshot; cheap."""
-        ready = self._ready()
-        scheduler, memory, counters = ready.scheduler, ready.scheduler.memory, ready.scheduler.counters
         last_step = None if self._loop is None else self._loop.last_step
-        return Stats(
-            running=scheduler.running,
-            waiting=scheduler.waiting,
-            pages_total=memory.usable_pages,
-            pages_used=memory.usable_pages - memory.allocator.free - memory.tree.evictable_pages,
-            pages_cached=memory.tree.evictable_pages,
-            pages_free=memory.allocator.free,
-            page_size=self.config.page_size,
-            steps=counters.steps,
-            requests=self._ended_requests,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            computed_tokens=counters.computed_tokens,
-            generated_tokens=counters.generated_tokens,
-            preemptions=counters.preemptions,
-            last_step_age=None if last_step is None else time.monotonic() - last_step,
-        )
+        return snapshot(self._ready().scheduler, self._ended_requests, last_step)
 
     def flush_cache(self) -> None:
         """Forget every cached prefix.

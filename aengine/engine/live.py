@@ -1,4 +1,4 @@
-"""Requests while they live: from committed draws to text fragments in the request's stream."""
+"""Turns committed draws into text fragments, and puts them on the stream of their request."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class LiveRequest:
         self.choices.append(LiveChoice(self, sequence, grammar))
 
     def begin(self) -> None:
-        """A choice enters the running batch; the first to do so ends the request's time in the queue."""
+        """Observe the time in the queue when the first choice enters the running batch."""
         if not self.began:
             self.began = True
             self.latencies.queued.observe(monotonic() - self.arrived)
 
     def end(self) -> None:
-        """Nothing more will come; once only."""
+        """Mark the request as ended; once only."""
         self.ended = True
         self._on_end(self)
 
@@ -132,7 +132,7 @@ class LiveRequest:
         )
 
     def usage(self) -> Usage:
-        """What went in and came out so far."""
+        """The token counts so far."""
         leader = self.choices[0].sequence
         return Usage(
             prompt_tokens=leader.prompt_len,
@@ -194,11 +194,11 @@ class LiveChoice:
             self.request.put(self.sequence.index, self.text.finish(), reason=reason)
 
     def _scores(self) -> Sequence[PromptLogprob] | None:
-        """What was asked for about the prompt."""
+        """The prompt's logprobs, if the request has asked for them."""
         return self.sequence.scores if self.sequence.params.prompt_logprobs is not None else None
 
     def _time(self) -> None:
-        """Note when this token came."""
+        """Observe the time since the last token, or until the first."""
         now, last = monotonic(), self.last_token
         self.last_token = now
         if last:
@@ -215,7 +215,7 @@ class LiveChoice:
 
 
 def begin(sequence: TokenSequence) -> None:
-    """For the scheduler: the sequence enters the running batch for the first time."""
+    """For the scheduler: note that the sequence enters the running batch for the first time."""
     if isinstance(sequence.owner, LiveChoice):
         sequence.owner.request.begin()
 

@@ -1,4 +1,4 @@
-"""What an engine consists of once its model is loaded, and the sequences that it makes of requests."""
+"""The parts of an engine whose model is loaded, and the sequences made of its requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger("aengine")
 
 
 class Loaded:
-    """The runtime with its tokenizer, its scheduler, and what the checkpoint says of generating."""
+    """A loaded model: the runtime with its tokenizer, grammars and scheduler, and the checkpoint's defaults."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Loaded:
         )
 
     async def grammar(self, params: SamplingParams) -> Matcher | None:
-        """Where an output with these parameters begins in its grammar, if it has one."""
+        """A matcher at the start of the parameters' grammar, if they have one."""
         return None if params.structured is None else await self.grammars.matcher(params.structured)
 
     def sequence(
@@ -112,14 +112,16 @@ class Loaded:
 
 
 def _maximum(context: int) -> str:
-    """OpenAI's own words, by which clients know that they have to shorten a conversation."""
+    """The beginning of context errors in OpenAI's own words, by which clients know that they have to shorten a
+    conversation.
+    """
     return f"This model's maximum context length is {context} tokens."
 
 
 def load(config: EngineConfig, start: Start) -> Loaded:
     """Load what the config asks for; blocks for as long as that takes.
 
-    What takes a second comes before what takes many, so that a checkpoint that cannot be used is told at once.
+    What takes a second comes before what takes many, so that a checkpoint that cannot be used is refused at once.
     """
     folder = resolve_model(config.model, config.revision)
     model = ModelConfig.from_folder(folder)

@@ -26,7 +26,9 @@ DELIVERY_SLICE = 64  # updates between two yields to the loop
 
 
 class StepLoop:
-    """Owns the scheduler's progress. With lookahead, step N+1 is launched before the draws of N are read."""
+    """Drives the scheduler and the runner, step by step. With lookahead, step N+1 is launched before the draws of N are
+    read.
+    """
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class StepLoop:
         self.last_step: float | None = None  # monotonic seconds when the newest step was committed
 
     def wake(self) -> None:
-        """Tell the loop that the scheduler has something new."""
+        """Wake the loop: the scheduler has something new."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -87,7 +89,7 @@ class StepLoop:
             self._wake.clear()
 
     def _launch_next(self, previous: LaunchedStep | None) -> LaunchedStep | None:
-        """The step behind `previous`, where there is one and it may be launched before that one is read."""
+        """Launch the step behind `previous`, where there is one and it may be launched before that one is read."""
         if self._stopping or (previous is not None and not self._lookahead) or isinstance(previous, _FailedLaunch):
             return None
         plan = self._scheduler.schedule()
@@ -119,7 +121,9 @@ class StepLoop:
         return updates
 
     async def _draw(self, step: LaunchedStep) -> None:
-        """Let a structured step draw: by now the tokens are known that its masks depend on. Raises `_StepFailed`."""
+        """Fill the masks of a structured step and let it draw: by now the tokens are known that its masks depend on.
+        Raises `_StepFailed`.
+        """
         choices = [sequence.owner for sequence in self._scheduler.structured(step.plan)]
         matchers = [
             choice.grammar if isinstance(choice, LiveChoice) and choice.sequence.phase is not Phase.FINISHED else None
@@ -167,7 +171,7 @@ class StepLoop:
 
 
 class _StepFailed(Exception):
-    """A step did not come to its end."""
+    """Carries the plan and the error of a step that failed."""
 
     def __init__(self, plan: StepPlan, error: Exception) -> None:
         super().__init__(f"step {plan.step} failed")
@@ -176,14 +180,14 @@ class _StepFailed(Exception):
 
 
 class _FailedLaunch:
-    """Stands in for a step that could not be launched, so that it fails in its turn, behind the one before it."""
+    """A step that could not be launched: its `result` raises, so that it fails in its turn, behind its predecessor."""
 
     def __init__(self, plan: StepPlan, error: Exception) -> None:
         self.plan = plan
         self._error = error
 
     def draw(self, masks: NDArray[np.int32] | None) -> None:
-        """Nothing is there to draw."""
+        """Do nothing: there is nothing to draw."""
 
     async def result(self) -> StepResult:
         await asyncio.sleep(0)  # many such in a row let others have their turn
@@ -191,7 +195,7 @@ class _FailedLaunch:
 
 
 async def _settled(step: LaunchedStep) -> None:
-    """Give up a step: wait until it is over, however it ends."""
+    """Wait until a step that is given up is over, however it ends."""
     try:
         if step.plan.structured:
             step.draw(None)

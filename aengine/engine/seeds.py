@@ -1,4 +1,4 @@
-"""Seeds of the n choices of one request."""
+"""Derives the seeds of the n choices of one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way out of the engine: a mailbox from the step loop to one request's consumer."""
+"""The mailbox between the step loop and one request's consumer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stream:
 
     @property
     def backlog(self) -> int:
-        """Fragments that wait to be taken."""
+        """The number of fragments that wait to be taken."""
         return len(self._fragments)
 
     async def take(self) -> list[Fragment]:
@@ -54,7 +54,7 @@ class Stream:
         self._abort()
 
     def put(self, fragment: Fragment, last: bool) -> None:
-        """For the engine: hand over a fragment; `last` ends the stream."""
+        """For the engine: add a fragment; `last` ends the stream."""
         self._fragments.append(fragment)
         self._ended = last
         self._wake()

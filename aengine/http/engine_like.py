@@ -1,4 +1,6 @@
-"""What this layer needs of an engine, and nothing more: `aengine.Engine` has it, and so has the tests' stand-in."""
+"""Protocols of the engine, its streams and its tokenizer, as far as this layer uses them: `aengine.Engine` has them,
+and so has the tests' stand-in.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from aengine.types import Fragment, SamplingParams, Stats
 
 
 class StreamLike(Protocol):
-    """One admitted request. Whoever holds it must call `abort` in the end, however it ends."""
+    """The stream of one admitted request. Whoever holds it must call `abort` in the end, however it ends."""
 
     @property
     def id(self) -> str: ...
@@ -24,7 +26,7 @@ class StreamLike(Protocol):
 
     @property
     def backlog(self) -> int:
-        """Fragments waiting to be taken."""
+        """The number of fragments waiting to be taken."""
         ...
 
     async def take(self) -> list[Fragment]:
@@ -40,7 +42,9 @@ class TokenizerLike(Protocol):
     """From text to ids and back."""
 
     async def encode(self, text: str, add_special_tokens: bool = True, context: int | None = None) -> list[int]:
-        """Raises `ContextLengthError` for `context` tokens or more, as far as possible without tokenizing them."""
+        """Tokenize a text. Raises `ContextLengthError` for `context` tokens or more, as far as possible without
+        tokenizing them.
+        """
         ...
 
     async def encode_chat(
@@ -99,22 +103,22 @@ class EngineLike(Protocol):
 
     @property
     def default_params(self) -> SamplingParams:
-        """What the checkpoint recommends; a request's own values win."""
+        """The checkpoint's recommended sampling parameters; a request's own values win."""
         ...
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the engine as a whole can serve no more, if so."""
+        """The error for which the engine as a whole serves no more, if there is one."""
         ...
 
     @property
     def failed(self) -> asyncio.Event:
-        """Set when that happens."""
+        """Set once `failure` is."""
         ...
 
     @property
     def timeline(self) -> Timeline | None:
-        """What records the run, if anything does."""
+        """The timeline that records the run, if there is one."""
         ...
 
     async def submit(
@@ -144,7 +148,7 @@ class EngineLike(Protocol):
         continue_final_message: bool = False,
         context: int | None = None,
     ) -> ChatPrompt:
-        """The chat as the model reads it. Raises `InvalidRequestError` where it does not suit the chat template.
+        """Render and tokenize a chat. Raises `InvalidRequestError` where it does not suit the chat template.
 
         `ContextLengthError` for `context` tokens or more.
         """

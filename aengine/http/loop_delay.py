@@ -1,4 +1,4 @@
-"""How long the event loop keeps everyone waiting: what a step, a parse or a collection that blocks it shows up as."""
+"""Measures the event loop's delay, in which steps, parses and collections that block it show up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LoopDelay:
 
     @property
     def worst(self) -> float:
-        """Seconds."""
+        """The worst delay, in seconds."""
         return max(self._current, self._before)
 
     async def watch(self, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -33,7 +33,7 @@ class LoopDelay:
                 self.note(time.monotonic() - began - _TICK, began)
 
     def note(self, delay: float, now: float) -> None:
-        """One measurement: seconds, and when."""
+        """Add a measurement: seconds, and when."""
         if now >= self._until:
             self._before = self._current if now < self._until + _SPAN else 0.0
             self._current, self._until = 0.0, now + _SPAN

@@ -1,4 +1,4 @@
-"""Which path leads where, and what every request passes on its way."""
+"""The routes of the HTTP layer, and its application."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from aengine.http.bodies import answers, requests
+from aengine.http.bodies import requests, responses
 from aengine.http.door.door import Door
 from aengine.http.door.errors import HANDLERS
 from aengine.http.door.paths import ServedPaths
@@ -29,23 +29,23 @@ NAMES = (404,)  # and of what may name a model
 
 
 def operations(state: ServerState) -> list[Operation]:
-    """Every endpoint but the description of them all."""
+    """Every endpoint with its path and its bodies, except the document that describes them all."""
     generate, completions, chat = Generate(state), Completions(state), Chat(state)
     models, health, metrics = Models(state), Health(state), Metrics(state)
     tokens, admin = Tokens(state), Admin(state)
     all_three = (*READS, *NAMES, *SERVES)
-    generated = (answers.Generated, requests.GenerateRequest, True, all_three)
-    completed = (answers.CompletionBody, requests.CompletionRequest, True, all_three)
-    chatted = (answers.ChatBody, requests.ChatRequest, True, all_three)
-    tokenized = (answers.Tokenized, requests.TokenizeRequest, False, all_three)
-    detokenized = (answers.Detokenized, requests.DetokenizeRequest, False, all_three)
+    generated = (responses.Generated, requests.GenerateRequest, True, all_three)
+    completed = (responses.CompletionBody, requests.CompletionRequest, True, all_three)
+    chatted = (responses.ChatBody, requests.ChatRequest, True, all_three)
+    tokenized = (responses.Tokenized, requests.TokenizeRequest, False, all_three)
+    detokenized = (responses.Detokenized, requests.DetokenizeRequest, False, all_three)
     settings = (TokenizerInfo, None, False, (*NAMES, *SERVES))
-    aborted = (answers.Aborted, requests.AbortRequest, False, READS)
-    flushed = (answers.Flushed, None, False, SERVES)
-    listed = (answers.ModelList, None, False, SERVES)
-    named = (answers.ModelCard, None, False, (*NAMES, *SERVES))
-    sound = (answers.HealthStatus, None, False, (), {503: answers.HealthStatus})
-    ready = (answers.Readiness, None, False, (), {503: answers.Readiness})
+    aborted = (responses.Aborted, requests.AbortRequest, False, READS)
+    flushed = (responses.Flushed, None, False, SERVES)
+    listed = (responses.ModelList, None, False, SERVES)
+    named = (responses.ModelCard, None, False, (*NAMES, *SERVES))
+    sound = (responses.HealthStatus, None, False, (), {503: responses.HealthStatus})
+    ready = (responses.Readiness, None, False, (), {503: responses.Readiness})
     return [
         Operation("POST", "/generate", generate.create, "Continue a prompt; streams by default.", *generated),
         Operation("POST", "/v1/generate", generate.create, "The same as /generate.", *generated),
@@ -61,7 +61,7 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("GET", "/health", health.health, "Whether requests are served, and why not.", *sound),
         Operation("GET", "/ready", health.ready, "Whether a request would be taken up.", *ready),
         Operation("GET", "/metrics", metrics.show, "What is counted, for Prometheus."),
-        Operation("GET", "/version", health.version, "Which aengine this is.", answers.Version),
+        Operation("GET", "/version", health.version, "Which aengine this is.", responses.Version),
     ]
 
 
@@ -69,11 +69,15 @@ def http_app(state: ServerState) -> Starlette:
     """The HTTP side of a server; its engine comes and goes through `state`."""
     described = operations(state)
     document = OpenApi(described, secured=bool(state.config.api_keys))
-    routes = [Route(one.path, one.handler, methods=[one.method]) for one in described]
-    more = [("/openapi.json", document.show), *([("/", Page().show)] if state.config.page else [])]
-    paths = ServedPaths([*((one.method, one.path) for one in described), *(("GET", path) for path, _ in more)])
+    routes = [Route(operation.path, operation.handler, methods=[operation.method]) for operation in described]
+    undescribed = [("/openapi.json", document.show), *([("/", Page().show)] if state.config.page else [])]
+    served = [
+        *((operation.method, operation.path) for operation in described),
+        *(("GET", path) for path, _ in undescribed),
+    ]
+    paths = ServedPaths(served)
     app = Starlette(
-        routes=[*routes, *(Route(path, show) for path, show in more)],
+        routes=[*routes, *(Route(path, show) for path, show in undescribed)],
         middleware=[Middleware(Door, config=state.config, paths=paths)],
         exception_handlers={**HANDLERS, 404: paths.no_such_path, 405: paths.no_such_method},
     )

@@ -1,4 +1,4 @@
-"""What the handlers share: the server's knobs and the engine, once there is one."""
+"""The state that the handlers share: the server's knobs and the engine, once there is one."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ class ServerState:
         self.engine, self.phase, self.reason = engine, "ready", ""
 
     def failed(self, error: BaseException) -> None:
-        """Every request from now on is answered with the reason, as far as clients may know it."""
+        """Note that the engine has failed: every request from now on is answered with the reason, as far as clients may
+        know it.
+        """
         happened = "could not be started" if self.phase == "loading" else "failed"
         self.engine, self.phase = None, "failed"
         self.reason = f"the engine {happened}: {public_message(error)}"
 
     def draining(self) -> None:
-        """No new work from now on; what runs goes on. An engine that failed has neither."""
+        """Take no new work from now on; what runs goes on. An engine that failed has neither."""
         if self.phase != "failed":
             self.phase, self.reason = "stopping", "the server is shutting down"
 
@@ -65,7 +67,7 @@ class ServerState:
         return self.engine
 
     def check_model(self, name: str | None) -> str:
-        """The served name. Raises `ModelNotFoundError` when `name` is given and is another."""
+        """The served model's name. Raises `ModelNotFoundError` when `name` is given and is another."""
         served = self.config.served_model_name or self.require_engine().model_name
         if name is not None and name != served:
             raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")

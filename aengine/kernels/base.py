@@ -1,64 +1,82 @@
-"""What a decoder layer asks of its device, attention aside."""
+"""What the blocks of a decoder ask of their device, attention aside."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from aengine.kernels.experts.base import Experts
+from aengine.kernels.experts.routing import Router
+from aengine.kernels.heads import Heads
+from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.linear.weights import QuantizedWeight
+
+
+class Route(Protocol):
+    """Chooses each token's experts, and their weights."""
+
+    def __call__(self, h: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor]:
+        """h [tokens, hidden] -> ids int32 [tokens, top_k], weights float32 [tokens, top_k], computed in float32.
+
+        slots [tokens] int64: a token below `first_slot` is padding, and goes nowhere: its ids are -1.
+        """
+        ...
 
 
 class Kernels(Protocol):
-    """Pure tensor operations over the tokens of one step.
+    """Makes norms and linears of tensors, and has the operations between them, over the tokens of one step.
 
-    Every method enqueues only: no host sync, no shape that depends on a tensor's values, so that a step
+    Everything enqueues only: no host sync, no shape that depends on a tensor's values, so that a step
     can be captured into a CUDA graph. Norms and rotary embeddings compute in float32 whatever the dtype
     of their input is. Inputs are never modified, except for the caches and where it says so.
     """
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [tokens, hidden], weight [hidden] -> [tokens, hidden]."""
+    def norm(self, weight: Tensor, eps: float) -> Norm:
+        """An RMS norm with weight [width], which may be filled later."""
         ...
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`linear` of `rms_norm`: x [tokens, in], norm_weight [in], weight [out, in] -> [tokens, out]."""
+    def dense(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """A linear of weight [outputs, inputs] and bias [outputs], whose contents are final."""
         ...
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-        """`residual + linear(x)`: x [tokens, in], weight [out, in], residual [tokens, out], which may be used up."""
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """A linear of a quantised matrix and a bias [outputs], for inputs of `dtype`."""
+        ...
+
+    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
+        """Experts of quantised matrices, of the shapes of `experts`, for inputs of `dtype`."""
+        ...
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """Experts of gate_up [experts, 2 * inter, hidden], gate's rows first, and down [experts, hidden, inter]."""
+        ...
+
+    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> Route:
+        """The choice of experts by a router's weight [experts, hidden] and the correction [experts] of its scores,
+        both of which may be filled later."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up: [tokens, 2 * intermediate], gate first -> [tokens, intermediate]."""
         ...
 
-    def pack(self, weight: Tensor) -> Tensor:
-        """What `linear` is to be given for a matrix [out, in] from now on; called once for each, after loading."""
-        ...
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [tokens, in], weight [out, in] as loaded or as packed, bias [out] -> [tokens, out]."""
-        ...
-
     def qk_norm_rope_store(
         self,
         qkv: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        eps: float,
+        heads: Heads,
         cos_sin: Tensor,
         positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: tuple[Tensor, Tensor],
         slots: Tensor,
-        num_heads: int,
     ) -> Tensor:
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
         qkv [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v.
-        q_weight, k_weight [dim]: weights of a per-head RMS norm, both or neither.
         cos_sin [max_positions, dim] float32: cosines of the dim / 2 frequencies, then sines.
         positions [tokens] int64: rows of `cos_sin`; the rotation pairs element i with i + dim / 2.
-        k_cache, v_cache [pages, page_size, kv_heads, dim]: written at slots [tokens] int64, each
+        cache: of keys and of values, [pages, page_size, kv_heads, dim], written at slots [tokens] int64, each
         page * page_size + offset. Several tokens may name one slot only in page 0, which is scratch.
 
         Returns q [tokens, heads, dim]; its strides may not be contiguous.

@@ -1,7 +1,9 @@
-"""RMSNorm, alone or after a residual add, and SiLU(gate) * up: one pass over memory each."""
+"""RMSNorm, and SiLU(gate) * up: one pass over memory each."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,14 +17,11 @@ from aengine.kernels.launch import launch_for, power_of_two
 @triton.jit
 def _rms_norm_kernel(
     x_ptr,  # [tokens, SIZE]
-    residual_ptr,  # [tokens, SIZE], ADD only
     weight_ptr,  # [SIZE]
     out_ptr,  # [tokens, SIZE]
-    sum_ptr,  # [tokens, SIZE], ADD only
     eps,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK)
@@ -35,40 +34,35 @@ def _rms_norm_kernel(
     offsets = tl.program_id(0).to(tl.int64) * SIZE + columns
     dtype = out_ptr.dtype.element_ty
     wide = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        wide += tl.load(residual_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-        total = wide.to(dtype)
-        tl.store(sum_ptr + offsets, total, mask=inside)
-        wide = total.to(tl.float32)
     scale = tl.math.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     # Rounded to the model's dtype before the weight, as the reference does.
     tl.store(out_ptr + offsets, ((wide * scale).to(dtype).to(tl.float32) * weight).to(dtype), mask=inside)
 
 
-def _launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [tokens, hidden] -> the same shape, normalised over `hidden` in float32."""
     x = x.contiguous()
     size = x.shape[-1]
     out = torch.empty_like(x)
-    total = x if residual is None else torch.empty_like(x)
     block = power_of_two(size)
     overlap = launch_for(x.device).overlap
     if x.numel():
         _rms_norm_kernel[(x.numel() // size,)](
-            x, x if residual is None else residual.contiguous(), weight, out, total, eps,
-            SIZE=size, BLOCK=block, ADD=residual is not None, OVERLAP=overlap,
+            x, weight, out, eps, SIZE=size, BLOCK=block, OVERLAP=overlap,
             num_warps=min(16, max(1, block // 512)), launch_pdl=overlap,
         )  # fmt: skip
-    return out, total
+    return out
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [tokens, hidden] -> the same shape, normalised over `hidden` in float32."""
-    return _launch_rms_norm(x, None, weight, eps)[0]
+@dataclass(slots=True)
+class TritonNorm:
+    """An RMS norm as one kernel, or as a part of the product behind it."""
 
+    weight: Tensor  # [width]
+    eps: float
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(norm of x + residual, x + residual), each [tokens, hidden]."""
-    return _launch_rms_norm(x, residual, weight, eps)
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.heads import Heads
 from aengine.kernels.launch import launch_for, power_of_two
 
 
@@ -100,41 +101,33 @@ def _qk_norm_rope_store_kernel(
 
 
 def qk_norm_rope_store(
-    qkv: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos_sin: Tensor,
-    positions: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    num_heads: int,
+    qkv: Tensor, heads: Heads, cos_sin: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor], slots: Tensor
 ) -> Tensor:
-    """Norm (where a weight is given), rotate, and write K and V at `slots`; returns q [tokens, heads, dim].
+    """Norm (where the heads have weights), rotate, and write K and V at `slots`; returns q [tokens, heads, dim].
 
     qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, dim] float32, the
-    cosines, then the sines; k_cache, v_cache [pages, page_size, kv_heads, dim], contiguous; slots [tokens] =
+    cosines, then the sines; cache: of K and of V, [pages, page_size, kv_heads, dim], contiguous; slots [tokens] =
     page * page_size + offset.
     Raises ValueError where the caches are not contiguous or dim is no power of two.
     """
     tokens = qkv.shape[0]
+    k_cache, v_cache = cache
     kv_heads, dim = k_cache.shape[2:]
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the KV caches must be contiguous")
     if dim & (dim - 1):
         raise ValueError(f"head_dim must be a power of two, got {dim}")
-    q = qkv.new_empty(tokens, num_heads, dim)
-    heads = num_heads + 2 * kv_heads
+    q = qkv.new_empty(tokens, heads.count, dim)
+    count = heads.count + 2 * kv_heads
     # Many tokens fill the device with whole programs each; few need the heads spread.
-    tile = min(16 if tokens >= 64 else 4, power_of_two(heads))
+    tile = min(16 if tokens >= 64 else 4, power_of_two(count))
     overlap = launch_for(qkv.device).overlap
     if tokens:
-        _qk_norm_rope_store_kernel[(tokens, triton.cdiv(heads, tile))](
-            qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight,
-            cos_sin, positions, slots, k_cache, v_cache, q, eps, qkv.stride(0),
-            HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim,
-            Q_NORM=q_weight is not None, K_NORM=k_weight is not None, TILE=tile, OVERLAP=overlap,
+        _qk_norm_rope_store_kernel[(tokens, triton.cdiv(count, tile))](
+            qkv, qkv if heads.q_norm is None else heads.q_norm, qkv if heads.k_norm is None else heads.k_norm,
+            cos_sin, positions, slots, k_cache, v_cache, q, heads.eps, qkv.stride(0),
+            HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim,
+            Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None, TILE=tile, OVERLAP=overlap,
             num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
         )  # fmt: skip
     return q

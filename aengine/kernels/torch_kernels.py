@@ -2,65 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.linear.packed_linear import pack, packed_linear
+from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.torch_experts import TorchExperts
+from aengine.kernels.experts.torch_route import TorchRoute
+from aengine.kernels.heads import Heads
+from aengine.kernels.linear.torch_linear import TorchLinear
+from aengine.kernels.linear.weights import QuantizedWeight, dequantize
+
+
+@dataclass(slots=True)
+class TorchNorm:
+    """An RMS norm whose weight is applied in the model's dtype, after rounding, as the models were trained."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        width = (x.shape[-1],)
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, width, self.weight, self.eps)
+        return F.rms_norm(x.float(), width, None, self.eps).to(x.dtype).mul_(self.weight)
 
 
 class TorchKernels:
     """`Kernels` in as few torch operations as possible: on a CPU and a small model their number is the time."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, (x.shape[-1],), weight, eps)
-        # The weight is applied in the model's dtype, after rounding, as the models were trained.
-        return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype).mul_(weight)
+    def norm(self, weight: Tensor, eps: float) -> TorchNorm:
+        return TorchNorm(weight, eps)
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias)
+    def dense(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
+        return TorchLinear(weight, bias)
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-        return self.linear(x, weight, bias).add_(residual)
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TorchLinear:
+        return TorchLinear(dequantize(weight).to(dtype), bias)
+
+    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TorchExperts:
+        return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> TorchExperts:
+        return TorchExperts(gate_up, down)
+
+    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TorchRoute:
+        return TorchRoute(weight, correction, router)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
-    def pack(self, weight: Tensor) -> Tensor:
-        return pack(weight)
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return packed_linear(x, weight, bias) if weight.is_mkldnn else F.linear(x, weight, bias)
-
     def qk_norm_rope_store(
         self,
         qkv: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        eps: float,
+        heads: Heads,
         cos_sin: Tensor,
         positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: tuple[Tensor, Tensor],
         slots: Tensor,
-        num_heads: int,
     ) -> Tensor:
+        k_cache, v_cache = cache
         kv_heads, dim = k_cache.shape[2:]
-        heads = qkv.view(qkv.shape[0], -1, dim)  # [tokens, heads + 2 * kv_heads, dim]
-        qk = heads.narrow(1, 0, num_heads + kv_heads)
-        v = heads.narrow(1, num_heads + kv_heads, kv_heads)
-        if q_weight is not None and k_weight is not None:
-            qk = F.rms_norm(qk.float(), (dim,), None, eps).to(qkv.dtype)
-            qk.narrow(1, 0, num_heads).mul_(q_weight)
-            qk.narrow(1, num_heads, kv_heads).mul_(k_weight)
+        split = qkv.view(qkv.shape[0], -1, dim)  # [tokens, heads + 2 * kv_heads, dim]
+        qk = split.narrow(1, 0, heads.count + kv_heads)
+        v = split.narrow(1, heads.count + kv_heads, kv_heads)
+        if heads.q_norm is not None and heads.k_norm is not None:
+            qk = F.rms_norm(qk.float(), (dim,), None, heads.eps).to(qkv.dtype)
+            qk.narrow(1, 0, heads.count).mul_(heads.q_norm)
+            qk.narrow(1, heads.count, kv_heads).mul_(heads.k_norm)
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, dim / 2]
         first, second = qk.float().chunk(2, dim=-1)
         turned_first = torch.addcmul(first * cos, second, sin, value=-1)
         turned_second = torch.addcmul(second * cos, first, sin)
         turned = torch.cat((turned_first, turned_second), dim=-1).to(qkv.dtype)
-        q, k = turned.narrow(1, 0, num_heads), turned.narrow(1, num_heads, kv_heads)
+        q, k = turned.narrow(1, 0, heads.count), turned.narrow(1, heads.count, kv_heads)
         k_cache.view(-1, kv_heads, dim).index_copy_(0, slots, k.to(k_cache.dtype))
         v_cache.view(-1, kv_heads, dim).index_copy_(0, slots, v.to(v_cache.dtype))
         return q

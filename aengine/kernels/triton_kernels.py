@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from aengine.kernels import norms, rope
-from aengine.kernels.linear.small_linear import Norm, SmallLinear
+from aengine.kernels.experts.route import Route, TritonRoute
+from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.triton_experts import TritonExperts
+from aengine.kernels.heads import Heads
+from aengine.kernels.linear.small_linear import SmallLinear
+from aengine.kernels.linear.triton_linear import TritonLinear
+from aengine.kernels.linear.weights import QuantizedWeight, dequantize
 
 
 class TritonKernels:
@@ -14,46 +20,36 @@ class TritonKernels:
 
     def __init__(self) -> None:
         self._small_linear = SmallLinear()
+        self._route = Route()
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return norms.rms_norm(x, weight, eps)
+    def norm(self, weight: Tensor, eps: float) -> norms.TritonNorm:
+        return norms.TritonNorm(weight, eps)
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self._small_linear.norms(x, weight):
-            return self._small_linear(x, weight, bias, norm=Norm(norm_weight, eps))
-        return self.linear(self.rms_norm(x, norm_weight, eps), weight, bias)
+    def dense(self, weight: Tensor, bias: Tensor | None) -> TritonLinear:
+        return TritonLinear(weight, bias, self._small_linear)
 
-    def linear_add(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-        if self._small_linear.supports(x, weight):
-            return self._small_linear(x, weight, bias, residual=residual, out=residual)
-        if bias is not None:
-            residual += bias
-        return residual.addmm_(x, weight.t())
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TritonLinear:
+        return self.dense(dequantize(weight).to(dtype), bias)
+
+    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TritonExperts:
+        return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> TritonExperts:
+        return TritonExperts(gate_up, down)
+
+    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TritonRoute:
+        return TritonRoute(weight, correction, router, self._route)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
 
-    def pack(self, weight: Tensor) -> Tensor:
-        return weight
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self._small_linear.supports(x, weight):
-            return self._small_linear(x, weight, bias)
-        return F.linear(x, weight, bias)
-
     def qk_norm_rope_store(
         self,
         qkv: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        eps: float,
+        heads: Heads,
         cos_sin: Tensor,
         positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: tuple[Tensor, Tensor],
         slots: Tensor,
-        num_heads: int,
     ) -> Tensor:
-        return rope.qk_norm_rope_store(
-            qkv, q_weight, k_weight, eps, cos_sin, positions, k_cache, v_cache, slots, num_heads
-        )
+        return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots)

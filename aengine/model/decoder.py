@@ -1,4 +1,4 @@
-"""The decoder: one class for every architecture, told apart by its `ModelConfig` alone."""
+"""The decoder: one class for every architecture, told apart by the blocks that its `ModelConfig` describes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from torch import Tensor
 from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.base import Kernels
+from aengine.model.blocks.attention import Attention
+from aengine.model.blocks.experts import MixtureOfExperts
+from aengine.model.blocks.mlp import MLP
+from aengine.model.blocks.step import Block, Step
 from aengine.model.config import ModelConfig
-from aengine.model.layers import Layer, Linear, Parameters
+from aengine.model.parameters import Parameters
 from aengine.model.rope import rope_table
+from aengine.model.spec import MLPSpec
 
 
 class Decoder:
     """A pre-norm transformer decoder over a paged KV cache.
 
-    Its parameters are uninitialised until a loader fills `weights`, and calls `pack`. `forward` and `logits` enqueue
-    only, without a host sync, so a decode step can be captured into a CUDA graph; run them under
-    `torch.inference_mode()`.
+    It computes once a loader has filled and closed its `groups`. `forward` and `logits` enqueue only, without a host
+    sync, so a decode step can be captured into a CUDA graph; run them under `torch.inference_mode()`.
     """
 
     def __init__(
@@ -33,44 +37,40 @@ class Decoder:
     ) -> None:
         """Build on `device` (None: "meta", shapes alone) for positions below `max_positions` (None: the model's)."""
         device = device or torch.device("meta")
-        make = Parameters(dtype, device)
+        make = Parameters(kernels, dtype, device, config.quantized)
         self.config = config
-        self.kernels = kernels
         self.attention = attention
         self.dtype = dtype
         self.device = device
-        self._embedding = make.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._layers = [Layer.build(make, f"model.layers.{i}", config, i) for i in range(config.num_layers)]
-        windows = [config.window(i) for i in range(config.num_layers)]
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        head = None if config.tie_word_embeddings else "lm_head"
+        self._embedding, self._head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
+        self._layers: list[list[Block]] = []
+        for i, layer in enumerate(config.layers):
+            name, last = f"model.layers.{i}", i == len(config.layers) - 1
+            self._layers.append(
+                [
+                    Attention(make, name, hidden, layer.attention, eps, i, last),
+                    MLP(make, name, hidden, layer.ffn, eps)
+                    if isinstance(layer.ffn, MLPSpec)
+                    else MixtureOfExperts(make, name, hidden, layer.ffn, eps),
+                ]
+            )
+        self._final_norm = make.norm("model.norm", hidden, eps)
+        kinds = list(config.layers)
         # One layer of each kind, and the last, behind whose attention only some tokens go on.
-        self._rehearsing = {windows.index(window) for window in windows} | {config.num_layers - 1}
-        self._final_norm = make.tensor("model.norm.weight", config.hidden_size)
-        head = (
-            self._embedding
-            if config.tie_word_embeddings
-            else make.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
-        )
-        self._head = Linear(head, None)
+        self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
+        attention_spec = config.layers[0].attention
         self._cos_sin = rope_table(
-            config.rope, config.head_dim, max_positions or config.max_position_embeddings, device
+            config.rope, attention_spec.head_dim, max_positions or config.max_position_embeddings, device
         )
-        self.weights = make.views  # checkpoint name -> the tensor (or rows of a fused one) that it fills
-        self.num_parameters = sum(view.numel() for view in make.views.values())
+        self.groups = make.groups
 
     def thin_out(self) -> None:
         """Keep one layer of each kind, and the last: where nothing is computed, the others tell nothing new."""
         kept = sorted(self._rehearsing)
         self._layers = [self._layers[i] for i in kept]
         self._rehearsing = set(range(len(kept)))
-
-    def pack(self) -> None:
-        """Hand every matrix to the kernels in the layout they like best. `weights` is empty from then on."""
-        self.weights = {}  # no second copy stays behind
-        linears = [self._head]
-        for layer in self._layers:
-            linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
-        for linear in linears:
-            linear.weight = self.kernels.pack(linear.weight)
 
     def forward(
         self,
@@ -93,25 +93,16 @@ class Decoder:
         from its residual, which no later layer makes finite again, and the last attention reads K and V of the token
         itself. An infinite key whose own products are all -inf alone goes unnoticed: it has no weight.
         """
-        kernels, eps = self.kernels, self.config.rms_norm_eps
+        step = Step(positions, self._cos_sin, batch, kv, self.attention, wanted, sums)
         x = F.embedding(input_ids, self._embedding)
         for i, layer in enumerate(self._layers):
             if rehearsal and i not in self._rehearsing:
                 continue
-            mixed = layer.attention.mix(
-                x, layer.input_norm, positions, self._cos_sin, batch, kv.layer(i), kernels, self.attention
-            )
-            if sums is not None and i == len(self._layers) - 1:
-                torch.sum(mixed, dim=-1, dtype=torch.float32, out=sums)
-            if wanted is not None and i == len(self._layers) - 1:
-                if not len(wanted):
-                    return x[:0]
-                mixed, x = mixed.index_select(0, wanted), x.index_select(0, wanted)
-            x = kernels.linear_add(mixed, layer.attention.out.weight, layer.attention.out.bias, x)
-            inner = layer.mlp.inner(x, layer.post_norm, eps, kernels)
-            x = kernels.linear_add(inner, layer.mlp.down.weight, layer.mlp.down.bias, x)
-        return kernels.rms_norm(x, self._final_norm, eps)
+            for block in layer:
+                if len(x):  # none: no token of the step is wanted
+                    x = block(x, step)
+        return self._final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] from `forward` -> [n, vocab] in the model's dtype."""
-        return self.kernels.linear(hidden, self._head.weight, None)
+        return self._head(hidden)

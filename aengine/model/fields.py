@@ -55,6 +55,12 @@ class Fields:
     def present(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def is_text(self, key: str) -> bool:
+        return isinstance(self._values.get(key), str)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         value = self._value(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -88,6 +94,26 @@ class Fields:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.fail(key, f"must be a list of strings, is {shown(value)}")
         return cast("list[str]", value)
+
+    def lists_of_strings(self, key: str) -> list[list[str]]:
+        value = self._value(key, None)
+        if not isinstance(value, list):
+            raise self.fail(key, f"must be a list of lists of strings, is {shown(value)}")
+        return [Fields({key: item}, self.source).strings(key) for item in value]
+
+    def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...]:
+        """A list of `count` integers in [low, high]."""
+        value = self._value(key, None)
+        items = value if isinstance(value, list) else []
+        if len(items) != count or not all(type(item) is int and low <= item <= high for item in items):
+            raise self.fail(key, f"must be a list of {count} integers from {low} to {high}, is {shown(value)}")
+        return tuple(items)
+
+    def list_of_integers(self, key: str) -> list[int]:
+        value = self._value(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, int) and item is not True for item in value):
+            raise self.fail(key, f"must be a list of integers, is {shown(value)}")
+        return cast("list[int]", value)
 
     def ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """One token id, a list of them, or none."""

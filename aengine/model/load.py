@@ -9,10 +9,10 @@ import torch
 
 from aengine.attention.base import AttentionBackend
 from aengine.kernels.base import Kernels
+from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.dummy import fill_random
-from aengine.model.weights import Checkpoint
 
 
 def load_model(
@@ -33,17 +33,11 @@ def load_model(
     Blocks for as long as reading takes. `max_positions` bounds the rotary table (None: all the model's
     positions). Raises `WeightsError`.
     """
-
-    def build() -> Decoder:
-        return Decoder(config, kernels, attention, dtype, device, max_positions)
-
-    if load_format == "dummy":
-        decoder = build()
-        fill_random(decoder, seed)
+    if load_format == "auto":  # a checkpoint that does not fit is refused before any memory is taken
+        checkpoint = Checkpoint(folder, Decoder(config, kernels, attention).groups, config.tie_word_embeddings)
+    decoder = Decoder(config, kernels, attention, dtype, device, max_positions)
+    if load_format == "auto":
+        checkpoint.copy_into(decoder.groups, progress)
     else:
-        shapes = {name: view.shape for name, view in Decoder(config, kernels, attention).weights.items()}
-        checkpoint = Checkpoint(folder, shapes, config.tie_word_embeddings)
-        decoder = build()
-        checkpoint.copy_into(decoder.weights, progress)
-    decoder.pack()
+        fill_random(decoder, seed)
     return decoder

@@ -1,4 +1,4 @@
-"""Token sequences that a row must never complete: bad_words.
+"""Bans token sequences per row (bad_words).
 
 The last token of a sequence is masked wherever the row's latest output is all the rest of it. Under lookahead the
 host does not know the latest token when it launches a step, so the comparison is the device's: each row with such
@@ -63,7 +63,7 @@ class BannedSequences:
             table.index_copy_(0, rows, table.index_select(0, sources))
 
     def mask(self, logits: Tensor, draws: Tensor, rows: Tensor) -> None:
-        """Set to -inf, in place, what would complete a sequence of rows[i] in logits[draws[i]].
+        """Set to -inf, in place, the logits that would complete a banned sequence of rows[i] in logits[draws[i]].
 
         logits [all draws, vocab] float32, contiguous; draws and rows [n] int64.
         """
@@ -81,7 +81,9 @@ class BannedSequences:
             self._recent.index_copy_(0, rows, torch.cat((older, token_ids[:, None].int()), dim=1))
 
     def _widen(self, count: int, width: int) -> None:
-        """Make room for that many sequences of so many tokens before the last, doubling, so that it seldom happens."""
+        """Grow the tables to that many sequences of so many tokens before the last, doubling, so that it seldom
+        happens.
+        """
         more, longer = count - self._rests.shape[1], width - self._rests.shape[2]
         if more > 0 or longer > 0:
             more = max(more, self._rests.shape[1]) if more > 0 else 0

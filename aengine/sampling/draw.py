@@ -21,7 +21,7 @@ from aengine.sampling.noise import gumbel
 
 
 class Noise(NamedTuple):
-    """What fixes the noise of some rows: token codes [vocab], keys [rows, 1], all int32."""
+    """The inputs of some rows' noise: token codes [vocab], keys [rows, 1], all int32."""
 
     codes: Tensor
     key0: Tensor

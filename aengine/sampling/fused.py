@@ -11,7 +11,7 @@ from aengine.sampling.parameters import PickedParameters
 
 
 class FusedDraw:
-    """Both kernels with their scratch memory. One stream at a time."""
+    """Both kernels of a draw with their scratch memory. One stream at a time."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._floors = Cutoff(max_rows, device)
@@ -20,7 +20,7 @@ class FusedDraw:
     def __call__(
         self, logits: Tensor, picked: PickedParameters, positions: Tensor, filtered: bool
     ) -> tuple[Tensor, Tensor]:
-        """Ids [rows] int64 and whether each row was finite [rows] bool.
+        """Draw: ids [rows] int64 and whether each row was finite [rows] bool.
 
         logits [rows, vocab] float32, contiguous, only read; positions [rows] int64. filtered: whether any row may have
         top_k, top_p or min_p; else they are not looked at. Decides nothing on the host, and shapes are fixed.

@@ -1,4 +1,4 @@
-"""Which draws of a batch need which stage, as index tensors on the device.
+"""Groups the draws of a batch by the stages they need, as index tensors on the device.
 
 Decided on the host from the rows alone and kept while the same rows draw step after step, so that steady
 decoding sends nothing to the device.

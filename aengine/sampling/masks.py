@@ -1,4 +1,4 @@
-"""Masks of allowed tokens as bits: put on logits, and kept for each row that has a list of them."""
+"""Masks of allowed tokens as bits: applied to logits, and kept for each row that has `allowed_token_ids`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each row asks for: on the host to choose the stages, on the device for the stages to read."""
+"""Sampling parameters of the rows: on the host to choose the stages, on the device for the stages to read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PickedParameters:
 
 
 class RowParameters:
-    """One line per row in a device table of 32-bit cells, integers and floats side by side: one upload for all."""
+    """A device table of 32-bit cells with one line per row, integers and floats side by side: one upload for all."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Draws:
-    """What one call to `Sampler.sample` drew, on the device."""
+    """The results of one call to `Sampler.sample`, on the device."""
 
     token_ids: Tensor  # [draws] int64; always a valid id, though without meaning where not finite
     finite: Tensor  # [draws] bool; False: NaN or +inf among the row's logits, or nothing but -inf
@@ -42,7 +42,7 @@ class Draws:
 
 
 class Kind(Enum):
-    """What the rows of a batch need at most."""
+    """The stages that the rows of a batch need at most."""
 
     SIMPLE = auto()  # a temperature or none: `draw_simple`
     FILTERED = auto()  # top_k, top_p or min_p besides: `draw_filtered`
@@ -77,7 +77,7 @@ class Sampler:
             self._fused = FusedDraw(max_rows, device)
 
     def set_rows(self, rows: Sequence[NewRow]) -> None:
-        """Give rows to new owners. Must be ordered with `sample` as the steps are."""
+        """Assign rows to new owners. Must be ordered with `sample` as the steps are."""
         if not rows:
             return
         self._groups = None
@@ -129,7 +129,7 @@ class Sampler:
         return Draws(token_ids, finite, _gather_logprobs(token_ids, groups, raw) if raw else None)
 
     def kind(self, rows: list[int]) -> Kind:
-        """Which way to draw is enough for these rows. Cheap: asked in every step."""
+        """The kind of draw that is enough for these rows. Cheap: asked in every step."""
         needs = 0
         for need in map(self._parameters.needs.__getitem__, rows):
             needs |= need
@@ -160,7 +160,7 @@ class Sampler:
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
 
     def _adjust(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> None:
-        """Bias, penalties and masks, in place."""
+        """Apply bias, penalties and masks in place."""
         if groups.biased is not None:
             self._bias.add_to(logits, groups.biased, _take(row_index, groups.biased))
         for block in groups.penalized:

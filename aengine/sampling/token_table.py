@@ -1,4 +1,4 @@
-"""A few token ids per row, each with something to add to its logit: logit_bias, and what min_tokens masks."""
+"""Logit offsets of a few token ids per row: logit_bias, and the tokens that min_tokens masks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TokenTable:
         logits.view(-1).index_add_(0, cells.view(-1), values.view(-1))
 
     def _widen(self, width: int) -> None:
-        """Make room for entries of that length, doubling, so that it seldom happens."""
+        """Grow the table to entries of that length, doubling, so that it seldom happens."""
         missing = width - self._ids.shape[1]
         if missing > 0:
             missing = max(missing, self._ids.shape[1])

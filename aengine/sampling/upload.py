@@ -1,4 +1,4 @@
-"""Small arrays from the host to the device, without waiting for it."""
+"""Copies small arrays from the host to the device, without waiting for it."""
 
 from __future__ import annotations
 

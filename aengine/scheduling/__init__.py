@@ -1,1 +1,1 @@
-"""What runs in the next step: a pure, synchronous decision maker without torch or I/O."""
+"""The scheduler: decides, synchronously and without torch or I/O, what runs in the next step."""

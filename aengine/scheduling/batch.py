@@ -1,4 +1,6 @@
-"""The sequences that hold a row: those that run, and those that leave once no step in flight names them."""
+"""The rows of the batch and the sequences on them: those that run, and those that leave once no step in flight names
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from aengine.types import NewRow
 
 
 class Batch:
-    """Rows, and who is on them.
+    """The rows of the batch, and the sequences that hold them.
 
     `running` holds the sequences that run, by rank, and nobody else. A sequence that leaves keeps its row and its pages
     until its last step lands; `promised` counts the pages that will come back then.
@@ -24,11 +26,11 @@ class Batch:
 
     @property
     def held(self) -> int:
-        """Rows that are taken."""
+        """The number of rows that are taken."""
         return self.max_rows - len(self.free_rows)
 
     def enter(self, sequence: Sequence, leader: Sequence | None = None) -> NewRow:
-        """Put a sequence, which has its pages, on a free row, as a copy of its leader's if it forks from one."""
+        """Put a sequence, which has its pages, on a free row; as a copy of its leader's if it forks from one."""
         sequence.phase = Phase.RUNNING
         sequence.row = self.free_rows.pop()
         self.structured += sequence.grammar is not None
@@ -51,7 +53,9 @@ class Batch:
         )
 
     def leave(self, sequence: Sequence, phase: Phase) -> bool:
-        """Take one that runs out, into `phase`. Whether it is gone at once, and not only when its last step lands."""
+        """Take a sequence out of the running ones, into `phase`. Whether it is gone at once, and not only when its last
+        step lands.
+        """
         self.running.remove(sequence)
         sequence.phase = phase
         if not sequence.in_flight:
@@ -62,7 +66,7 @@ class Batch:
         return False
 
     def land(self, sequence: Sequence) -> bool:
-        """A step that named the sequence is over. Whether that was the last thing that kept it."""
+        """Count down the steps in flight that name the sequence. Whether that was the last thing that kept it."""
         sequence.in_flight -= 1
         if sequence.in_flight or sequence.phase is Phase.RUNNING or sequence.row < 0:
             return False

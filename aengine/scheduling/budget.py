@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may carry."""
+"""The budget of prompt tokens in a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aengine.types import MixedLimit
 
 
 class PrefillBudget:
-    """What is left of one step for prompt tokens; `take` uses it up.
+    """The prompt tokens that one step may still carry; `take` uses them up.
 
     Beside decodes there is a second bound, on the time that their streams have to wait for the step.
     """
@@ -45,7 +45,9 @@ class PrefillBudget:
         return taken
 
     def _whole(self, taken: int, most: int, cost: float) -> int:
-        """About as many, such that the step is a whole multiple: more only if they take no longer than half of one."""
+        """Round the count, such that the step is a whole multiple: up only if the added tokens take no longer than half
+        of one.
+        """
         multiple = 1 if self._limit is None else self._limit.multiple
         over = (self._carried + taken) % multiple
         missing = multiple - over

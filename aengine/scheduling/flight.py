@@ -1,4 +1,4 @@
-"""A launched step on the scheduler's side, until it is committed or fails."""
+"""Steps in flight: launched, and neither committed nor failed."""
 
 from __future__ import annotations
 

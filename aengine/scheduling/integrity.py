@@ -1,4 +1,4 @@
-"""Whether the scheduler's books add up: rows, pages and promises. For tests and diagnosis."""
+"""Checks of the scheduler's invariants: rows, pages and promises. For tests and diagnosis."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Sequence as Seq
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.memory import SequenceMemory
-from aengine.scheduling.sequence import Beginning, Phase, Sequence
+from aengine.scheduling.sequence import AdmittedPages, Phase, Sequence
 
 
 def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
-    """Every row is free or held by exactly one sequence, and the batch has counted right; `running` is by rank."""
+    """Check that every row is free or held by exactly one sequence, and that the batch has counted right; `running` is
+    by rank.
+    """
     holders = [*batch.running, *leaving]
     rows = [*(sequence.row for sequence in holders), *batch.free_rows]
     _require(sorted(rows) == list(range(batch.max_rows)), f"rows are shared or lost: {rows}")
@@ -28,7 +30,7 @@ def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
 
 
 def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights: Collection[Flight]) -> None:
-    """Each sequence knows how many steps name it and how many of its draws are on their way."""
+    """Check that each sequence knows how many steps name it and how many of its draws are on their way."""
     named = Counter(sequence for flight in flights for sequence in flight.carried())
     drawing = Counter(sequence for flight in flights for sequence in flight.draws())
     for sequence in {*running, *leaving, *named}:
@@ -42,44 +44,44 @@ def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights
 
 
 def check_pages(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
-    """Every page that is held is some sequence's or the tree's, and pages hold what was computed."""
+    """Check that every page that is held is some sequence's or the tree's, and that pages hold what was computed."""
     memory.allocator.check_integrity()
     memory.tree.check_integrity()
-    beginnings: Counter[Beginning] = Counter()
+    admissions: Counter[AdmittedPages] = Counter()
     private: list[int] = []
     for sequence in holders:
-        beginning = sequence.beginning
-        if beginning is None:
+        admitted = sequence.admitted
+        if admitted is None:
             raise AssertionError("scheduler: a sequence on a row has no pages")
-        beginnings[beginning] += 1
+        admissions[admitted] += 1
         private += sequence.grown
-        _require(set(sequence.pages[beginning.pages :]) == sequence.grown, "what is behind its beginning is its own")
+        _require(set(sequence.pages[admitted.pages :]) == sequence.grown, "pages behind the admitted ones are its own")
         _require(len(set(sequence.pages)) == len(sequence.pages), "a page stands twice in one table")
         _require(sequence.computed <= sequence.launched, "more is computed than was launched")
         _require(sequence.launched <= len(sequence.pages) * memory.page_size, "tokens without a page were launched")
-        together = sequence.pages[: beginning.pages]
-        _require(beginning.private <= set(together), "a beginning owns pages that are not in the table")
-        for page in together[beginning.node.depth :]:
-            _require(page in beginning.private, f"page {page} is neither owned nor locked")
-    for beginning, count in beginnings.items():
-        private += beginning.private
-        _require(beginning.holders == count, f"{count} sequences hold a beginning, not {beginning.holders}")
+        together = sequence.pages[: admitted.pages]
+        _require(admitted.private <= set(together), "admitted pages hold pages that are not in the table")
+        for page in together[admitted.node.depth :]:
+            _require(page in admitted.private, f"page {page} is neither owned nor locked")
+    for admitted, count in admissions.items():
+        private += admitted.private
+        _require(admitted.holders == count, f"{count} sequences hold admitted pages, not {admitted.holders}")
     _require(len(set(private)) == len(private), "two sequences own a page")
     held = sum(memory.allocator.held(page) for page in range(memory.usable_pages + 1))
     owned = len(private) + memory.tree.cached_pages
     _require(held == owned, f"{held} pages are held, {owned} by somebody")
 
 
-def check_unmade(unmade: int, alive: Collection[Sequence]) -> None:
-    """The choices that wait as a number are those of sequences that have yet to fork."""
+def check_unforked(unforked: int, alive: Collection[Sequence]) -> None:
+    """Check that the choices that wait as a number are those of sequences that have yet to fork."""
     waiting = sum(sequence.siblings for sequence in alive)
-    _require(unmade == waiting, f"{waiting} choices are still to be made, not {unmade}")
+    _require(unforked == waiting, f"{waiting} choices are still to be made, not {unforked}")
     for sequence in alive:
         _require(not (sequence.siblings and sequence.decoding), "a sequence that decodes should have forked")
 
 
 def check_idle(memory: SequenceMemory) -> None:
-    """Nothing is left but the cache."""
+    """Check that nothing is left but the cache."""
     free, cached = memory.allocator.free, memory.tree.cached_pages
     _require(free + cached == memory.usable_pages, f"{free} free + {cached} cached pages of {memory.usable_pages}")
     _require(memory.tree.evictable_pages == cached, "a cached page is still locked at idle")

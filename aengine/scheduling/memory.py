@@ -1,4 +1,4 @@
-"""Pages for sequences: taken from the free list, found in the radix tree, given back to either."""
+"""Allocates pages to sequences: taken from the free list, found in the radix tree, given back to either."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import Node, RadixTree
-from aengine.scheduling.sequence import Beginning, Sequence
+from aengine.scheduling.sequence import AdmittedPages, Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class _Refused:
-    """Who did not fit, why, and when that was: only evictions and freed pages leave it as it is."""
+class _Refusal:
+    """The last sequence that did not fit. It still does not while the tree has not changed and no more is available."""
 
     sequence: Sequence
     needed: int  # pages that are not locked already
@@ -22,7 +22,7 @@ class SequenceMemory:
     """Moves pages between the allocator, the radix tree and sequences.
 
     A page of a sequence is the tree's (a lock on the node that covers it holds it), or it is private: to the
-    choices that begin with it together, or, behind that beginning, to the sequence alone.
+    choices that were admitted with it together, or, where it grew later, to the sequence alone.
     """
 
     def __init__(self, num_pages: int, page_size: int, prefix_cache: bool) -> None:
@@ -31,15 +31,15 @@ class SequenceMemory:
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixTree(self.allocator, page_size)
         self.usable_pages = num_pages - 1  # page 0 is reserved
-        self._refused: _Refused | None = None
+        self._refused: _Refusal | None = None
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens fill, the last one perhaps partly."""
+        """The number of pages that `tokens` tokens fill, the last one perhaps partly."""
         return -(-tokens // self.page_size)
 
     @property
     def available(self) -> int:
-        """Pages that are free or can be made free by evicting."""
+        """The number of pages that are free or can be made free by evicting."""
         return self.allocator.free + self.tree.evictable_pages
 
     def reserve(self, pages: int) -> bool:
@@ -50,7 +50,8 @@ class SequenceMemory:
         return short <= 0
 
     def admit(self, sequence: Sequence, headroom: int) -> bool:
-        """Give a sequence the cached part of its tokens and fresh pages for the rest, or nothing.
+        """Allocate a sequence's pages, the cached part of its tokens from the tree and fresh ones for the rest, or none
+        at all.
 
         At least the last token is left to compute. `headroom` pages must stay available beyond that. A sequence
         that did not fit is looked up again only when it might: asking in every step costs next to nothing.
@@ -76,12 +77,12 @@ class SequenceMemory:
         # Asked first, so that a sequence that has to wait does not empty the cache in vain.
         if needed + headroom > available or not self.reserve(missing):
             tree.unlock(node)
-            self._refused = _Refused(sequence, needed, tree.changes)
+            self._refused = _Refusal(sequence, needed, tree.changes)
             return False
         self._refused = None
         fresh = self.allocator.take(missing)
         sequence.pages = cached + fresh
-        sequence.beginning = Beginning(node, set(fresh), len(sequence.pages), tree.epoch)
+        sequence.admitted = AdmittedPages(node, set(fresh), len(sequence.pages), tree.epoch)
         sequence.launched = sequence.computed = len(cached) * self.page_size
         return True
 
@@ -99,13 +100,13 @@ class SequenceMemory:
         destination page) that the partly filled page needs, if there is one. `reserve(1)` must have succeeded.
         """
         full, partial = divmod(leader.launched, self.page_size)
-        beginning = _beginning(leader)
-        if beginning.pages > full:  # the first one to fork: the leader goes on in this page alone
-            beginning.private.discard(leader.pages[full])
+        admitted = _admitted(leader)
+        if admitted.pages > full:  # the first one to fork: the leader goes on in this page alone
+            admitted.private.discard(leader.pages[full])
             leader.grown.add(leader.pages[full])
-            beginning.pages = full
-        beginning.holders += 1
-        sibling.beginning = beginning
+            admitted.pages = full
+        admitted.holders += 1
+        sibling.admitted = admitted
         sibling.pages = leader.pages[:full]
         sibling.launched, sibling.computed = leader.launched, leader.computed
         if not partial:
@@ -113,24 +114,24 @@ class SequenceMemory:
         return leader.pages[full], self.grow(sibling)
 
     def publish(self, sequence: Sequence) -> None:
-        """Offer the full pages of a sequence's beginning to the tree, as far as they are computed.
+        """Insert the full pages that a sequence was admitted with into the tree, as far as they are computed.
 
-        Once one of those who hold the beginning has done so, it costs the others nothing.
+        Once one of those who hold them has done so, it costs the others nothing.
         """
-        beginning = _beginning(sequence)
-        node = self._insert(sequence, min(sequence.computed // self.page_size, beginning.pages))
+        admitted = _admitted(sequence)
+        node = self._insert(sequence, min(sequence.computed // self.page_size, admitted.pages))
         if node is not None:
             self.tree.lock(node)
-            self.tree.unlock(beginning.node)
-            beginning.node = node
+            self.tree.unlock(admitted.node)
+            admitted.node = node
 
     def returnable(self, sequence: Sequence) -> int:
-        """Pages that become available when the sequence gives everything back: those that it alone holds."""
+        """The number of pages that become available when the sequence gives back everything: those it alone holds."""
         pages = len(sequence.grown)
-        beginning = _beginning(sequence)
-        if beginning.holders == 1:
-            pages += len(beginning.private)
-            node: Node | None = beginning.node
+        admitted = _admitted(sequence)
+        if admitted.holders == 1:
+            pages += len(admitted.private)
+            node: Node | None = admitted.node
             while node is not None and node.locks == 1:
                 pages += len(node.pages)
                 node = node.parent
@@ -138,50 +139,50 @@ class SequenceMemory:
 
     def release(self, sequence: Sequence) -> None:
         """Give everything back: what is computed stays in the tree as cache, the rest becomes free."""
-        beginning = _beginning(sequence)
+        admitted = _admitted(sequence)
         # The newest token's KV was never written, and `computed` does not count it. It counts more than the tokens
         # only where a stop string cut them.
         sequence.computed = min(sequence.computed, sequence.length)
-        if beginning.holders > 1:
+        if admitted.holders > 1:
             self.publish(sequence)  # what others go on with stays locked
         self._insert(sequence, sequence.computed // self.page_size)
         for page in sequence.grown:
             self.allocator.release(page)
-        beginning.holders -= 1
-        if not beginning.holders:
-            for page in beginning.private:
+        admitted.holders -= 1
+        if not admitted.holders:
+            for page in admitted.private:
                 self.allocator.release(page)
-            self.tree.unlock(beginning.node)
+            self.tree.unlock(admitted.node)
         sequence.grown = set()
         sequence.pages = []
-        sequence.beginning = None
+        sequence.admitted = None
 
     def _insert(self, sequence: Sequence, full: int) -> Node | None:
-        """Offer the first `full` pages, all computed, to the tree: the node where they end, if it takes any.
+        """Insert the first `full` pages, all computed, into the tree: the node where they end, if it takes any.
 
         Nothing of a sequence that failed enters, nor what was begun before the cache was cleared.
         """
-        beginning = _beginning(sequence)
-        covered = beginning.node.depth
+        admitted = _admitted(sequence)
+        covered = admitted.node.depth
         if (
             full <= covered
             or not self.prefix_cache
-            or sequence.tainted
-            or beginning.spoiled
-            or beginning.epoch != self.tree.epoch
+            or not sequence.cacheable
+            or not admitted.finite
+            or admitted.epoch != self.tree.epoch
         ):
             return None
         pages = sequence.pages[covered:full]
         ids = sequence.ids(covered * self.page_size, full * self.page_size)
-        node, taken = self.tree.insert(ids, pages, sequence.salt, beginning.node)
+        node, taken = self.tree.insert(ids, pages, sequence.salt, admitted.node)
         # Where the tree already held another page the sequence keeps its own until it ends.
         gone = {page for page, is_gone in zip(pages, taken, strict=True) if is_gone}
-        beginning.private -= gone
+        admitted.private -= gone
         sequence.grown -= gone
         return node
 
 
-def _beginning(sequence: Sequence) -> Beginning:
-    if sequence.beginning is None:
+def _admitted(sequence: Sequence) -> AdmittedPages:
+    if sequence.admitted is None:
         raise ValueError("a sequence without pages has none to share or to give back")
-    return sequence.beginning
+    return sequence.admitted

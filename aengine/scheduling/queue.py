@@ -23,7 +23,7 @@ class WaitingQueue:
         return len(self._queued)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Those who wait, in no order."""
+        """The waiting sequences, in no order."""
         return iter(self._queued)
 
     def push(self, sequence: Sequence) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.budget import PrefillBudget
+from aengine.scheduling.commit import commit_chunks, commit_draws
 from aengine.scheduling.counters import Counters
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages, check_unmade
+from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages, check_unforked
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
@@ -51,7 +52,7 @@ class Scheduler:
         max_queue: int,
         prefix_cache: bool = True,
         mixed_limit: MixedLimit | None = None,
-        on_begin: Callable[[Sequence], None] | None = None,  # told of each request that enters for the first time
+        on_begin: Callable[[Sequence], None] | None = None,  # called with each request that enters for the first time
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
@@ -64,7 +65,7 @@ class Scheduler:
         self._page_size = page_size
         self._on_begin = on_begin
         self._make_sibling = make_sibling
-        self._unmade = 0  # choices that wait as a number
+        self._unforked = 0  # choices that wait as a number
         self._waiting = WaitingQueue()
         self._batch = Batch(max_rows, self.memory)
         self._flights: deque[Flight] = deque()
@@ -76,17 +77,17 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Sequences that hold a row."""
+        """The number of sequences that hold a row."""
         return self._batch.held
 
     @property
     def waiting(self) -> int:
-        """Sequences in the queue, and the choices that are still to fork from one."""
-        return len(self._waiting) + self._unmade
+        """The number of sequences in the queue, and of choices that are still to fork from one."""
+        return len(self._waiting) + self._unforked
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is in flight."""
+        """Whether nothing runs, waits or is in flight."""
         return not self._waiting and not self._flights and not self._batch.held
 
     @property
@@ -110,7 +111,7 @@ class Scheduler:
         waiting = self.waiting
         if waiting >= self._max_queue or (waiting and waiting + 1 + sequence.siblings > self._max_queue):
             raise QueueFullError(f"{waiting} requests are waiting, the bound is {self._max_queue}")
-        self._unmade += sequence.siblings
+        self._unforked += sequence.siblings
         self._waiting.push(sequence)
 
     def schedule(self) -> StepPlan | None:
@@ -129,7 +130,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
-        """Take over a finished step's draws: the oldest one in flight, which must be `plan`."""
+        """Apply a finished step's results: the oldest one in flight, which must be `plan`."""
         if not self._flights or self._flights[0].plan is not plan:
             raise RuntimeError(f"step {plan.step} is not the oldest in flight")
         flight = self._flights.popleft()
@@ -138,7 +139,8 @@ class Scheduler:
         for sequence in flight.decode:
             if sequence.phase is not Phase.FINISHED:
                 sequence.computed += 1
-        updates = self._commit_chunks(flight, result) + self._commit_draws(flight, result)
+        updates = commit_chunks(flight, result, self._end)
+        updates += commit_draws(flight, result, self.counters, self._end)
         for sequence, _, forks in flight.prefill:  # after the draws, which tell whose numbers are not finite
             for holder in (sequence, *forks):
                 if holder.phase is Phase.RUNNING:
@@ -179,7 +181,7 @@ class Scheduler:
                 sequence.pending -= 1
             for sequence in flight.carried():
                 if flight.plan is plan:
-                    sequence.tainted = True
+                    sequence.cacheable = False
                     if sequence.phase is not Phase.FINISHED:
                         failed.append(sequence)
                         self._end(sequence)
@@ -190,7 +192,7 @@ class Scheduler:
         return failed
 
     def flush_cache(self) -> None:
-        """Forget every cached prefix.
+        """Drop every cached prefix.
 
         Those who run keep their pages, and go on; nothing that was begun before enters the cache any more.
         """
@@ -203,7 +205,7 @@ class Scheduler:
         check_batch(self._batch, leaving)
         check_flights(running, leaving, self._flights)
         check_pages(self.memory, {*running, *leaving})
-        check_unmade(self._unmade, {*self._waiting, *running, *leaving})
+        check_unforked(self._unforked, {*self._waiting, *running, *leaving})
         if self.idle:
             check_idle(self.memory)
 
@@ -239,7 +241,9 @@ class Scheduler:
         plan.shared = self._shared
 
     def _find_page(self, sequence: Sequence, stalled: int) -> bool:
-        """One free page for a decoding sequence; the youngest pay for it. False: not in this step."""
+        """Make one page free for a decoding sequence, if need be by preempting the one of the largest rank. False: not
+        in this step.
+        """
         while not self.memory.reserve(1):
             if stalled < self._batch.promised:
                 return False  # a page is on its way
@@ -299,18 +303,18 @@ class Scheduler:
         flight.prefill.append((sequence, chunk, forks))
 
     def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
-        """Let the siblings draw from the leader's logits.
+        """Fork the siblings of a leader, which draw from the leader's logits.
 
         Where rows or pages run out, the next sibling queues up, and the others will fork from that one.
         """
-        unmade, leader.siblings = leader.siblings, 0
+        unforked, leader.siblings = leader.siblings, 0
         forks: list[Sequence] = []
-        while unmade:
+        while unforked:
             sibling = self._make_sibling(leader, leader.index + 1 + len(forks))
-            unmade -= 1
-            self._unmade -= 1
+            unforked -= 1
+            self._unforked -= 1
             if not self._batch.free_rows or not self.memory.reserve(1):
-                sibling.siblings = unmade
+                sibling.siblings = unforked
                 self._waiting.push(sibling)
                 break
             copy = self.memory.fork(leader, sibling)
@@ -326,58 +330,8 @@ class Scheduler:
 
     # ---- leaving ------------------------------------------------------------------------------------------
 
-    def _commit_chunks(self, flight: Flight, result: StepResult) -> list[Update]:
-        """Take over what prefill chunks computed; end those whose chunk is not finite."""
-        updates: list[Update] = []
-        scores = iter(result.scores)
-        finite = iter(result.finite_chunks or [True] * len(flight.prefill))
-        for sequence, chunk, forks in flight.prefill:
-            if chunk.score_ids:  # a resumed prompt starts anew, and says the same again
-                sequence.scores[chunk.start : chunk.start + len(chunk.score_ids)] = next(scores)
-            is_finite = next(finite)
-            if not is_finite and sequence.beginning is not None:
-                sequence.beginning.spoiled = True  # also for those who fork from it in the next step
-            for holder in (sequence, *forks):
-                if holder.phase is Phase.FINISHED:
-                    continue
-                if is_finite:
-                    holder.computed = chunk.start + len(chunk.token_ids)
-                else:
-                    updates.append(self._end_not_finite(holder))
-        return updates
-
-    def _end_not_finite(self, sequence: Sequence) -> Update:
-        sequence.tainted = True
-        self._end(sequence)
-        return Update(sequence, -1, None, "error", finite=False)
-
-    def _commit_draws(self, flight: Flight, result: StepResult) -> list[Update]:
-        updates: list[Update] = []
-        logprobs = result.logprobs
-        for place, sequence in enumerate(flight.draws()):
-            sequence.pending -= 1
-            if sequence.phase is Phase.FINISHED:
-                continue  # ended while this step was in flight: its token appears nowhere
-            if not result.finite[place]:
-                updates.append(self._end_not_finite(sequence))
-                continue
-            token_id = result.token_ids[place]
-            sequence.output.append(token_id)
-            if sequence.grammar is not None:
-                sequence.grammar.accept(token_id)
-            self.counters.generated_tokens += 1
-            update = Update(sequence, token_id, logprobs[place] if logprobs else None, None)
-            if token_id in sequence.stops:
-                update.finish_reason = "stop"
-                self._end(sequence)
-            elif len(sequence.output) >= sequence.max_output:
-                update.finish_reason = "length"
-                self._end(sequence)
-            updates.append(update)
-        return updates
-
     def _land(self, sequence: Sequence) -> None:
-        """A step that named the sequence is over."""
+        """Note that a step that named the sequence is over."""
         if self._batch.land(sequence):
             self._requeue(sequence)
 
@@ -387,7 +341,7 @@ class Scheduler:
             self._requeue(sequence)
 
     def _requeue(self, sequence: Sequence) -> None:
-        """A preempted sequence that has given everything back returns to its place in the queue."""
+        """Return a preempted sequence that has given everything back to its place in the queue."""
         if sequence.phase is Phase.PREEMPTED:
             sequence.phase = Phase.WAITING
             self._waiting.push(sequence)
@@ -408,5 +362,5 @@ class Scheduler:
             case Phase.RUNNING:
                 self._leave(sequence, Phase.FINISHED)
         self.counters.ended += 1
-        self._unmade -= sequence.siblings
+        self._unforked -= sequence.siblings
         sequence.siblings = 0

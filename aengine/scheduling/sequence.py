@@ -1,4 +1,4 @@
-"""One sequence of tokens and where it stands: queued, on a row, being preempted, or done."""
+"""A sequence of tokens and its phase: queued, on a row, being preempted, or done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aengine.types import FinishReason, PromptLogprob, RowLogprobs, SamplingPara
 
 
 class Phase(enum.Enum):
-    """`PREEMPTED` and `FINISHED` keep row and pages until no step in flight names them."""
+    """The phase of a sequence; `PREEMPTED` and `FINISHED` keep row and pages until no step in flight names them."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -21,20 +21,20 @@ class Phase(enum.Enum):
 
 
 class Grammar(Protocol):
-    """What an output must match, as far as it has come."""
+    """The state of an output's grammar, as far as the scheduler needs it."""
 
     @property
     def late(self) -> bool:
-        """Whether its next mask is still being worked out: no step carries the sequence until it is there."""
+        """Whether the next mask is still being computed: no step carries the sequence until it is there."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """Move on by one committed token."""
+        """Advance by one committed token."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class Beginning:
+class AdmittedPages:
     """The pages that a sequence was admitted with; the choices that fork from it hold them together with it."""
 
     node: Node  # locked: covers the pages that are the tree's
@@ -42,7 +42,7 @@ class Beginning:
     pages: int  # how many there are of both
     epoch: int  # of the tree at admission
     holders: int = 1
-    spoiled: bool = False  # what is in them is not finite
+    finite: bool = True  # False: NaN or infinity was computed into them
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class Sequence:
     max_output: int = 0  # `max_total` without the prompt
     row: int = -1
     pages: list[int] = field(default_factory=list)
-    beginning: Beginning | None = None  # of `pages`; None where there are none
+    admitted: AdmittedPages | None = None  # of `pages`; None where there are none
     grown: set[int] = field(default_factory=set)  # the pages behind it
     launched: int = 0
     computed: int = 0
@@ -83,7 +83,7 @@ class Sequence:
     in_flight: int = 0  # launched steps that name it and are not committed
     decoding: bool = False  # its last chunk is launched: from here on the row feeds what it drew
     promised: int = 0  # pages that come back once it has left, while it is leaving
-    tainted: bool = False  # its step failed: nothing of it may enter the tree
+    cacheable: bool = True  # False: its step failed, so nothing of it may enter the tree
     stops: frozenset[int] = frozenset()  # `stop_ids`, for looking up
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens known: the prompt and the committed output."""
+        """The number of known tokens: the prompt and the committed output."""
         return self.prompt_len + len(self.output)
 
     def ids(self, start: int, end: int) -> array[int]:
@@ -128,7 +128,7 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """What one committed draw means for its sequence."""
+    """The effect of one committed draw on its sequence."""
 
     sequence: Sequence
     token_id: int

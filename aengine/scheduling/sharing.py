@@ -1,4 +1,4 @@
-"""Which decoding sequences begin with the same cached run, so that a step can read its pages once for all of them."""
+"""Finds decoding sequences that begin with the same cached run, so that a step can read its pages once for all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 
 from aengine.cache.radix import Node
-from aengine.scheduling.sequence import Beginning, Sequence
+from aengine.scheduling.sequence import AdmittedPages, Sequence
 from aengine.types import MOST_SHARED_RUNS, SharedRun
 
 LEAST_SAVED = 16384  # tokens that a step must be spared before a run is worth its own pass (bench/KERNELS.md)
@@ -18,13 +18,13 @@ def shared_runs(sequences: Seq[Sequence], page_size: int) -> list[SharedRun]:
     A group of m that shares t tokens saves (m - 1) * t. Where groups nest in the tree, either the whole or its
     parts are chosen, whichever saves more. Costs a walk over the shared part of the tree only.
     """
-    places: dict[Beginning, list[int]] = defaultdict(list)
+    places: dict[AdmittedPages, list[int]] = defaultdict(list)
     for place, sequence in enumerate(sequences):
-        if sequence.beginning is not None:
-            places[sequence.beginning].append(place)
+        if sequence.admitted is not None:
+            places[sequence.admitted].append(place)
     members: dict[Node, list[int]] = defaultdict(list)
-    for beginning, together in places.items():
-        node: Node | None = beginning.node
+    for admitted, together in places.items():
+        node: Node | None = admitted.node
         while node is not None and node.parent is not None:
             if node.locks > 1 or len(together) > 1:  # whoever holds a node holds its ancestors too
                 members[node] += together

@@ -7,7 +7,7 @@ import argparse
 import msgspec
 import pytest
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, add_model, knobs_of, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig, configure
 

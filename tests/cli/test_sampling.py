@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.cli.sampling import parse_parameter
 
 

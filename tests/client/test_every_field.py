@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from aengine import Client, Engine, Fragment, InvalidRequestError, SamplingParams, Structured, Usage
-from aengine.engine.asked import asked_params
+from aengine.engine.arguments import resolved_params
 from aengine.engine.consume import collect
 from aengine.types import Choice, Completion, PromptLogprob, TokenLogprob, TopLogprob
-from tests.http.fake_engine import VOCAB_SIZE, WORDS, FakeEngine, FakeStream, Submitted
+from tests.http.fake_engine import VOCAB_SIZE, WORDS, FakeEngine, FakeStream, FragmentStream
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +119,7 @@ def test_the_same_arguments(method: str) -> None:
     assert arguments(Client) == arguments(Engine)
 
 
-async def arriving(*prompt: Any, **fields: Any) -> tuple[FakeEngine, Submitted]:
+async def arriving(*prompt: Any, **fields: Any) -> tuple[FakeEngine, FragmentStream]:
     """What an engine behind a server is asked."""
     async with serving() as server, Client(server.url) as client:
         await client.complete(*(prompt or ("x",)), **fields)
@@ -128,7 +128,7 @@ async def arriving(*prompt: Any, **fields: Any) -> tuple[FakeEngine, Submitted]:
 
 def in_this_process(params: SamplingParams | None, **sampling: Any) -> SamplingParams:
     """What `Engine` would make of it, by where its caller gave the form."""
-    return unnamed(asked_params(FakeEngine().default_params, params, sampling, VOCAB_SIZE))
+    return unnamed(resolved_params(FakeEngine().default_params, params, sampling, VOCAB_SIZE))
 
 
 def unnamed(params: SamplingParams) -> SamplingParams:

@@ -39,7 +39,7 @@ IDLE = Stats(
 )
 
 
-class Submitted(msgspec.Struct):
+class FragmentStream(msgspec.Struct):
     """What the HTTP layer asked for."""
 
     prompt: Any  # text or ids
@@ -143,7 +143,7 @@ class FakeEngine:
         self.opens_thought = False
         self.words: Sequence[str] = WORDS
         self.chats: list[Chat] = []
-        self.submitted: list[Submitted] = []
+        self.submitted: list[FragmentStream] = []
         self.numbers = IDLE
         self.latencies = Latencies()
         self.vocab_size = VOCAB_SIZE
@@ -188,7 +188,7 @@ class FakeEngine:
                 f"{prompt_tokens} prompt tokens and max_tokens {params.max_tokens} exceed {self.max_model_len}",
                 "max_tokens",
             )
-        self.submitted.append(Submitted(prompt, params, options))
+        self.submitted.append(FragmentStream(prompt, params, options))
         stream = FakeStream(str(options["request_id"]), prompt_tokens, one_by_one=not self.held)
         if not self.held:
             stream.put(*recital(prompt_tokens, params, self.words))

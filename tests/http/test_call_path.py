@@ -43,4 +43,4 @@ async def test_a_streamed_chat_passes_few_functions_of_few_files() -> None:
     assert len(seen) <= FUNCTIONS, sorted(map(str, seen))
     files = {path for path, _ in seen}
     assert len(files) <= FILES, sorted(map(str, files))
-    assert {Path("endpoints/chat.py"), Path("streams/replies.py")} <= files
+    assert {Path("endpoints/chat.py"), Path("streams/responses.py")} <= files

@@ -18,6 +18,7 @@ from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
 from aengine.kernels.draw import cutoff, gumbel
+from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
@@ -115,7 +116,7 @@ def test_everything_small(compiler: Compiler) -> None:
     norms.silu_mul(half(3, 24576))
     cache = half(100, 16, 8, 128)
     rope.qk_norm_rope_store(
-        half(7, 48 * 128), half(128), half(128), 1e-6, single(4096, 128), longs(7), cache, cache, longs(7), 32
+        half(7, 48 * 128), Heads(32, half(128), half(128), 1e-6), single(4096, 128), longs(7), (cache, cache), longs(7)
     )
     gather_pages.gather_pages(
         cache,

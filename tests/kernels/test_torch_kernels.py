@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
+from aengine.kernels.heads import Heads
 from aengine.kernels.torch_kernels import TorchKernels
 
 KERNELS = TorchKernels()
@@ -21,22 +22,22 @@ def norm64(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_rms_norm(tokens: int) -> None:
     x, weight = torch.randn(tokens, 24), torch.randn(24)
-    torch.testing.assert_close(KERNELS.rms_norm(x, weight, EPS).double(), norm64(x, weight), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(KERNELS.norm(weight, EPS)(x).double(), norm64(x, weight), atol=1e-5, rtol=1e-5)
 
 
 def test_rms_norm_rounds_where_transformers_rounds() -> None:
     x, weight = torch.randn(7, 64, dtype=torch.bfloat16) * 3, torch.randn(64, dtype=torch.bfloat16)
     module = Qwen3RMSNorm(64, eps=EPS).to(torch.bfloat16)
     module.weight.data.copy_(weight)
-    assert torch.equal(KERNELS.rms_norm(x, weight, EPS), module(x))
+    assert torch.equal(KERNELS.norm(weight, EPS)(x), module(x))
 
 
 def test_what_comes_before_and_after_a_product() -> None:
     x, weight, residual, norm = torch.randn(3, 7), torch.randn(8, 7), torch.randn(3, 8), torch.randn(7)
-    expected = residual + KERNELS.linear(x, weight, None)
-    assert torch.equal(KERNELS.linear_add(x, weight, None, residual), expected)
-    normed = KERNELS.norm_linear(x, norm, EPS, weight, None)
-    assert torch.equal(normed, KERNELS.linear(KERNELS.rms_norm(x, norm, EPS), weight, None))
+    linear, normed = KERNELS.dense(weight, None), KERNELS.norm(norm, EPS)
+    expected = residual + linear(x)
+    assert torch.equal(linear.add_to(x, residual), expected)
+    assert torch.equal(linear.after(normed, x), linear(normed(x)))
 
 
 def test_silu_mul_takes_the_gate_first() -> None:
@@ -49,8 +50,9 @@ def test_silu_mul_takes_the_gate_first() -> None:
 def test_linear(bias: Tensor | None) -> None:
     x, weight = torch.randn(3, 7), torch.randn(5, 7)
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    for matrix in (weight, KERNELS.pack(weight)):
-        torch.testing.assert_close(KERNELS.linear(x, matrix, bias).double(), expected, atol=1e-5, rtol=1e-5)
+    linear = KERNELS.dense(weight, bias)
+    assert (linear.inputs, linear.outputs) == (7, 5)
+    torch.testing.assert_close(linear(x).double(), expected, atol=1e-5, rtol=1e-5)
 
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 6, 3
@@ -66,7 +68,9 @@ def test_qk_norm_rope_store(normed: bool) -> None:
     slots = torch.tensor([4, 14, 5, 9, 11])
     k_cache, v_cache = torch.full((2, 5, PAGE, KV_HEADS, DIM), -1.0)
     before = qkv.clone()
-    q = KERNELS.qk_norm_rope_store(qkv, q_weight, k_weight, EPS, cos_sin, positions, k_cache, v_cache, slots, HEADS)
+    q = KERNELS.qk_norm_rope_store(
+        qkv, Heads(HEADS, q_weight, k_weight, EPS), cos_sin, positions, (k_cache, v_cache), slots
+    )
 
     def expected(x: Tensor, weight: Tensor | None) -> Tensor:
         x = x.double() if weight is None else norm64(x, weight)
@@ -96,7 +100,7 @@ def test_rotation_matches_transformers() -> None:
     caches = torch.zeros(2, 2, PAGE, KV_HEADS, DIM)
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     got_q = KERNELS.qk_norm_rope_store(
-        qkv, None, None, EPS, table, torch.arange(5), caches[0], caches[1], torch.arange(5), HEADS
+        qkv, Heads(HEADS), table, torch.arange(5), (caches[0], caches[1]), torch.arange(5)
     )
     torch.testing.assert_close(got_q, expected_q[0].transpose(0, 1), atol=1e-6, rtol=1e-6)
     got_k = caches[0].view(-1, KV_HEADS, DIM)[:5]
@@ -108,7 +112,7 @@ def test_padding_tokens_may_share_a_slot_of_page_0() -> None:
     caches = torch.zeros(2, 3, PAGE, KV_HEADS, DIM)
     table = torch.zeros(4, DIM)
     KERNELS.qk_norm_rope_store(
-        qkv, None, None, EPS, table, torch.tensor([2, 0, 0]), caches[0], caches[1], torch.tensor([7, 0, 0]), HEADS
+        qkv, Heads(HEADS), table, torch.tensor([2, 0, 0]), (caches[0], caches[1]), torch.tensor([7, 0, 0])
     )
     assert torch.equal(caches[1].view(-1, KV_HEADS, DIM)[7], qkv[0].view(-1, DIM)[-KV_HEADS:])
     assert (caches[:, 1] == 0).all()

@@ -12,12 +12,20 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.utils import logging
 
@@ -47,6 +55,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, object]]] = {
@@ -69,6 +78,16 @@ CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, 
     ),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None, "num_key_value_heads": 1}),
     "mistral-window": (MistralForCausalLM, MistralConfig, {"sliding_window": 20}),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 5}),
+    "qwen2-moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, _EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen2-moe-some-layers": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        _EXPERTS | {"shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "norm_topk_prob": True},
+    ),
+    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
+    "qwen3-moe-first-dense": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"mlp_only_layers": [0]}),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
 }
 
 

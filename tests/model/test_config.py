@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.errors import CheckpointError, UnsupportedModelError
-from aengine.model.architectures import ARCHITECTURES
 from aengine.model.config import ModelConfig
+from aengine.model.families import FAMILIES
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -45,14 +45,17 @@ def test_old_and_new_spelling_mean_the_same(tmp_path: Path) -> None:
 
 
 def test_head_dim_follows_from_the_width_where_the_file_is_silent(tmp_path: Path) -> None:
-    assert read(tmp_path, {"architectures": ["Qwen2ForCausalLM"]}, without=("head_dim",)).head_dim == 16
-    assert read(tmp_path, {"head_dim": None, "architectures": ["LlamaForCausalLM"]}).head_dim == 16
-    assert read(tmp_path, {}, without=("head_dim",)).head_dim == 128  # what Qwen3 means by silence
+    def head_dim(changes: dict[str, object], without: tuple[str, ...] = ()) -> int:
+        return read(tmp_path, changes, without).layers[0].attention.head_dim
+
+    assert head_dim({"architectures": ["Qwen2ForCausalLM"]}, without=("head_dim",)) == 16
+    assert head_dim({"head_dim": None, "architectures": ["LlamaForCausalLM"]}) == 16
+    assert head_dim({}, without=("head_dim",)) == 128  # what Qwen3 means by silence
 
 
 def test_old_llama_files_name_no_kv_heads(tmp_path: Path) -> None:
     config = read(tmp_path, {"architectures": ["LlamaForCausalLM"]}, without=("num_key_value_heads",))
-    assert config.num_kv_heads == 4
+    assert config.layers[0].attention.kv_heads == 4
     with pytest.raises(CheckpointError, match="num_key_value_heads is missing"):
         read(tmp_path, {}, without=("num_key_value_heads",))
 
@@ -70,7 +73,8 @@ def test_old_llama_files_name_no_kv_heads(tmp_path: Path) -> None:
 )
 def test_biases(tmp_path: Path, architecture: str, flags: bool, qkv: bool, out: bool, mlp: bool) -> None:
     config = read(tmp_path, {"architectures": [architecture], "attention_bias": flags, "mlp_bias": flags})
-    assert (config.attention_bias, config.o_bias, config.mlp_bias) == (qkv, out, mlp)
+    layer = config.layers[0]
+    assert (layer.attention.qkv_bias, layer.attention.out_bias, layer.ffn.bias) == (qkv, out, mlp)
 
 
 def test_eos_and_bos(tmp_path: Path) -> None:
@@ -82,7 +86,7 @@ def test_eos_and_bos(tmp_path: Path) -> None:
 class TestSlidingWindow:
     def windows(self, folder: Path, changes: dict[str, object], architecture: str) -> list[int | None]:
         config = read(folder, {"architectures": [architecture], **changes})
-        return [config.window(layer) for layer in range(config.num_layers)]
+        return config.windows
 
     def test_mistral_uses_it_in_all_layers(self, tmp_path: Path) -> None:
         assert self.windows(tmp_path, {"sliding_window": 9}, "MistralForCausalLM") == [9, 9, 9]
@@ -213,7 +217,7 @@ class TestHostileFiles:
                 max_leaves=5,
             ),
         ),
-        architecture=st.sampled_from(list(ARCHITECTURES)),
+        architecture=st.sampled_from(list(FAMILIES)),
     )
     def test_anything_else_is_read_or_refused(
         self, tmp_path: Path, changes: dict[str, object], architecture: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
@@ -15,6 +15,7 @@ from aengine.cache.kv import KVPool
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.model.groups import leave_empty
 from aengine.model.load import load_model
 
 from .checkpoints import VOCAB, write_checkpoint
@@ -75,6 +76,7 @@ def shapes_alone(decoder: Decoder, wanted: int | None = None, rehearsal: bool = 
 
 def test_a_step_never_looks_at_values(config: ModelConfig) -> None:
     decoder = Decoder(config, TorchKernels(), ShapeAttention(), torch.bfloat16, META)
+    leave_empty(decoder.groups)
     hidden = shapes_alone(decoder)
     with torch.inference_mode():
         logits = decoder.logits(hidden[:2])
@@ -83,10 +85,13 @@ def test_a_step_never_looks_at_values(config: ModelConfig) -> None:
 
 
 def test_a_rehearsal_takes_one_layer_of_each_kind_and_the_last(config: ModelConfig) -> None:
-    sliding = (False, True, True, False, False, True)
-    many = msgspec.structs.replace(config, num_layers=6, sliding_window=8, sliding_layers=sliding)
+    plain = config.layers[0]
+    sliding = replace(plain, attention=replace(plain.attention, window=8))
+    many = replace(config, layers=(plain, sliding, sliding, plain, plain, sliding))
     attention = ShapeAttention()
-    hidden = shapes_alone(Decoder(many, TorchKernels(), attention, torch.bfloat16, META), wanted=2, rehearsal=True)
+    decoder = Decoder(many, TorchKernels(), attention, torch.bfloat16, META)
+    leave_empty(decoder.groups)
+    hidden = shapes_alone(decoder, wanted=2, rehearsal=True)
     assert attention.windows == [None, 8, 8]
     assert hidden.shape == (2, config.hidden_size)  # so the last layer was the last one
 
@@ -103,8 +108,4 @@ def test_bfloat16_stays_near_float32(folder: Path, config: ModelConfig) -> None:
 
 def test_the_rotary_table_can_be_shorter_than_the_model_allows(config: ModelConfig) -> None:
     decoder = Decoder(config, TorchKernels(), TorchAttention(), device=META, max_positions=16)
-    assert decoder._cos_sin.shape == (16, config.head_dim)
-
-
-def test_packing_leaves_no_second_copy_behind(folder: Path, config: ModelConfig) -> None:
-    assert load(folder, config, torch.float32).weights == {}
+    assert decoder._cos_sin.shape == (16, config.layers[0].attention.head_dim)

@@ -14,7 +14,7 @@ from aengine.model.load import load_model
 from .checkpoints import CASES, NEW_TOKENS, Reference, reference, write_checkpoint
 from .harness import Harness, Running
 
-ALWAYS = ("qwen3", "llama3", "qwen2-window-upper-layer")  # the others among the slow tests
+ALWAYS = ("qwen3", "llama3", "qwen2-window-upper-layer", "qwen3-moe")  # the others among the slow tests
 
 
 @pytest.fixture(

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.cli.running import served
-from tests.reliability.asking import ask, numbers, port_of
 from tests.reliability.prober import percentile, probing
+from tests.reliability.raw_clients import ask, numbers, port_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 

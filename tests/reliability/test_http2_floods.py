@@ -11,8 +11,8 @@ from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated
 
 from tests.cli.running import served
-from tests.reliability.asking import port_of
 from tests.reliability.prober import probing
+from tests.reliability.raw_clients import port_of
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from tests.cli.running import Served, served
-from tests.reliability.asking import Answer, ask, numbers, port_of
 from tests.reliability.prober import Probe, percentile, probing
+from tests.reliability.raw_clients import Answer, ask, numbers, port_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 

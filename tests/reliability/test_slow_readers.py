@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.cli.running import Served, served
-from tests.reliability.asking import ask, numbers, port_of, request, resident
+from tests.reliability.raw_clients import ask, numbers, port_of, request, resident
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 

@@ -6,6 +6,7 @@ The scheduler puts nothing else into the prefix cache.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 
 import aengine
+from aengine.attention.base import AttentionBackend
 from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import NonFiniteLogitsError
 from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.blocks.step import Step
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.hub import resolve_model
-from aengine.model.layers import MLP, SelfAttention
 from aengine.model.load import load_model
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan, StepResult
@@ -72,37 +74,36 @@ def run(executor: StepExecutor, step: StepPlan) -> StepResult:
     return read_outcome(executor.execute(step), lambda row: None, step)
 
 
+class BrokenAttention(TorchAttention):
+    """NaN in what attention gives for one token."""
+
+    def __init__(self, usual: AttentionBackend, token: int) -> None:
+        self._usual = usual
+        self._token = token
+
+    def forward(self, *arguments: Any) -> Tensor:
+        attended = self._usual.forward(*arguments)
+        attended[self._token, 0, 0] = float("nan")
+        return attended
+
+
 def break_attention(decoder: Decoder, layer: int, token: int) -> None:
     """NaN in what a layer's attention adds to the residual of one of the step's tokens."""
-    attention = decoder._layers[layer].attention
-    usual = SelfAttention.mix
-
-    def mix(self: SelfAttention, *arguments: Any) -> Tensor:
-        mixed = usual(self, *arguments)
-        mixed[token, 0] = float("nan")
-        return mixed
-
-    _replace(decoder, layer, "attention", "mix", mix, attention)
+    usual = decoder._layers[layer][0]
+    decoder._layers[layer][0] = lambda x, step: usual(
+        x, replace(step, attention=BrokenAttention(step.attention, token))
+    )
 
 
 def break_mlp(decoder: Decoder, layer: int, token: int) -> None:
-    usual = MLP.inner
+    usual = decoder._layers[layer][1]
 
-    def inner(self: MLP, *arguments: Any) -> Tensor:
-        values = usual(self, *arguments)
-        values[token, 0] = float("inf")
-        return values
+    def broken(x: Tensor, step: Step) -> Tensor:
+        x = usual(x, step)
+        x[token, 0] = float("inf")
+        return x
 
-    _replace(decoder, layer, "mlp", "inner", inner, decoder._layers[layer].mlp)
-
-
-def _replace(decoder: Decoder, layer: int, part: str, name: str, function: Callable[..., Tensor], of: object) -> None:
-    """Slots leave no room for a method of one instance: a subclass takes its place."""
-    broken = type("Broken", (type(of),), {"__slots__": (), name: function})
-    twin = object.__new__(broken)
-    for slot in type(of).__slots__:  # type: ignore[attr-defined]
-        object.__setattr__(twin, slot, getattr(of, slot))
-    setattr(decoder._layers[layer], part, twin)
+    decoder._layers[layer][1] = broken
 
 
 def test_all_chunks_are_finite_in_a_model_that_is_well(executor: StepExecutor) -> None:

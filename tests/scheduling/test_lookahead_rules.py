@@ -199,10 +199,10 @@ def test_pages_are_never_swapped_where_the_tree_already_holds_others() -> None:
     stepper.commit()
     assert memory.tree.cached_pages == 2
     assert [first.pages, second.pages] == tables
-    assert first.beginning is not None
-    assert second.beginning is not None
-    assert set(second.pages) == second.beginning.private  # its copies stay its own
-    assert not first.beginning.private
+    assert first.admitted is not None
+    assert second.admitted is not None
+    assert set(second.pages) == second.admitted.private  # its copies stay its own
+    assert not first.admitted.private
     stepper.run()
     assert memory.allocator.free + memory.tree.cached_pages == memory.usable_pages  # and go with it
     stepper.check_outputs()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.known import FormatName
+from aengine.text.answer.formats.table import FormatName
 
 SPECIAL = (
     "<end>",

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from hypothesis import strategies as st
 
-from aengine.text.answer.deltas import Answer, Delta, put_together
+from aengine.text.answer.deltas import Answer, Delta, join_deltas
 
 
 class Parser(Protocol):
@@ -26,7 +26,7 @@ def told(parser: Parser, fragments: list[str]) -> list[Delta]:
 
 
 def answer(parser: Parser, *fragments: str) -> Answer:
-    return put_together(told(parser, list(fragments)))
+    return join_deltas(told(parser, list(fragments)))
 
 
 def shape(found: Answer) -> tuple[str, str, list[tuple[str, str]]]:

@@ -1,4 +1,4 @@
-"""`aengine chat`: its arguments."""
+"""The arguments of `aengine chat`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell on a terminal, with the model that was asked for."""
+"""Runs the chat shell on the terminal, with the model that the arguments name."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import asyncio
 import sys
 from typing import Any
 
+from aengine.cli.chat.backends import ChatBackend, EngineBackend, ServerBackend
 from aengine.cli.chat.shell import Shell
-from aengine.cli.chat.talk import EngineTalk, ServerTalk, Talk
 from aengine.cli.chat.terminal import line_reader, shows_styles
 from aengine.cli.model import opened_model
 from aengine.client import Client
 
 
 def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
-    """Talk until the user leaves."""
+    """Run the chat shell until the user leaves it."""
     asyncio.run(_chat(args, sampling))
     return 0
 
@@ -23,12 +23,12 @@ def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
 async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> None:
     async with opened_model(args) as model:
         if isinstance(model, Client):
-            talk: Talk = ServerTalk(model)
-            whom = f"{await model.served_model()} on {model.base_url}"
+            backend: ChatBackend = ServerBackend(model)
+            served_name = f"{await model.served_model()} on {model.base_url}"
         else:
-            talk, whom = EngineTalk(model), f"{model.model_name} in this process"
-        shell = Shell(talk, sys.stdout, sampling, args.system, dim=shows_styles(sys.stdout))
+            backend, served_name = EngineBackend(model), f"{model.model_name} in this process"
+        shell = Shell(backend, sys.stdout, sampling, args.system, dim=shows_styles(sys.stdout))
         with line_reader() as read:
             if sys.stdin.isatty():
-                print(f"{whom}; /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+                print(f"{served_name}; /help tells the commands, Ctrl-C stops an answer, Ctrl-D leaves")
             await shell.run(read)

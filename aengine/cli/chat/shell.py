@@ -1,4 +1,4 @@
-"""The chat shell: reads lines, says answers, obeys /commands. It knows neither readline nor where answers come from."""
+"""The chat shell: reads lines, prints answers, runs /commands. It knows neither readline nor an engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, TextIO
 import anyio
 import msgspec
 
-from aengine.cli.chat.talk import Ending, Messages, Talk
-from aengine.cli.failure import UsageError
+from aengine.cli.chat.backends import AnswerEnd, ChatBackend, Messages
+from aengine.cli.errors import UsageError
 from aengine.cli.sampling import NAMES, parse_parameter
 from aengine.errors import AengineError
 from aengine.text.answer.deltas import ReasoningDelta
@@ -36,8 +36,8 @@ _HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 _SHELL_NAMES = tuple(name for name in NAMES if name not in ("n", "logprobs"))  # there is one answer, and it is text
 
 
-class Saved(msgspec.Struct, forbid_unknown_fields=True):
-    """What `/save` writes."""
+class SavedChat(msgspec.Struct, forbid_unknown_fields=True):
+    """The file that `/save` writes."""
 
     messages: list[dict[str, Any]]
     sampling: dict[str, Any] = {}
@@ -47,15 +47,17 @@ class Saved(msgspec.Struct, forbid_unknown_fields=True):
 class Shell:
     """One conversation. `dim` sets thoughts and remarks apart by the terminal's own means."""
 
-    def __init__(self, talk: Talk, out: TextIO, sampling: dict[str, Any], system: str | None, *, dim: bool) -> None:
+    def __init__(
+        self, backend: ChatBackend, out: TextIO, sampling: dict[str, Any], system: str | None, *, dim: bool
+    ) -> None:
         self.messages: Messages = []
         self.sampling = dict(sampling)
         self.thinking: bool | None = None
-        self._talk = talk
+        self._backend = backend
         self._out = out
         self._dim = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
         self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: self._say(HELP),
+            "/help": lambda _: self._print(HELP),
             "/reset": lambda _: self._reset(),
             "/system": self._system,
             "/set": self._set,
@@ -67,31 +69,32 @@ class Shell:
             self._system(system)
 
     async def run(self, read: Callable[[str], str]) -> None:
-        """Until `/quit` or the end of the input, in the main thread, whose SIGINT is the shell's meanwhile.
+        """Read and answer lines until `/quit` or the end of the input, in the main thread, whose SIGINT is the shell's
+        meanwhile.
 
         `read` blocks, and nothing else goes on while it does. It raises `EOFError` at the end, and
         `KeyboardInterrupt` where the line is given up.
         """
         before = signal.getsignal(signal.SIGINT)
         try:
-            await self._converse(read)
+            await self._run_lines(read)
         finally:
             signal.signal(signal.SIGINT, before)
 
-    async def _converse(self, read: Callable[[str], str]) -> None:
+    async def _run_lines(self, read: Callable[[str], str]) -> None:
         while True:
             try:
-                line = _typed(read).strip()
+                line = _read_line(read).strip()
             except EOFError:
-                self._say("\n")
+                self._print("\n")
                 return
             except KeyboardInterrupt:
-                self._say("\n")
+                self._print("\n")
                 continue
             if line in ("/quit", "/exit"):
                 return
             if line.startswith("/"):
-                self._obey(line)
+                self._run_command(line)
             elif line:
                 await self._answer(line)
 
@@ -99,47 +102,47 @@ class Shell:
 
     async def _answer(self, line: str) -> None:
         self.messages.append({"role": "user", "content": line})
-        said: list[str] = []
+        content: list[str] = []
         try:
-            with anyio.CancelScope() as scope, _interrupting(scope):
-                await self._say_answer(said)
+            with anyio.CancelScope() as scope, _cancel_on_interrupt(scope):
+                await self._print_answer(content)
         except AengineError as error:
-            self._remark(f"\n[{error}]" if said else f"[{error}]")
+            self._remark(f"\n[{error}]" if content else f"[{error}]")
         if scope.cancelled_caught:
             self._remark("\n[stopped]")
-        if said:
-            self.messages.append({"role": "assistant", "content": "".join(said)})
+        if content:
+            self.messages.append({"role": "assistant", "content": "".join(content)})
         else:
             self.messages.pop()  # a question without an answer would only confuse the next one
 
-    async def _say_answer(self, said: list[str]) -> None:
+    async def _print_answer(self, content: list[str]) -> None:
         begin, first = time.perf_counter(), 0.0
         thought = False
         template_kwargs = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        answer = self._talk.answer(self.messages, self.sampling, template_kwargs)
+        answer = self._backend.answer(self.messages, self.sampling, template_kwargs)
         async with aclosing(answer):
-            async for told in answer:
+            async for event in answer:
                 first = first or time.perf_counter()
-                if isinstance(told, Ending):
-                    self._remark(f"\n{_figures(told, first - begin, time.perf_counter() - first)}")
+                if isinstance(event, AnswerEnd):
+                    self._remark(f"\n{_figures(event, first - begin, time.perf_counter() - first)}")
                     continue
-                if isinstance(told, ReasoningDelta):
-                    self._say(f"{self._dim[0]}{told.text.translate(_HARMLESS)}{self._dim[1]}")
+                if isinstance(event, ReasoningDelta):
+                    self._print(f"{self._dim[0]}{event.text.translate(_HARMLESS)}{self._dim[1]}")
                 else:
-                    self._say(("\n\n" if thought and not said else "") + told.text.translate(_HARMLESS))
-                    said.append(told.text)
-                thought = thought or isinstance(told, ReasoningDelta)
+                    self._print(("\n\n" if thought and not content else "") + event.text.translate(_HARMLESS))
+                    content.append(event.text)
+                thought = thought or isinstance(event, ReasoningDelta)
 
     # ---- commands -----------------------------------------------------------------------------------------
 
-    def _obey(self, line: str) -> None:
-        name, _, rest = line.partition(" ")
+    def _run_command(self, line: str) -> None:
+        name, _, arguments = line.partition(" ")
         command = self._commands.get(name)
         if command is None:
             self._remark(f"[there is no {name}; /help tells what there is]")
             return
         try:
-            command(rest.strip())
+            command(arguments.strip())
         except (UsageError, OSError) as error:
             self._remark(f"[{error}]")
 
@@ -152,8 +155,8 @@ class Shell:
         if text:
             self.messages.insert(0, {"role": "system", "content": text})
 
-    def _set(self, rest: str) -> None:
-        name, _, value = rest.partition(" ")
+    def _set(self, arguments: str) -> None:
+        name, _, value = arguments.partition(" ")
         if name == "thinking":
             if value not in ("true", "false", "none", ""):
                 raise UsageError(f"thinking is true, false or none, not {value!r}")
@@ -169,18 +172,18 @@ class Shell:
         values = self.sampling | ({} if self.thinking is None else {"thinking": self.thinking})
         shown = {key: value for key, value in values.items() if not name or key == name}
         for key, value in shown.items():
-            self._say(f"{key} {msgspec.json.encode(value).decode()}\n")
+            self._print(f"{key} {msgspec.json.encode(value).decode()}\n")
         if not shown:
             self._remark(f"[{name or 'nothing'} has not been set: the model's own values hold]")
 
     def _save(self, file: str) -> None:
-        saved = Saved(self.messages, self.sampling, self.thinking)
+        saved = SavedChat(self.messages, self.sampling, self.thinking)
         _path(file, "save").write_bytes(msgspec.json.format(msgspec.json.encode(saved)) + b"\n")
         self._remark(f"[saved: {len(self.messages)} messages]")
 
     def _load(self, file: str) -> None:
         try:
-            saved = msgspec.json.decode(_path(file, "load").read_bytes(), type=Saved)
+            saved = msgspec.json.decode(_path(file, "load").read_bytes(), type=SavedChat)
             roles = [message["role"] for message in saved.messages]
             sampling = {name: parse_parameter(name, _as_text(value)) for name, value in saved.sampling.items()}
         except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
@@ -190,13 +193,13 @@ class Shell:
 
     # ---- words --------------------------------------------------------------------------------------------
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
 
     def _remark(self, text: str) -> None:
         begin, end = self._dim
-        self._say(f"{begin}{text.translate(_HARMLESS)}{end}\n")
+        self._print(f"{begin}{text.translate(_HARMLESS)}{end}\n")
 
 
 def _path(file: str, command: str) -> Path:
@@ -209,7 +212,7 @@ def _as_text(value: Any) -> str:
     return msgspec.json.encode(value).decode() if not isinstance(value, str) else value
 
 
-def _figures(ending: Ending, before: float, during: float) -> str:
+def _figures(ending: AnswerEnd, before: float, during: float) -> str:
     usage = ending.usage
     parts = [f"{usage.completion_tokens} tokens"]
     if usage.completion_tokens > 1 and during > 0:
@@ -221,8 +224,8 @@ def _figures(ending: Ending, before: float, during: float) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def _typed(read: Callable[[str], str]) -> str:
-    """A line. Ctrl-C means something here, and again during an answer; in between a second one is not heard."""
+def _read_line(read: Callable[[str], str]) -> str:
+    """Read a line. Ctrl-C means something here, and again during an answer; in between a second one is not heard."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return read(PROMPT)
@@ -231,7 +234,7 @@ def _typed(read: Callable[[str], str]) -> str:
 
 
 @contextmanager
-def _interrupting(scope: anyio.CancelScope) -> Iterator[None]:
+def _cancel_on_interrupt(scope: anyio.CancelScope) -> Iterator[None]:
     """Ctrl-C cancels the scope."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, scope.cancel)

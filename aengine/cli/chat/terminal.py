@@ -1,4 +1,4 @@
-"""The shell's terminal: lines with history where readline is there, plain lines where there is no terminal."""
+"""Reads lines from the terminal: with history where readline is there, plainly where there is no terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HISTORY_LINES = 1000
 
 @contextmanager
 def line_reader() -> Iterator[Callable[[str], str]]:
-    """What reads a line after showing a prompt: raises `EOFError` at the end, `KeyboardInterrupt` for Ctrl-C."""
+    """A function that shows a prompt and reads a line: raises `EOFError` at the end, `KeyboardInterrupt` for Ctrl-C."""
     if not sys.stdin.isatty():
         yield _plain_line
         return
@@ -37,7 +37,7 @@ def line_reader() -> Iterator[Callable[[str], str]]:
 
 
 def shows_styles(out: TextIO) -> bool:
-    """Whether escape sequences mean something there."""
+    """Whether the output shows styles for escape sequences."""
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 

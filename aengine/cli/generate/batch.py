@@ -1,4 +1,6 @@
-"""Many prompts through one model: so many at once, results in the order of the prompts, memory for a few of them."""
+"""Runs many prompts through one model: a bounded number at once, results in the order of the prompts, in bounded
+memory.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from aengine.types import Choice, Completion, SamplingParams
 _WINDOW = 4  # results that may wait for a slow one before them, per prompt that runs
 
 
-class Answerer(Protocol):
-    """`aengine.Engine` or `aengine.Client`."""
+class Model(Protocol):
+    """What answers a line: `aengine.Engine` or `aengine.Client`."""
 
     async def complete(self, prompt: Any, **options: Any) -> Completion: ...
 
@@ -91,22 +93,22 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def answer_line(
-    model: Answerer, defaults: dict[str, Any], line: int, text: bytes, *, plain: bool, ids: bool
+    model: Model, defaults: dict[str, Any], line: int, text: bytes, *, plain: bool, ids: bool
 ) -> Result:
-    """One prompt's result. What is wrong with this line alone is its result; what ends the run is raised."""
+    """The result of one prompt. What is wrong with this line alone is its result; what ends the run is raised."""
     head: dict[str, Any] = {"line": line}
     try:
         fields = _fields(text, plain)
         if "id" in fields:
             head["id"] = fields.pop("id")
-        completion = await _patiently(model, defaults | fields)
+        completion = await _retry_while_full(model, defaults | fields)
     except (EngineClosedError, EngineNotReadyError):
         raise
     except AengineError as error:
         if isinstance(error, ServerError) and error.status is None:
             raise  # there is nobody to ask any more
-        told = {"message": str(error), "param": getattr(error, "param", None)}
-        return Result({**head, "error": told}, failed=True)
+        failure = {"message": str(error), "param": getattr(error, "param", None)}
+        return Result({**head, "error": failure}, failed=True)
     usage = completion.usage
     first, *others = (_choice(choice, ids) for choice in completion.choices)
     body = {**head, **first} | ({"choices": [first, *others]} if others else {})
@@ -115,7 +117,7 @@ async def answer_line(
 
 
 def _fields(text: bytes, plain: bool) -> dict[str, Any]:
-    """What a line asks for, as arguments of `complete` or `chat`. Raises `InvalidRequestError`."""
+    """A line's fields as arguments of `complete` or `chat`. Raises `InvalidRequestError`."""
     try:
         value = text.decode() if plain else msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -140,8 +142,8 @@ _PROMPT_FIELDS = ("prompt", *_COMMON_FIELDS)
 _CHAT_FIELDS = ("messages", "tools", "template_kwargs", "continue_final_message", *_COMMON_FIELDS)
 
 
-async def _patiently(model: Answerer, fields: dict[str, Any]) -> Completion:
-    """Ask; where the queue is full, wait and ask again: other clients' work is not this line's fault."""
+async def _retry_while_full(model: Model, fields: dict[str, Any]) -> Completion:
+    """Complete a prompt; where the queue is full, wait and try again: other clients' work is not this line's fault."""
     while True:
         try:
             if "messages" in fields:

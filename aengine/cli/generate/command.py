@@ -1,10 +1,10 @@
-"""`aengine generate`: its arguments."""
+"""The arguments of `aengine generate`."""
 
 from __future__ import annotations
 
 import argparse
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.cli.model import add_model_or_server
 from aengine.cli.sampling import add_sampling, read_sampling
 

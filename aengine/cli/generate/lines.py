@@ -1,4 +1,4 @@
-"""Lines of a file or of a pipe, as they come, without a thread that could not be stopped."""
+"""Reads lines of a file or of a pipe asynchronously, without a thread that could not be stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LineTooLongError(Exception):
 
 
 async def read_lines(file: int) -> AsyncIterator[bytes]:
-    """The lines of a file descriptor, without their ends. Raises `LineTooLongError`, which ends it."""
+    """The lines of a file descriptor, without their line breaks. Raises `LineTooLongError`, which ends it."""
     pieces: list[bytes] = []  # of the line that has not ended
     held = 0
     while chunk := await _read(file):

@@ -1,4 +1,4 @@
-"""A file of prompts through a model, with a progress bar."""
+"""Runs a file of prompts through a model, with a progress bar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 from tqdm import tqdm
 
-from aengine.cli.failure import CommandError
+from aengine.cli.errors import CommandError
 from aengine.cli.generate.batch import Result, answer_line, run_batch
 from aengine.cli.generate.lines import MAX_LINE_BYTES, LineTooLongError, read_lines
 from aengine.cli.knobs import read_knobs
@@ -26,7 +26,7 @@ _COUNT_BYTES = 2**20
 
 
 def generate(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
-    """Run it all; the exit status: 1 if any line could not be answered."""
+    """Answer every line; the exit status: 1 if any line could not be answered."""
     with (
         _opened(args.input, "rb", sys.stdin.fileno()) as source,
         _opened(args.output, "wb", sys.stdout.fileno()) as out,

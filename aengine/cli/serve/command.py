@@ -1,10 +1,10 @@
-"""`aengine serve`: its arguments. The server itself stands in `serve.py`, whose imports take their time."""
+"""The arguments of `aengine serve`. The server itself stands in `server.py`, whose imports take their time."""
 
 from __future__ import annotations
 
 import argparse
 
-from aengine.cli.failure import UsageError
+from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, add_model, read_knobs
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
 

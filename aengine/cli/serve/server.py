@@ -1,4 +1,6 @@
-"""A server that owns its process: hypercorn with the right settings, and signals that let running answers finish."""
+"""Runs the HTTP server as a process of its own: configures hypercorn, and handles signals so that running answers
+finish.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 
 from aengine.app import Application
-from aengine.cli.failure import CommandError
+from aengine.cli.errors import CommandError
 from aengine.config import EngineConfig, ListenConfig, ServerConfig
-from aengine.standard_streams import lasting_streams
+from aengine.standard_streams import lossy_streams
 
-_LAST_WORDS = 3.0  # seconds for streams that are cut off to say so
+_FINAL_MESSAGE_SECONDS = 3.0  # for the last event of streams that are cut off
 _LOADING = 600.0  # seconds that a model which is still loading may take to stop
 _ACCEPTED = 4  # connections in one pass of the event loop, some 10 ms: a burst must not hold up running streams
 _SEND_BUFFER = 256 * 2**10  # bytes; left to itself the kernel keeps megabytes for a reader that does not read
@@ -37,12 +39,12 @@ def serve(engine: EngineConfig, server: ServerConfig, listen: ListenConfig) -> i
     """Serve until a signal; the exit status: 0, or 1 if the model could not be loaded or the engine failed."""
     check_certificate(listen)
     allow_many_connections()
-    with lasting_streams():
+    with lossy_streams():
         return asyncio.run(_serve(Application(engine, server, None), listen, listening_socket(listen)))
 
 
 def check_certificate(listen: ListenConfig) -> None:
-    """Raises `CommandError` for what HTTPS could not be spoken with."""
+    """Check that HTTPS can be spoken with the certificate and key; raises `CommandError`."""
     if listen.ssl_certfile is None:
         if listen.ssl_keyfile is not None:
             raise CommandError("ssl_keyfile: a key needs its certificate (--ssl-certfile)")
@@ -64,7 +66,7 @@ def check_certificate(listen: ListenConfig) -> None:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit of open files to what it may have: many systems begin with 1024."""
+    """Raise this process's limit of open files to its hard limit: many systems begin with 1024."""
     if sys.platform != "win32":
         import resource
 
@@ -74,7 +76,7 @@ def allow_many_connections() -> None:
 
 
 def listening_socket(listen: ListenConfig) -> socket.socket:
-    """Bound before anything is loaded. Raises `CommandError` where that does not work."""
+    """A listening socket, bound before anything is loaded. Raises `CommandError` where that does not work."""
     where = f"{listen.host}:{listen.port}"
     try:
         family, *_, address = socket.getaddrinfo(
@@ -103,7 +105,7 @@ def hypercorn_config(listen: ListenConfig, sock: socket.socket) -> Config:
         config.certfile = listen.ssl_certfile
         config.keyfile = listen.ssl_keyfile or listen.ssl_certfile
         config.ssl_handshake_timeout = min(_HANDSHAKE, listen.keep_alive_timeout)
-    config.graceful_timeout = _LAST_WORDS
+    config.graceful_timeout = _FINAL_MESSAGE_SECONDS
     config.shutdown_timeout = _LOADING
     config.keep_alive_timeout = listen.keep_alive_timeout
     config.keep_alive_max_requests = listen.keep_alive_requests
@@ -128,7 +130,7 @@ def _logger(name: str, stream: TextIO, level: int) -> logging.Logger:
 
 async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) -> int:
     stop = asyncio.Event()
-    asyncio.get_running_loop().set_exception_handler(_not_the_cut_off)
+    asyncio.get_running_loop().set_exception_handler(_ignore_disconnects)
     host, port = sock.getsockname()[:2]
     twin = sock.dup()
 
@@ -138,7 +140,7 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
         await stop.wait()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_obey_signals, app, stop, listen.shutdown_timeout)
+        tasks.start_soon(_handle_signals, app, stop, listen.shutdown_timeout)
         tasks.start_soon(_announce, app, stop, _url(host, port, listen.ssl_certfile is not None))
         # In a task of its own: hypercorn leaves it marked as cancelled (asyncio's TaskGroup does, in 3.11).
         await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=listening))  # type: ignore[arg-type]
@@ -146,9 +148,9 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
     return 0 if app.failure is None else 1
 
 
-def _not_the_cut_off(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Connections that are cut off are no news, by hypercorn or in the middle of HTTPS; asyncio's streams (3.11)
-    stumble over them.
+def _ignore_disconnects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A loop's exception handler that does not report connections that were cut off, by hypercorn or in the middle of
+    HTTPS; asyncio's streams (3.11) stumble over them.
     """
     if not isinstance(context.get("exception"), asyncio.CancelledError | ssl.SSLError):
         loop.default_exception_handler(context)
@@ -160,22 +162,22 @@ def _url(host: str, port: int, https: bool) -> str:
 
 
 async def _announce(app: Application, stop: asyncio.Event, url: str) -> None:
-    """Say where the server is once it can work; end it when it never will or no longer can, which the app has told."""
+    """Print the server's address once it is ready; stop the server when the engine cannot be started or has failed."""
     await app.settled.wait()
     if not app.failed.is_set():
         print(
             f"\nServing on {url} (Ctrl-C stops). For example:\n\n  curl -N {url}/generate -d '{_PROMPT}'\n", flush=True
         )
         await app.failed.wait()
-        _say(f"leaving with status 1; requests have {_LAST_WORDS:g} s to hear of it")
-        _leave_at_last(1)  # tensors of a dead device may not be freed, nor its threads joined
-        with anyio.move_on_after(_LAST_WORDS):
+        _print(f"leaving with status 1; requests have {_FINAL_MESSAGE_SECONDS:g} s to hear of it")
+        _exit_after_timeout(1)  # tensors of a dead device may not be freed, nor its threads joined
+        with anyio.move_on_after(_FINAL_MESSAGE_SECONDS):
             await app.drain()
         app.cut_off()
     stop.set()
 
 
-async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -> None:
+async def _handle_signals(app: Application, stop: asyncio.Event, seconds: float) -> None:
     """The first signal drains, the second ends what still runs, a third one (or a second while loading) everything.
 
     A terminal that closes sends SIGHUP, perhaps twice: it drains as the others do, and hurries nothing.
@@ -188,7 +190,7 @@ async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -
         app.cut_off()
         stop.set()
         if app.settled.is_set():
-            _leave_at_last(0)  # asyncio's wait_for (3.11) can lose the cancellation of a connection
+            _exit_after_timeout(0)  # asyncio's wait_for (3.11) can lose the cancellation of a connection
 
     with anyio.open_signal_receiver(*_signals()) as signals:
         async with anyio.create_task_group() as tasks:
@@ -198,30 +200,30 @@ async def _obey_signals(app: Application, stop: asyncio.Event, seconds: float) -
                     continue
                 received += 1
                 if received == 1:
-                    _say(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
+                    _print(f"{number.name}: no new work; running answers have {seconds:g} s (again: end them now)")
                     tasks.start_soon(drain)
                 elif received == 2 and app.settled.is_set():
-                    _say(f"{number.name}: ending what still runs")
+                    _print(f"{number.name}: ending what still runs")
                     patience.cancel()
                 else:  # a thread that loads weights cannot be told to stop
-                    _say(f"{number.name}: leaving at once")
+                    _print(f"{number.name}: leaving at once")
                     os._exit(130)
 
 
 def _signals() -> list[signal.Signals]:
-    """Those that end the server: under `nohup` SIGHUP does not."""
+    """The signals that end the server: under `nohup` SIGHUP does not."""
     both = [signal.SIGINT, signal.SIGTERM]
     if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         return both
     return [*both, signal.SIGHUP]
 
 
-def _leave_at_last(status: int) -> None:
-    """End the process if it is still there when every client has had its last message and all had time to let go."""
-    hard_end = threading.Timer(_LAST_WORDS + _LETTING_GO, os._exit, [status])
+def _exit_after_timeout(status: int) -> None:
+    """End the process by force if it is still there when every client has had time for its last message."""
+    hard_end = threading.Timer(_FINAL_MESSAGE_SECONDS + _LETTING_GO, os._exit, [status])
     hard_end.daemon = True
     hard_end.start()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"aengine: {text}", file=sys.stderr, flush=True)

@@ -1,1 +1,1 @@
-"""What requests and answers look like, as structs."""
+"""The bodies of requests and responses, as structs."""

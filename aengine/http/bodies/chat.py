@@ -1,4 +1,4 @@
-"""What a chat is made of in a request: messages, tools, and which of them is chosen."""
+"""The parts of a chat request: messages, tools, and the choice of a tool."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WrittenFunction(msgspec.Struct, kw_only=True):
 
 
 class WrittenCall(msgspec.Struct, kw_only=True):
-    """A call in an assistant's message: one that a model has written earlier."""
+    """A tool call in an assistant's message of the history."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -107,7 +107,7 @@ class ChosenFunction(msgspec.Struct, kw_only=True):
 
 
 class ChosenTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
-    """The one function that must be called."""
+    """`tool_choice` that names the function to call."""
 
     function: ChosenFunction
 
@@ -118,7 +118,7 @@ class AllowedTools(msgspec.Struct, kw_only=True):
 
 
 class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """Those of the offered tools that may be called."""
+    """`tool_choice` that names those of the offered tools that may be called."""
 
     allowed_tools: AllowedTools
 

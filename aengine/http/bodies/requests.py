@@ -1,6 +1,6 @@
-"""Request bodies. `null` means "not given"; what is done about unknown fields stands in `unsupported`.
+"""The bodies of requests. `null` means "not given"; what is done about unknown fields stands in `unsupported`.
 
-The ranges of sampling parameters are the engine's to check (`SamplingParams.validate`); here they are only told.
+The engine checks the ranges of sampling parameters (`SamplingParams.validate`); here they serve the schema alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aengine.types import (
 
 
 def _range(**schema: int | float) -> Meta:
-    """A range for the schema alone: the engine refuses what is outside in better words than the parser's."""
+    """A range in the schema alone: the engine refuses what is outside in better words than the parser's."""
     return Meta(extra_json_schema=schema)
 
 
@@ -42,7 +42,7 @@ Bias = Annotated[float, _range(minimum=-100, maximum=100)]
 
 
 class Sampling(msgspec.Struct, kw_only=True):
-    """What every endpoint takes under the same name and with the same meaning."""
+    """The sampling fields that every generating endpoint takes under the same name and with the same meaning."""
 
     max_tokens: Count | None = None  # 0 only with echo
     min_tokens: Count | None = None
@@ -79,26 +79,28 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
 
     def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """What was given, over `defaults`. `max_tokens` is the endpoint's own default, `logprobs` its reading."""
-        given: dict[str, Any] = {}
+        """The request's sampling parameters over `defaults`. `max_tokens` is the endpoint's own default, `logprobs` its
+        reading.
+        """
+        fields: dict[str, Any] = {}
         for name in _SAMPLING_FIELDS:
             value = getattr(self, name)
             if value is not None:
-                given[name] = tuple(value) if isinstance(value, list) else value
+                fields[name] = tuple(value) if isinstance(value, list) else value
         if self.max_tokens is None:
-            given["max_tokens"] = max_tokens
+            fields["max_tokens"] = max_tokens
         if isinstance(self.stop, str):
-            given["stop"] = (self.stop,)
+            fields["stop"] = (self.stop,)
         if self.include_stop_str_in_output:
-            given["include_stop"] = True
+            fields["include_stop"] = True
         forms = {}
         for name in _FORM_FIELDS:
             if (form := getattr(self, name)) is not None:
                 forms[name] = form
         if forms and (structured := single_form(forms)) is not None:
-            given["structured"] = structured
-        params = msgspec.structs.replace(defaults, **given, logprobs=logprobs)
-        return params.as_rules_have_it() if self.temperature is None else params
+            fields["structured"] = structured
+        params = msgspec.structs.replace(defaults, **fields, logprobs=logprobs)
+        return params.with_rule_temperature() if self.temperature is None else params
 
 
 _SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
@@ -151,13 +153,13 @@ UsageShown = Literal["never", "last", "always"]
 
 
 class OpenAIRequest(Sampling, kw_only=True):
-    """What OpenAI's two endpoints have in common."""
+    """The fields that OpenAI's two endpoints have in common."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     def usage_shown(self) -> UsageShown:
-        """In which chunks of a stream usage stands.
+        """Which chunks of a stream show usage.
 
         Raises `InvalidRequestError` for options of a stream where there is none, and for prompt logprobs where there
         is one: they come only with a whole answer, as in vLLM.
@@ -239,7 +241,8 @@ class TemplateOptions(TypedDict):
 
 
 def template_options(body: GenerateRequest | ChatRequest | TokenizeRequest) -> TemplateOptions:
-    """What a request says to its chat template. Raises `InvalidRequestError` where that contradicts itself.
+    """The request's options for its chat template, as arguments of `encode_chat`. Raises `InvalidRequestError` where
+    that contradicts itself.
 
     `chat_template_kwargs` win over what follows from `reasoning_effort`.
     """

@@ -1,4 +1,6 @@
-"""The fields of a request that say what its output must match: OpenAI's, vLLM's, and vLLM's older ones."""
+"""The fields that select structured output: OpenAI's `response_format`, vLLM's `structured_outputs` and its older
+`guided_*`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from aengine.structured import KINDS, Structured, Thought
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """`name` and `description` change nothing, and every schema is followed.
+    """A JSON schema, which is always followed; its name and description change nothing.
 
     With `strict`, a `format` that is not known is refused; else it is an annotation. So is `uniqueItems`.
     """
@@ -40,7 +42,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's `structured_outputs`, and what else a `Structured` may say."""
+    """vLLM's `structured_outputs`, with the other fields of `Structured`."""
 
     json: dict[str, Any] | str | None = None
     json_object: bool | None = None
@@ -68,22 +70,22 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 def single_form(fields: dict[str, Any]) -> Structured | None:
-    """The one form asked for, by whichever field: by name `response_format`, `structured_outputs`, `guided_json`, ...
+    """The one form among the fields by name (`response_format`, `structured_outputs`, `guided_json`, ...).
 
     The same one may be asked for by several fields: clients do so that serve several versions of vLLM. Raises
     `InvalidRequestError` for two that differ.
     """
-    asked: list[Structured] = []
+    forms: list[Structured] = []
     for name, value in fields.items():
         if isinstance(value, ResponseFormat | StructuredOutputs):
             if (structured := value.structured()) is not None:
-                asked.append(structured)
+                forms.append(structured)
         else:
             kind = name.removeprefix("guided_")
             form: dict[str, Any] = {kind: tuple(value) if kind == "choice" else value}
-            asked.append(Structured(origin=name, **form))
-    for other in asked[1:]:
-        if msgspec.structs.replace(other, origin=asked[0].origin) != asked[0]:
-            names = " and ".join(structured.param for structured in asked)
+            forms.append(Structured(origin=name, **form))
+    for other in forms[1:]:
+        if msgspec.structs.replace(other, origin=forms[0].origin) != forms[0]:
+            names = " and ".join(structured.param for structured in forms)
             raise InvalidRequestError(f"an output can follow one form only, got {names}", other.param)
-    return asked[0] if asked else None
+    return forms[0] if forms else None

@@ -1,4 +1,6 @@
-"""Fields of OpenAI's, vLLM's and SGLang's requests that no struct here has: refused by name, or of no consequence."""
+"""Known fields of OpenAI's, vLLM's and SGLang's requests that no struct here has: refused by name, or ignored where
+that changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _LONGEST_NAME = 64  # characters that are logged
 
 
 class Unsupported(NamedTuple):
-    """Why or what instead, and the values besides null that ask for nothing."""
+    """The reason or the alternative for a refused field, and the values besides null that ask for nothing."""
 
     remedy: str
     harmless: tuple[Any, ...] = ()
@@ -143,13 +145,13 @@ _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class UnknownFields:
-    """Refuses what would change an answer and is not done, and logs each other name once."""
+    """Refuses unsupported fields that would change an answer, and logs each other unknown name once."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def check(self, body: bytes | bytearray, struct: type[msgspec.Struct], path: str) -> None:
-        """Look at the fields of a body that `struct` has been read from. Raises `InvalidRequestError`, naming one."""
+        """Check the fields of a body that `struct` has been decoded from. Raises `InvalidRequestError`, naming one."""
         fields = decode(body, _decoder)
         if "structured_outputs" not in fields and fields.keys() <= _NAMES[struct]:
             return
@@ -194,7 +196,7 @@ def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported 
 
 
 def _unknown(fields: Mapping[str, msgspec.Raw], struct: type[msgspec.Struct]) -> dict[str, msgspec.Raw]:
-    """Those that the struct does not have, and within `structured_outputs` by their path."""
+    """The fields that the struct does not have, and within `structured_outputs` by their path."""
     unknown = {name: value for name, value in fields.items() if name not in _NAMES[struct]}
     form = fields.get("structured_outputs")
     if form is not None and bytes(form).startswith(b"{"):

@@ -1,1 +1,1 @@
-"""What every request passes: its id, hosts and origins, keys, the body, bursts, and errors on the way out."""
+"""Middleware that every request passes: request id, hosts and origins, keys, body, bursts, errors."""

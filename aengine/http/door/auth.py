@@ -1,4 +1,4 @@
-"""API keys: with any set, whoever names none of them gets to see nothing but whether the server is up."""
+"""API keys: where any is set, every path but `/`, `/health` and `/ready` needs one of them."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
-        elif scope["path"] in OPEN_PATHS or self._knows(scope):
+        elif scope["path"] in OPEN_PATHS or self._authorized(scope):
             await self._app(scope, receive, send)
         else:
             refusal = HTTPError(401, "invalid_api_key", "an API key is needed: send Authorization: Bearer <key>")
             await error_response(refusal, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
-    def _knows(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
+    def _authorized(self, scope: Scope) -> bool:
+        credentials = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(credentials) != 1:
             return False
-        scheme, _, key = given[0].partition(b" ")
+        scheme, _, key = credentials[0].partition(b" ")
         digest = sha256(key.strip()).digest()
-        known = False
-        for one in self._digests:  # all of them, whichever matches
-            known |= hmac.compare_digest(one, digest)
-        return known and scheme.lower() == b"bearer"
+        matched = False
+        for accepted in self._digests:  # all of them, whichever matches
+            matched |= hmac.compare_digest(accepted, digest)
+        return matched and scheme.lower() == b"bearer"

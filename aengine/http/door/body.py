@@ -1,4 +1,4 @@
-"""A request's body: bounded in size, JSON by content type, decoded into a struct.
+"""Reads and decodes the body of a request: bounded in size, JSON by content type, into a struct.
 
 The bound is by hand: Starlette's (from 1.6 on) answers in plain text, without saying how much would do, and in place
 of refusals that come before the body, such as 401.
@@ -17,7 +17,7 @@ from starlette.types import Receive
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.door.errors import HTTPError
-from aengine.http.door.malformed import find_unsayable
+from aengine.http.door.malformed import find_unencodable
 from aengine.http.door.turnstile import Turnstile
 
 # `curl -d` declares a form; nobody means one here.
@@ -70,7 +70,9 @@ class BodyReader:
         return body
 
     async def _weight(self, body: bytearray) -> int:
-        """How much there is to parse. Punctuation within texts counts too: one that has a million is none to answer."""
+        """An estimate of the parser's work: the punctuation in the body. Punctuation within texts counts too: one that
+        has a million is none to answer.
+        """
         weight = 0
         for start in range(0, len(body), _SLICE):
             await self._large.enter()
@@ -102,7 +104,7 @@ _NAMED = re.compile(r"(?:missing required|unknown) field `(?P<name>[^`]*)`")
 
 
 def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
-    """The body as the decoder's struct. Raises `InvalidRequestError` that names the offending field."""
+    """Decode the body into the decoder's struct. Raises `InvalidRequestError` that names the offending field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -136,7 +138,7 @@ def _whole_numbers(body: bytes | bytearray) -> bytes | bytearray:
 
 
 def _malformed(body: bytes | bytearray, text: str) -> InvalidRequestError:
-    unsayable = find_unsayable(body)
+    unsayable = find_unencodable(body)
     if unsayable is None:
         return InvalidRequestError(text)
     path, reason = unsayable

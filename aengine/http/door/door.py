@@ -1,4 +1,6 @@
-"""The one way in: what every request passes before it is routed. A check without anything to judge is not called."""
+"""The outermost middleware, which every request passes before it is routed. A check without anything to judge is not
+called.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.departure import DepartureMiddleware
+from aengine.http.door.disconnect import DisconnectMiddleware
 from aengine.http.door.errors import error_response
 from aengine.http.door.host import Hosts
 from aengine.http.door.origin import OriginMiddleware
@@ -21,13 +23,15 @@ _USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII: nothing that could split
 
 
 class Door:
-    """`X-Request-Id` (the client's own, or one of ours) in every response; then host, origin, key, path, departure."""
+    """Sets `X-Request-Id` (the client's own, or a new one) on every response; then checks host, origin, key and path,
+    and watches for disconnects.
+    """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, paths: ServedPaths) -> None:
         self._hosts = Hosts(config.allowed_hosts)
         # Behind the keys, which know no path but as it was sent.
         self._paths = paths
-        self._watched = DepartureMiddleware(app)
+        self._watched = DisconnectMiddleware(app)
         self._inside: ASGIApp = ApiKeyMiddleware(self._route, config.api_keys) if config.api_keys else self._route
         self._from_pages = OriginMiddleware(self._inside, config.allowed_origins)
 
@@ -36,8 +40,8 @@ class Door:
             await self._inside(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = scope[REQUEST_ID] = given if _USABLE.fullmatch(given) else uuid.uuid4().hex
+        requested = headers.get("x-request-id", "")
+        request_id = scope[REQUEST_ID] = requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

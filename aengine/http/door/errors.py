@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them: `{"error": {"message", "type", "param", "code"}}` and a status."""
+"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}` and a status."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class HTTPError(AengineError):
-    """A refusal that belongs to HTTP itself: media type, size, origin."""
+    """A refusal with a status and code of its own: media type, size, origin."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ def status_of(error: BaseException) -> int:
 
 
 def error_body(error: BaseException) -> ErrorBody:
-    """What a client is told of `error`: never a traceback, a folder or another library's words."""
+    """The JSON body of an error, without tracebacks, folders or another library's words."""
     kind = "invalid_request_error" if status_of(error) < 500 else "server_error"
     message, param, code = public_message(error), None, None
     match error:
@@ -92,7 +92,7 @@ def error_body(error: BaseException) -> ErrorBody:
 
 
 def _cut(text: str) -> str:
-    """Errors repeat what was asked for, and that may be megabytes."""
+    """Shorten the message: errors repeat what was asked for, and that may be megabytes."""
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
 
 
@@ -112,13 +112,13 @@ async def _answer(request: Request, error: Exception) -> Response:
     return error_response(error, error.headers if isinstance(error, HTTPException) else None)
 
 
-async def _nobody_listens(request: Request, error: Exception) -> Response:
+async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # goes nowhere: the client left before its request was read
 
 
 HANDLERS: Mapping[type[Exception], ExceptionHandler] = {
     AengineError: _answer,
     HTTPException: _answer,
-    ClientDisconnect: _nobody_listens,
+    ClientDisconnect: _client_gone,
     Exception: _answer,  # Starlette answers and re-raises, so that the server logs the traceback
 }

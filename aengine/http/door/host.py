@@ -1,4 +1,4 @@
-"""`Host`: over a loopback connection only `localhost`, IP addresses and what the operator names.
+"""Checks `Host`: over a loopback connection only `localhost`, IP addresses and the names in `allowed_hosts` are served.
 
 A web page may let its own name resolve to 127.0.0.1 (DNS rebinding); its browser then takes this server for the
 page's own, `Origin` and `Host` agree, and nothing but the name tells. By hand, because Starlette's
@@ -20,7 +20,7 @@ _NAME = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:/?#@\[\]]*))(?::\d*)
 
 
 class Hosts:
-    """The names of this server.
+    """The host names that are served.
 
     Over other connections than loopback (another address, a Unix socket) every name will do, unless `allowed` names
     some. A request without `Host` comes from no browser.

@@ -1,4 +1,5 @@
-"""Where in a body stands what JSON cannot say: NaN, infinities, halves of surrogate pairs, bytes that are not UTF-8.
+"""Locates values that JSON has no form for in a body: NaN, infinities, halves of surrogate pairs, bytes that are not
+UTF-8.
 
 Python's own `json` writes the first three without a word, so that these bodies come from honest clients too. The
 parser only counts bytes up to them; a client is better told the field.
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 _LONGEST = 2**16  # bytes of a body that is read a second time; some milliseconds
 
 
-class Unsayable(NamedTuple):
-    """`path` is the field's, such as `messages[0].content`; empty for the whole body."""
+class Unencodable(NamedTuple):
+    """A value that JSON has no form for. `path` is the field's, such as `messages[0].content`; empty for the whole
+    body.
+    """
 
     path: str
     reason: str
@@ -23,8 +26,8 @@ class _Constant(NamedTuple):
     name: str
 
 
-def find_unsayable(body: bytes | bytearray) -> Unsayable | None:
-    """The first such value that is found, in a body that a parser has refused; None where it is something else."""
+def find_unencodable(body: bytes | bytearray) -> Unencodable | None:
+    """The first such value in a body that a parser has refused; None where the reason is another."""
     if len(body) > _LONGEST:
         return None
     try:
@@ -37,21 +40,21 @@ def find_unsayable(body: bytes | bytearray) -> Unsayable | None:
         item = found.pop()
         value = item.value
         if isinstance(value, _Constant):
-            return Unsayable(item.path(), f"JSON has no {value.name}")
+            return Unencodable(item.path(), f"JSON has no {value.name}")
         if isinstance(value, dict):
             if not all(map(_is_text, value)):
-                return Unsayable(item.path(), "the name of a field is not valid Unicode")
+                return Unencodable(item.path(), "the name of a field is not valid Unicode")
             found += [_Item(item, f".{name}", below) for name, below in value.items()]
         elif isinstance(value, list):
             found += [_Item(item, f"[{index}]", below) for index, below in enumerate(value)]
         elif isinstance(value, str) and not _is_text(value):
             reason = "the text is not valid Unicode (a lone surrogate, or bytes that are not UTF-8)"
-            return Unsayable(item.path(), reason)
+            return Unencodable(item.path(), reason)
     return None
 
 
 class _Item(NamedTuple):
-    """A value, and where it stands: paths are only put together for what is told, as names may be long."""
+    """A value and its place; a path is only put together for what is reported, as names may be long."""
 
     parent: _Item | None
     step: str

@@ -1,4 +1,4 @@
-"""Which web pages may call: none but this server's own, unless the operator names their origins.
+"""Checks `Origin`: only this server's own pages may call, and those whose origins the operator names.
 
 A page elsewhere could otherwise use a server on the reader's own machine: the browser sends its requests, even
 though it hides the answers. Programs that are no browsers send no `Origin` and are not concerned. Starlette's

@@ -1,4 +1,4 @@
-"""Paths as clients put them together: aliases of those that are served, and sentences about those that are not.
+"""Aliases of served paths (with or without `/v1`, trailing slashes), and 404s that suggest the nearest one.
 
 A client is configured with a base URL to which it appends its own path, so that `/v1` comes to be missing or there
 twice, and slashes stand where none belong.
@@ -21,7 +21,9 @@ _LONGEST = 100  # characters of a path that are compared with others, or shown
 
 
 class ServedPaths:
-    """The paths of the router. `served` are (method, path); a path may end with a parameter, as in `/a/{b:path}`."""
+    """The paths of the router, and their aliases. `served` are (method, path); a path may end with a parameter, as in
+    `/a/{b:path}`.
+    """
 
     def __init__(self, served: Iterable[tuple[str, str]]) -> None:
         self._methods: dict[str, str] = {}
@@ -31,14 +33,18 @@ class ServedPaths:
         self.exact = self._methods.keys() - set(self._with_parameter)  # those without a parameter
 
     def canonical(self, path: str) -> str:
-        """The served path that is meant: with one `/v1` or none, without slashes at the end; else `path` itself."""
+        """The served path of which this one is an alias: with one `/v1` or none, without slashes at the end; else
+        `path` itself.
+        """
         if path == "/" or (self._serves(path) and not path.endswith("/")):
             return path
-        rest = _VERSIONS.sub("", path.rstrip("/"), count=1)
-        return next((one for one in (f"/v1/{rest}", f"/{rest}") if rest and self._serves(one)), path)
+        suffix = _VERSIONS.sub("", path.rstrip("/"), count=1)
+        return next(
+            (candidate for candidate in (f"/v1/{suffix}", f"/{suffix}") if suffix and self._serves(candidate)), path
+        )
 
     async def no_such_path(self, request: Request, error: Exception) -> Response:
-        """404, with the path that comes nearest."""
+        """The 404, with the path that comes nearest."""
         path = request.scope["path"]
         nearest = self._nearest(path[:_LONGEST].lower())
         hint = f"did you mean {self._methods[nearest]} {nearest}?" if nearest else "GET /openapi.json lists all"
@@ -46,7 +52,7 @@ class ServedPaths:
         return error_response(HTTPError(404, "not_found", refusal))
 
     async def no_such_method(self, request: Request, error: Exception) -> Response:
-        """405, with the methods that there are."""
+        """The 405, with the methods that there are."""
         headers = (error.headers or {}) if isinstance(error, HTTPException) else {}
         allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
         refusal = f"{request.method} {_printable(request.scope['path'])}: this path takes {allowed} only"

@@ -1,4 +1,4 @@
-"""What leaves the process of an error that happened within."""
+"""The part of an error's message that clients may see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FOLDERS = re.compile(r"(?<![\w./:-])(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s
 
 
 def public_message(error: BaseException) -> str:
-    """What a client may know of an error: aengine's own words without folders; of other libraries' only the kind."""
+    """The message for clients: aengine's own words without folders; of other libraries' errors only the kind."""
     if isinstance(error, (InvalidRequestError, ModelNotFoundError)):
         return str(error)  # speaks of the client's own words
     if isinstance(error, AengineError):

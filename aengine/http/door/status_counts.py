@@ -1,4 +1,4 @@
-"""Answers counted by method, path and status, of which there are few whatever clients ask for."""
+"""Counts answers by method, path and status, of which there are few whatever clients ask for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class StatusCounts:
-    """Once an answer has ended: one dictionary entry, nothing while it is being sent."""
+    """The counts, updated once an answer has ended: one dictionary entry, nothing while it is being sent."""
 
     def __init__(self) -> None:
         self.answers: Counter[tuple[str, str, int]] = Counter()  # (method, path as the routes write it, status)
@@ -27,7 +27,7 @@ class StatusCounts:
 
 
 def _path_of_refused(scope: Scope) -> str:
-    """Of a request that was refused before it was routed."""
+    """The route's path of a request that was refused before it was routed."""
     app = scope.get("app")
     routes = () if app is None else app.routes
     return next((one.path for one in routes if isinstance(one, Route) and one.path == scope["path"]), OTHER)

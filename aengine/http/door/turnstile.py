@@ -1,4 +1,4 @@
-"""A burst of requests enters a few at a time, so that it never holds up the steps of those who run."""
+"""Admits a burst of requests a few at a time, so that it never holds up running steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Turnstile:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Return when it is the caller's turn: at once, unless others came in the same pass."""
+        """Wait for the caller's turn: none, unless others came in the same pass of the loop."""
         loop = asyncio.get_running_loop()
         if self._entered == self._per_pass or self._waiting:
             turn: asyncio.Future[None] = loop.create_future()

@@ -1,1 +1,1 @@
-"""One file for each path: from a request to a reply."""
+"""The endpoints, a file each: from a request to a response."""

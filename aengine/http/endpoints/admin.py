@@ -1,4 +1,4 @@
-"""What an operator asks of a running server: `POST /abort` and `POST /flush_cache`."""
+"""The operator's endpoints: `POST /abort` and `POST /flush_cache`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.bodies.answers import Aborted, Flushed
 from aengine.http.bodies.requests import AbortRequest
+from aengine.http.bodies.responses import Aborted, Flushed
 from aengine.http.door.body import decode
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
@@ -20,7 +20,7 @@ class Admin:
         self._state = state
 
     async def abort(self, request: Request) -> Response:
-        """End requests by their `X-Request-Id` or by the `id` in their answer; what is over already is none."""
+        """End requests by their `X-Request-Id` or by the `id` in their answer; one that has ended does not count."""
         body = decode(await self._state.bodies.read(request), _decoder)
         in_flight = self._state.in_flight
         return _json(Aborted(0 if in_flight is None else in_flight.abort(body.request_id)))

@@ -1,4 +1,4 @@
-"""What the generating endpoints share: from a request to a stream, and from a stream to a reply."""
+"""The base of the generating endpoints: decodes the request, bounds the answer, makes the response."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aengine.http.door.body import LARGE, decode
 from aengine.http.endpoints.candidates import CandidateBudget
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.state import ServerState
-from aengine.http.streams.replies import Dialect, StreamingReply, WholeReply
+from aengine.http.streams.responses import DocumentResponse, EventEncoder, EventStreamResponse
 from aengine.types import Completion, SamplingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -28,7 +28,7 @@ class Endpoint:
         self._state = state
 
     async def _accept(self, request: Request, decoder: msgspec.json.Decoder[T]) -> tuple[EngineLike, T]:
-        """The engine and the body, refused in this order: unreadable, no engine, invalid."""
+        """Decode the request: the engine and the body, refused in this order: unreadable, no engine, invalid."""
         body = await self._state.bodies.read(request)
         await self._state.turnstile.enter()
         engine, read = self._state.require_engine(), decode(body, decoder)
@@ -40,21 +40,21 @@ class Endpoint:
     def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget:
         return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)
 
-    def _stream(self, stream: StreamLike, dialect: Dialect) -> Response:
+    def _stream(self, stream: StreamLike, encoder: EventEncoder) -> Response:
         config = self._state.config
-        return StreamingReply(stream, dialect, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog)
+        return EventStreamResponse(stream, encoder, heartbeat=config.heartbeat, max_backlog=config.max_stream_backlog)
 
-    def _whole(self, stream: StreamLike, word: Callable[[Completion], Awaitable[object]]) -> Response:
-        return WholeReply(stream, word)
+    def _whole(self, stream: StreamLike, body_of: Callable[[Completion], Awaitable[object]]) -> Response:
+        return DocumentResponse(stream, body_of)
 
 
 async def submit_within_context(
-    submit: Callable[[SamplingParams], Awaitable[StreamLike]], params: SamplingParams, asked_for: int | None
+    submit: Callable[[SamplingParams], Awaitable[StreamLike]], params: SamplingParams, requested_max_tokens: int | None
 ) -> StreamLike:
-    """Submit; where only the endpoint's own default of max_tokens is too long, until the context is full."""
+    """Submit; where only the endpoint's own default of max_tokens exceeds the context, submit again without it."""
     try:
         return await submit(params)
     except ContextLengthError as error:
-        if asked_for is not None or params.max_tokens is None or error.param != "max_tokens":
+        if requested_max_tokens is not None or params.max_tokens is None or error.param != "max_tokens":
             raise
         return await submit(msgspec.structs.replace(params, max_tokens=None))

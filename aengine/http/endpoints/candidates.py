@@ -1,4 +1,4 @@
-"""How many candidates an answer may hold: tokens of prompts and outputs, each with the likeliest in its place.
+"""Bounds the logprob candidates of an answer: tokens of prompts and outputs, each with the likeliest in its place.
 
 They are in memory until the answer is complete, at about 200 bytes each, and one number bounds them all.
 """
@@ -14,7 +14,7 @@ from aengine.types import SamplingParams
 
 
 class CandidateBudget:
-    """Of one answer to `prompts` prompts, which may hold `most` candidates.
+    """The candidates of one answer to `prompts` prompts, at most `most`.
 
     `copies` is how often a prompt's stand in it, and `field` what asked for them. Those of outputs count unless they
     are `streamed`: then nothing is kept of them. Raises `InvalidRequestError` for parameters out of their range.
@@ -43,7 +43,7 @@ class CandidateBudget:
             params.validate(engine.vocab_size)
 
     async def add(self, prompt: Prompt) -> tuple[Prompt, SamplingParams]:
-        """One more prompt, as ids where its length counts, and the parameters for it.
+        """Count one more prompt: returns it, as ids where its length counts, and the parameters for it.
 
         Where the bound is nearer than the end of the context, it is max_tokens. Raises `InvalidRequestError`, which
         names the field, the number and the bound.

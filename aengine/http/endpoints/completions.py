@@ -17,11 +17,11 @@ from aengine.http.bodies.requests import CompletionRequest, UsageShown
 from aengine.http.endpoints.base import Endpoint, submit_within_context
 from aengine.http.endpoints.prompts import Prompt, cut, split_prompts, text_of
 from aengine.http.engine_like import EngineLike, StreamLike
-from aengine.http.openai.chunks import OpenAIDialect
+from aengine.http.openai.chunks import ChunkEncoder
 from aengine.http.openai.logprobs import CompletionLogprobs, usage_body
 from aengine.http.streams.echo import EchoingStream
 from aengine.http.streams.gathered import GatheredStream
-from aengine.http.streams.prompt_logprobs import ToldPrompt, told_prompts
+from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, with_prompt_logprobs
 from aengine.text.answer.deltas import ContentDelta, Delta
 from aengine.types import Completion, Fragment, SamplingParams
 
@@ -42,7 +42,7 @@ class Completions(Endpoint):
         }
         params = _params(body, engine.default_params)
         usage_shown = body.usage_shown()
-        _refuse_what_is_not_done(body)
+        _refuse_unsupported(body)
         prompts = split_prompts(body.prompt, params.n)
         echoed = body.echo and body.logprobs is not None
         budget = self._candidates(
@@ -70,23 +70,23 @@ class Completions(Endpoint):
             raise
         stream = streams[0] if len(streams) == 1 else GatheredStream(request_id, streams, params.n)
         if not body.stream:
-            stream, prompt_of = told_prompts(stream, engine.tokenizer, body.prompt_logprobs)
-            return self._whole(stream, lambda completion: word_completion(head, completion, prompt_of))
-        return self._stream(stream, CompletionDialect(head, stream, usage_shown))
+            stream, prompt_logprobs_of = with_prompt_logprobs(stream, engine.tokenizer, body.prompt_logprobs)
+            return self._whole(stream, lambda completion: completion_body(head, completion, prompt_logprobs_of))
+        return self._stream(stream, CompletionChunkEncoder(head, stream, usage_shown))
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    """As the engine shall have them; `echo` with logprobs needs those of the prompt."""
+    """The engine's sampling parameters; `echo` with logprobs needs those of the prompt."""
     params = body.params(defaults, max_tokens=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
     if body.echo and body.max_tokens == 0:
         params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
     if body.echo and body.logprobs is not None:
-        wanted = max(body.logprobs, body.prompt_logprobs or 0)
-        params = msgspec.structs.replace(params, prompt_logprobs=wanted)
+        count = max(body.logprobs, body.prompt_logprobs or 0)
+        params = msgspec.structs.replace(params, prompt_logprobs=count)
     return params
 
 
-def _refuse_what_is_not_done(body: CompletionRequest) -> None:
+def _refuse_unsupported(body: CompletionRequest) -> None:
     if body.suffix:
         raise InvalidRequestError("suffix is not supported: the models served here do not fill in gaps", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -111,7 +111,7 @@ def _echoing(
     return EchoingStream(stream, engine.tokenizer, text, ids, body.logprobs, mute=body.max_tokens == 0)
 
 
-class CompletionDialect(OpenAIDialect):
+class CompletionChunkEncoder(ChunkEncoder):
     def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown) -> None:
         super().__init__(head, stream, usage_shown)
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)  # by choice
@@ -122,7 +122,7 @@ class CompletionDialect(OpenAIDialect):
         if fragment.finish_reason is None and fragment.logprobs is None:
             # Text may be held back: bytes of a character, the start of a stop string.
             return self._piece(fragment.index, ContentDelta, fragment.text) if fragment.text else b""
-        logprobs = self._logprobs[fragment.index].word(fragment.logprobs)
+        logprobs = self._logprobs[fragment.index].body(fragment.logprobs)
         return self._event(self._choice(fragment.index, ContentDelta(fragment.text), logprobs, fragment.finish_reason))
 
     def _choice(
@@ -132,14 +132,14 @@ class CompletionDialect(OpenAIDialect):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-async def word_completion(head: dict[str, Any], completion: Completion, prompt_of: ToldPrompt) -> object:
+async def completion_body(head: dict[str, Any], completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
     choices = [
         {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": await CompletionLogprobs().raw(choice.logprobs),
+            "logprobs": await CompletionLogprobs().encoded_body(choice.logprobs),
             "finish_reason": choice.finish_reason,
-            **prompt_of(choice.index),
+            **prompt_logprobs_of(choice.index),
         }
         for choice in completion.choices
     ]

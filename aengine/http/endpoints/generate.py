@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import InvalidRequestError, renamed
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
 from aengine.http.bodies.requests import GenerateRequest, refuse_chat_fields, template_options
 from aengine.http.endpoints.base import Endpoint, submit_within_context
@@ -18,8 +18,8 @@ from aengine.http.endpoints.prompts import cut
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.logprobs import usage_body
 from aengine.http.streams import sse
-from aengine.http.streams.prompt_logprobs import ToldPrompt, told_nothing, told_prompts
-from aengine.http.streams.slices import document, raw_list
+from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
+from aengine.http.streams.slices import document, encoded_list
 from aengine.types import Choice, Completion, FinishReason, Fragment, SamplingParams, Usage
 
 DEFAULT_MAX_TOKENS = 128
@@ -45,17 +45,17 @@ class Generate(Endpoint):
             )
 
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
-        with renamed({"prompt": name}):
+        with renamed_param({"prompt": name}):
             prompt, params = await budget.add(prompt)
             admitted = await submit_within_context(submit, params, body.max_tokens)
-        stream, prompt_of = told_prompts(admitted, engine.tokenizer, body.prompt_logprobs)
+        stream, prompt_logprobs_of = with_prompt_logprobs(admitted, engine.tokenizer, body.prompt_logprobs)
         if streamed:
-            return self._stream(stream, GenerateDialect(params.n, prompt_of))
-        return self._whole(stream, lambda completion: word_completion(completion, prompt_of))
+            return self._stream(stream, GenerateEventEncoder(params.n, prompt_logprobs_of))
+        return self._whole(stream, lambda completion: completion_body(completion, prompt_logprobs_of))
 
 
 async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
-    """Text, ids, or a chat as the model reads it. Raises `InvalidRequestError` unless exactly one is given."""
+    """The prompt as text or ids; a chat is rendered. Raises `InvalidRequestError` unless exactly one is given."""
     if [body.prompt, body.input_ids, body.messages].count(None) != 2:
         raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
     if body.messages is None:
@@ -70,12 +70,12 @@ async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
     return chat.token_ids
 
 
-class GenerateDialect:
-    """`{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
+class GenerateEventEncoder:
+    """Encodes `{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
 
-    def __init__(self, n: int, prompt_of: ToldPrompt = told_nothing) -> None:
+    def __init__(self, n: int, prompt_logprobs_of: PromptLogprobsOf = no_prompt_logprobs) -> None:
         self._n = n
-        self._prompt_of = prompt_of
+        self._prompt_logprobs_of = prompt_logprobs_of
         self._plain: dict[int, bytes] = {}  # templates by choice
 
     def opening(self) -> bytes:
@@ -88,7 +88,7 @@ class GenerateDialect:
         if fragment.logprobs is not None:
             payload["logprobs"] = fragment.logprobs
         if fragment.prompt_logprobs is not None:
-            payload |= self._prompt_of(fragment.index)
+            payload |= self._prompt_logprobs_of(fragment.index)
         if fragment.usage is not None:
             payload["usage"] = usage_body(fragment.usage)
         return b"data: %b\n\n" % b"".join(document(payload))
@@ -109,13 +109,13 @@ class GenerateDialect:
         return sse.DONE
 
 
-async def word_completion(completion: Completion, prompt_of: ToldPrompt) -> object:
-    """The first choice at the top level, and all of them under `choices` where n > 1."""
+async def completion_body(completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
+    """The body of an answer: the first choice at the top level, and all of them under `choices` where n > 1."""
     first, *others = completion.choices
     payload: dict[str, Any] = {"id": completion.id, **await _choice_body(first)}
     if others:
         payload["choices"] = [{"index": one.index, **await _choice_body(one)} for one in completion.choices]
-    payload |= prompt_of(0)
+    payload |= prompt_logprobs_of(0)
     payload["usage"] = usage_body(completion.usage)
     return payload
 
@@ -127,5 +127,5 @@ async def _choice_body(choice: Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
     }
     if choice.logprobs is not None:
-        body["logprobs"] = await raw_list(choice.logprobs, lambda one: one)
+        body["logprobs"] = await encoded_list(choice.logprobs, lambda one: one)
     return body

@@ -1,4 +1,4 @@
-"""`/health`: does this server serve, and make progress? `/ready`: would it take up a request? `/version`."""
+"""`/health` (does the engine make progress?), `/ready` (would a request be taken up?) and `/version`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import aengine
-from aengine.http.bodies.answers import HealthStatus, HealthWord, Readiness, Version
+from aengine.http.bodies.responses import HealthStatus, HealthWord, Readiness, Version
 from aengine.http.door.public import public_message
 from aengine.http.state import ServerState
 from aengine.http.streams import sse

@@ -1,4 +1,4 @@
-"""The engine's own histograms as families of prometheus-client's."""
+"""Converts the engine's histograms to metric families of prometheus-client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.latency import Histogram
 
 
 def histogram_family(name: str, text: str, histogram: Histogram, labels: Mapping[str, str]) -> HistogramMetricFamily:
-    """One histogram under one set of labels."""
+    """The family of one histogram under one set of labels."""
     bounds = [*map(str, histogram.bounds), "+Inf"]
     family = HistogramMetricFamily(name, text, labels=[*labels])
     buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))

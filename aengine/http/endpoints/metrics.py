@@ -1,4 +1,4 @@
-"""`GET /metrics`, for Prometheus: worded when asked, from what the engine counts anyway."""
+"""`GET /metrics` for Prometheus: collected when asked, from counts that are kept anyway."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HISTOGRAMS = {  # field of Latencies
 
 
 class Metrics:
-    """One registry per server; nothing global. As Prometheus' text, or as OpenMetrics where `Accept` names it."""
+    """The registry of one server; nothing global. As Prometheus' text, or as OpenMetrics where `Accept` names it."""
 
     def __init__(self, state: ServerState) -> None:
         self._registry = CollectorRegistry()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.bodies.answers import ModelCard, ModelList
+from aengine.http.bodies.responses import ModelCard, ModelList
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
 
@@ -20,9 +20,9 @@ class Models:
     async def retrieve(self, request: Request) -> Response:
         return _json(self._card(request.path_params["model"]))
 
-    def _card(self, asked_for: str | None) -> ModelCard:
+    def _card(self, name: str | None) -> ModelCard:
         engine = self._state.require_engine()
-        name = self._state.check_model(asked_for)
+        name = self._state.check_model(name)
         return ModelCard(id=name, created=engine.created, max_model_len=engine.max_model_len)
 
 

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: every endpoint, as the structs that its bodies are decoded into describe it."""
+"""`GET /openapi.json`: the OpenAPI document of every endpoint, generated from the structs of its bodies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REFUSALS = {
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One endpoint: where it is, who answers, and what goes in and out."""
+    """One endpoint: path, handler, and the structs of its bodies."""
 
     method: str
     path: str  # as the router has it
@@ -43,12 +43,12 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def template(self) -> str:
-        """The path as OpenAPI has it."""
+        """The path as OpenAPI writes it."""
         return self.path.replace(":path}", "}")
 
 
 class OpenApi:
-    """The document, made once."""
+    """The endpoint that serves the document, made once."""
 
     def __init__(self, operations: Sequence[Operation], *, secured: bool) -> None:
         self._document = sse.encode(document(operations, secured=secured))
@@ -58,7 +58,7 @@ class OpenApi:
 
 
 def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any]:
-    """An OpenAPI 3.1 document. `secured`: whether keys are asked for."""
+    """An OpenAPI 3.1 document of the operations. `secured`: whether keys are asked for."""
     structs = {
         struct
         for operation in operations

@@ -1,4 +1,4 @@
-"""`GET /`: a chat and a live view of the engine, as one page that needs nothing but itself.
+"""`GET /`: a page with a chat and a live view of the engine, in one self-contained document.
 
 Its parts stand in `page/`; they are put together when the server starts. The page is the same for everybody and knows
 nothing: what it shows, it asks the API for, with the key that its reader gives.
@@ -50,7 +50,9 @@ def _read(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Only this style and this script, requests to this server alone, and no HTML made from text anywhere."""
+    """The Content-Security-Policy: only this style and this script, requests to this server alone, no HTML made from
+    text.
+    """
     rules = {
         "default-src": "'none'",
         "script-src": _source(script),

@@ -1,4 +1,4 @@
-"""Prompts as clients write them, and as the engine is given them."""
+"""Prompts of requests in their four spellings, split, truncated or turned into text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Prompt = str | list[int]
 
 
 def split_prompts(prompt: str | Sequence[str | int | list[int]], n: int) -> list[Prompt]:
-    """The prompts in their four spellings: a string, ids, strings, lists of ids; `n` choices are made of each.
+    """A request's prompts as a list, from a string, ids, strings or lists of ids; `n` choices are made of each.
 
     Raises `InvalidRequestError`.
     """
@@ -38,7 +38,7 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]], n: int) -> list
 
 
 async def cut(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Prompt:
-    """The prompt's last so many tokens; all of it, as it is, for None."""
+    """The last `last` tokens of the prompt; all of it, as it is, for None."""
     if last is None:
         return prompt
     ids = await tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -46,5 +46,5 @@ async def cut(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Pro
 
 
 def text_of(prompt: Prompt, tokenizer: TokenizerLike) -> str:
-    """What `echo` repeats; special tokens are written out only where the client wrote them."""
+    """The text of a prompt, which `echo` repeats; special tokens are written out only where the client wrote them."""
     return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, False)

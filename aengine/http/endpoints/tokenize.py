@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize`, `/tokenizer_info`: what the tokenizer makes of a text, the way back, its settings."""
+"""`/tokenize`, `/detokenize`, `/tokenizer_info`: text to ids, ids to text, the tokenizer's settings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.answers import Detokenized, Tokenized
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
 from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest, refuse_chat_fields, template_options
+from aengine.http.bodies.responses import Detokenized, Tokenized
 from aengine.http.door.body import decode
 from aengine.http.door.errors import HTTPError
 from aengine.http.engine_like import EngineLike

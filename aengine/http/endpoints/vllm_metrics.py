@@ -1,4 +1,4 @@
-"""What `/metrics` counts under vLLM's names, for routers, autoscalers and dashboards that know those alone.
+"""Aliases of the metrics under vLLM's names, for routers, autoscalers and dashboards that know those alone.
 
 The names are those of vLLM's documentation of its metrics (usage/metrics), with some that it has since renamed and
 others still read.

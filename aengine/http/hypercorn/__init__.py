@@ -1,1 +1,1 @@
-"""What the server under us needs: connections, framing, requests in flight, shutdown."""
+"""Extensions of hypercorn, the HTTP server: connections, framing, requests in flight, shutdown."""

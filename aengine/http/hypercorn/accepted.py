@@ -1,4 +1,4 @@
-"""Connections that were accepted: how many there may be, which go first, and that a closed one goes at once."""
+"""Bounds the number of accepted connections, drops idle ones first, and closes those whose client is gone at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _RESERVED = 256  # descriptors for everything else, or a quarter of them
 
 
 class OpenConnections:
-    """Those of this process, at most `most`: a new one takes the place of the one that is idle for longest."""
+    """The open connections of this process, at most `most`: a new one takes the place of the one that is idle for
+    longest.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,7 +23,7 @@ class OpenConnections:
         self.idle: dict[AcceptedConnection, None] = {}  # the oldest first
 
     def enter(self) -> bool:
-        """Whether there is room for one more."""
+        """Take a place, if need be that of an idle connection; whether there was one."""
         if self.count >= self._most:
             oldest = next(iter(self.idle), None)
             if oldest is None:
@@ -36,7 +38,9 @@ class OpenConnections:
 
 
 class AcceptedConnection(TCPServer):
-    """hypercorn's, which would outlive its client until `keep_alive_timeout`, and for ever one that does not read."""
+    """hypercorn's connection, closed as soon as its client is gone: hypercorn's own would outlive it until
+    `keep_alive_timeout`, and one that does not read for ever.
+    """
 
     def __init__(self, connections: OpenConnections, *args: Any) -> None:
         super().__init__(*args)
@@ -85,7 +89,7 @@ class AcceptedConnection(TCPServer):
 
 
 def most_connections() -> int:
-    """As many as this process may have descriptors, less some for itself."""
+    """The bound on connections: this process's limit of descriptors, less some for itself."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource

@@ -1,4 +1,4 @@
-"""Fields of the access log that cannot forge a line: control characters of what the client sent are escaped."""
+"""Escapes control characters in the access log's fields, so that a client cannot forge a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTROL = re.compile(r'[\x00-\x1f"\\\x7f-\x9f\u2028\u2029]')
 
 
 class EscapedAtoms(AccessLogAtoms):
-    """hypercorn's, and with the protocol in full: `GET / HTTP/1.1`."""
+    """hypercorn's fields of the access log, escaped, and with the protocol in full: `GET / HTTP/1.1`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

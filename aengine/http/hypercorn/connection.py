@@ -1,4 +1,4 @@
-"""The connection under a response, reached through hypercorn's own objects, because ASGI does not name it."""
+"""Access to the connection under a response through hypercorn's own objects, because ASGI does not name it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from starlette.types import Send
 
 
 def connection_of(send: Send) -> H11Protocol | H2Protocol | None:
-    """What `send` writes to, if that is hypercorn's: over HTTP/2 several replies have the same."""
+    """The protocol that `send` writes to, if that is hypercorn's: over HTTP/2 several responses share one."""
     stream = getattr(send, "__self__", None)
     protocol = getattr(stream.send, "__self__", None) if isinstance(stream, HTTPStream) else None
     return protocol if isinstance(protocol, H11Protocol | H2Protocol) else None
 
 
 async def room_to_send(send: Send) -> None:
-    """Over HTTP/2, wait while more of the answer waits for its reader than should.
+    """Over HTTP/2, wait until the stream's buffer has room.
 
     hypercorn means to wait as well, but a window that is used up wakes it: it would take in the whole answer.
     """
@@ -35,8 +35,8 @@ async def room_to_send(send: Send) -> None:
             await waiting.drain()
 
 
-async def reset_connection(send: Send, others_move: bool) -> bool:
-    """Drop what is still to be sent and end the connection: whether that was done.
+async def reset_connection(send: Send, others_progress: bool) -> bool:
+    """Drop what is still to be sent and end the connection; returns whether that was done.
 
     It is not where the connection is no longer open or not hypercorn's. Over HTTP/2 the stream alone is reset; but if
     the connection takes nothing, neither of this stream nor of others, it is ended there too. hypercorn would close an
@@ -46,7 +46,7 @@ async def reset_connection(send: Send, others_move: bool) -> bool:
     server = getattr(protocol.send, "__self__", None) if protocol is not None else None
     if not isinstance(server, TCPServer) or not isinstance(stream, HTTPStream):
         return False
-    if isinstance(protocol, H2Protocol) and (others_move or not server.send_lock.locked()):
+    if isinstance(protocol, H2Protocol) and (others_progress or not server.send_lock.locked()):
         await _reset_stream(protocol, server, stream.stream_id)
         return False
     raw = server.writer.get_extra_info("socket")
@@ -59,7 +59,7 @@ async def reset_connection(send: Send, others_move: bool) -> bool:
 
 
 async def _reset_stream(protocol: H2Protocol, server: TCPServer, stream_id: int) -> None:
-    """Without waiting for anything: the watch of all readers is what calls this."""
+    """Reset the stream without waiting for anything: the watch of all readers is what calls this."""
     with suppress(ProtocolError, MissingStreamError):  # it has ended
         protocol.connection.reset_stream(stream_id, ErrorCodes.CANCEL)
         server.writer.write(protocol.connection.data_to_send())

@@ -16,7 +16,7 @@ PER_MESSAGE = 4.0  # tokens for each part of an answer: two window updates, a pi
 
 
 class FrameBudget:
-    """The tokens of one connection."""
+    """The token bucket of one connection."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,11 +24,11 @@ class FrameBudget:
         self._tokens = BURST
 
     def earn(self) -> None:
-        """A part of an answer goes out."""
+        """Add tokens for a part of an answer that goes out."""
         self._tokens = min(BURST, self._tokens + PER_MESSAGE)
 
     def spend(self, tokens: int) -> bool:
-        """Whether there were as many."""
+        """Take tokens; whether there were as many."""
         now = self._clock()
         self._tokens = min(BURST, self._tokens + (now - self._at) * PER_SECOND)
         self._at = now

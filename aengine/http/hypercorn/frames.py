@@ -1,4 +1,4 @@
-"""What an HTTP/2 connection receives, cut into slices of few frames, so that none holds the event loop for long.
+"""Cuts what an HTTP/2 connection receives into slices of few frames, so that none holds the event loop for long.
 
 One read of 64 KiB may be 7,000 frames or 2,500 requests, which the HTTP/2 library would all take in one call.
 """
@@ -43,7 +43,7 @@ class FrameSlices:
         self._head = bytearray()  # as much of one as has come
 
     def cut(self, data: bytes) -> Iterator[Slice]:
-        """Slices that together are `data`."""
+        """Cut `data` into slices, in order."""
         begin = at = work = price = 0
         while at < len(data):
             if self._skip:

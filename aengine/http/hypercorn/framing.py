@@ -1,4 +1,4 @@
-"""Bodies are read to their end even when the answer comes first, as most refusals do; that end is given once.
+"""Reads bodies to their end even when the answer comes first, as most refusals do, and gives that end once.
 
 A server that stopped reading after an early answer would reset the connection, and the client might never see it.
 hypercorn would do worse: it hands a body over through a short queue, and once that is full and nobody takes from it,
@@ -20,7 +20,7 @@ _CLOSE = (b"connection", b"close")
 
 
 class Framing:
-    """Sends an early answer soon, reads on for a while, and only then ends it.
+    """Middleware that sends an early answer soon, reads on for a while, and only then ends it.
 
     Over HTTP/1 the connection ends with the answer, which says so, unless the body had arrived. Over HTTP/2 it goes
     on, and hypercorn gives it up with all its streams when one that is over gets more: so there it is read for as

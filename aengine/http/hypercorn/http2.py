@@ -1,4 +1,4 @@
-"""HTTP/2 connections that cost the event loop little, whatever their client sends: hypercorn's, with bounds."""
+"""hypercorn's HTTP/2 protocol with bounds on what a client's frames may cost the event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _LINGER = 1.0  # seconds for the client to read why it is sent away; closed at o
 
 
 class BoundedH2(H2Protocol):
-    """Takes few frames in one pass of the event loop, and ends a connection that sends too many that bring nothing.
+    """hypercorn's protocol, but it takes few frames in one pass of the event loop, and ends a connection that sends too
+    many that bring nothing.
 
     A stream that is reset in the slice that opens it never begins. PRIORITY is ignored: RFC 9113 deprecates it, and
     hypercorn keeps a tree of the streams that it names.
@@ -117,6 +118,6 @@ class BoundedH2(H2Protocol):
 
 
 def _is_addressed(request: RequestReceived) -> bool:
-    """Whether it names a method and a path, in ASCII; HTTP/1 requests that do not are refused by their parser."""
+    """Whether a request names a method and a path, in ASCII; HTTP/1 requests without are refused by their parser."""
     named = dict(request.headers or ())
     return all(bytes(named.get(name, b"\xff")).isascii() for name in (b":method", b":path"))

@@ -1,4 +1,6 @@
-"""The requests that are being answered: counted, so that a server can wait for the last one, or cut them all off."""
+"""Counts the requests that are being answered, waits for the last one, cuts them off, and resets readers that take
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,20 @@ from aengine.http.hypercorn.connection import connection_of, reset_connection, r
 
 _log = logging.getLogger(__name__)
 
-_LAST_WORDS = 1.0  # seconds
+_ERROR_RESPONSE_SECONDS = 1.0
 _PIECE = 2**16  # bytes
 SHUTTING_DOWN = "the server is shutting down"
-ANSWERING = "aengine.answering"  # in a request's scope: its `Answering`
+ACTIVE_REQUEST = "aengine.active_request"  # in a request's scope: its `ActiveRequest`
 
 
 class InFlight:
-    """Wraps `app`, the HTTP side. A request that is cut off before its answer began is answered here: 503."""
+    """Middleware around `app` that keeps the set of requests in flight. A request that is cut off before its answer
+    began is answered here: 503.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._answering: set[Answering] = set()
+        self._active: set[ActiveRequest] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.stalled = 0  # readers given up since start
@@ -38,27 +42,27 @@ class InFlight:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as cut:
-            scope[ANSWERING] = one = Answering(cut, send, self._answering, scope.get("http_version") == "2")
-            self._answering.add(one)
+            scope[ACTIVE_REQUEST] = request = ActiveRequest(cut, send, self._active, scope.get("http_version") == "2")
+            self._active.add(request)
             self._idle.clear()
             try:
-                await self.app(scope, receive, one.send)
+                await self.app(scope, receive, request.send)
             except anyio.get_cancelled_exc_class():
-                if one.status is None:  # its body was still on its way, or its prompt was being read
-                    closed = error_response(one.why, {"Connection": "close"})
-                    with anyio.move_on_after(_LAST_WORDS, shield=True):
-                        await closed(scope, receive, one.send)
+                if request.status is None:  # its body was still on its way, or its prompt was being read
+                    closed = error_response(request.cancel_error, {"Connection": "close"})
+                    with anyio.move_on_after(_ERROR_RESPONSE_SECONDS, shield=True):
+                        await closed(scope, receive, request.send)
                 raise
             finally:
-                self._answering.discard(one)
-                self.statuses.add(scope, one.status)
-                if not self._answering:
+                self._active.discard(request)
+                self.statuses.add(scope, request.status)
+                if not self._active:
                     self._idle.set()
 
     @property
     def blocked(self) -> int:
-        """Responses that wait for their readers."""
-        return sum(one.pending > 0 for one in self._answering)
+        """The number of responses that wait for their readers."""
+        return sum(request.pending > 0 for request in self._active)
 
     def abort(self, request_id: str) -> int:
         """End the generating requests of that id, each with finish_reason "abort"; returns how many there were.
@@ -66,9 +70,9 @@ class InFlight:
         It may be a stream's own id or an `X-Request-Id`, which several may share.
         """
         found = 0
-        for one in self._answering:
-            if one.stream is not None and request_id in (one.stream.id, one.request_id):
-                one.stream.abort()
+        for request in self._active:
+            if request.stream is not None and request_id in (request.stream.id, request.request_id):
+                request.stream.abort()
                 found += 1
         return found
 
@@ -78,13 +82,15 @@ class InFlight:
 
     def cut_off(self) -> None:
         """End every request; streams end with an error event."""
-        for one in list(self._answering):
-            one.scope.cancel()
+        for request in list(self._active):
+            request.scope.cancel()
 
     async def watch_readers(
         self, seconds: float, *, task_status: TaskStatus[anyio.CancelScope] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Give up readers that let a `send` wait for so long, until the scope that this hands out is cancelled."""
+        """Cut the connections of readers that let a `send` wait for `seconds`, until the scope that this hands out is
+        cancelled.
+        """
         with anyio.CancelScope() as scope:
             task_status.started(scope)
             while True:  # one timer for all of them
@@ -92,50 +98,50 @@ class InFlight:
                 await self._cut_stalled(seconds)
 
     async def _cut_stalled(self, seconds: float) -> None:
-        for one in list(self._answering):
-            if one.pending and monotonic() - one.moved > seconds:
-                if not one.given_up:
+        for request in list(self._active):
+            if request.pending and monotonic() - request.last_progress > seconds:
+                if not request.disconnected:
                     _log.warning("a reader took nothing for %g s: its connection was cut", seconds)
                     self.stalled += 1
-                why = HTTPError(408, "reader_timeout", f"nothing of the answer was read for {seconds:g} s")
-                await one.cut(why, recently=seconds / 2)
+                cancel_error = HTTPError(408, "reader_timeout", f"nothing of the answer was read for {seconds:g} s")
+                await request.cut(cancel_error, recently=seconds / 2)
 
 
-class Answering:
-    """One request: the scope of its task, and whether its reader keeps up."""
+class ActiveRequest:
+    """One request in flight: the scope of its task, and the progress of its reader."""
 
     __slots__ = (
-        "_all",
+        "_active",
         "_multiplexed",
         "_send",
-        "given_up",
-        "moved",
+        "cancel_error",
+        "disconnected",
+        "last_progress",
         "pending",
         "request_id",
         "scope",
         "status",
         "stream",
-        "why",
     )
 
-    def __init__(self, scope: anyio.CancelScope, send: Send, everyone: Set[Answering], multiplexed: bool) -> None:
+    def __init__(self, scope: anyio.CancelScope, send: Send, active: Set[ActiveRequest], multiplexed: bool) -> None:
         self.scope = scope
         self._send = send
-        self._all = everyone
+        self._active = active
         self._multiplexed = multiplexed  # HTTP/2
-        self.why: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
+        self.cancel_error: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
         self.status: int | None = None  # once the answer has begun
         self.stream: StreamLike | None = None  # while it is being generated
         self.request_id: str | None = None  # its `X-Request-Id`, from then on
-        self.given_up = False
+        self.disconnected = False
         self.pending = 0  # sends that have not returned: the reader's buffers are full
-        self.moved = 0.0  # monotonic seconds when one began after none, or returned
+        self.last_progress = 0.0  # monotonic seconds when one began after none, or returned
 
     async def send(self, message: Message) -> None:
         if self.status is None:
             self.status = message.get("status", 0)
         if not self.pending:
-            self.moved = monotonic()
+            self.last_progress = monotonic()
         self.pending += 1
         try:
             body, piece = message.get("body", b""), message
@@ -147,33 +153,37 @@ class Answering:
                 await self._send(piece)
                 if self._multiplexed:
                     await room_to_send(self._send)
-                self.moved = monotonic()
+                self.last_progress = monotonic()
         finally:
             self.pending -= 1
-            self.moved = monotonic()
+            self.last_progress = monotonic()
 
-    async def cut(self, why: AengineError, recently: float) -> None:
-        """End the connection, so that the reply sees its client leave; where that is not possible, the reply alone.
+    async def cut(self, cancel_error: AengineError, recently: float) -> None:
+        """End the connection, so that the response sees its client leave; where that is not possible, cancel the
+        response alone.
 
-        recently: seconds. A connection that took something of another reply since then goes on.
+        recently: seconds. A connection that took something of another response since then goes on.
         """
-        self.given_up = True
-        self.moved = monotonic()
-        self.why = why
-        if not await reset_connection(self._send, self._others_move(recently)):
+        self.disconnected = True
+        self.last_progress = monotonic()
+        self.cancel_error = cancel_error
+        if not await reset_connection(self._send, self._others_progress(recently)):
             self.scope.cancel()
 
-    def _others_move(self, recently: float) -> bool:
+    def _others_progress(self, recently: float) -> bool:
         if not self._multiplexed:
             return False
-        since, mine = monotonic() - recently, connection_of(self._send)
+        since, connection = monotonic() - recently, connection_of(self._send)
         return any(
-            not one.given_up and one.moved > since and one is not self and connection_of(one._send) is mine
-            for one in self._all
+            not request.disconnected
+            and request.last_progress > since
+            and request is not self
+            and connection_of(request._send) is connection
+            for request in self._active
         )
 
 
-def why_cut(scope: Scope) -> AengineError:
-    """The error for the client of a reply that is cancelled."""
-    one: Answering | None = scope.get(ANSWERING)
-    return EngineClosedError(SHUTTING_DOWN) if one is None else one.why
+def cancel_error(scope: Scope) -> AengineError:
+    """The error for the client of a response that is cancelled."""
+    request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
+    return EngineClosedError(SHUTTING_DOWN) if request is None else request.cancel_error

@@ -1,4 +1,4 @@
-"""Our classes in the place of hypercorn's, which has no setting for them, in every way of starting it."""
+"""Puts our classes in the place of hypercorn's, which has no setting for them, in every way of starting it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aengine.http.hypercorn.http2 import BoundedH2
 
 
 def install() -> None:
-    """What this process accepts from now on is served by our classes."""
+    """Replace hypercorn's classes for all connections that this process accepts from now on."""
     connections, turns = OpenConnections(most_connections()), Turnstile(per_pass=1)
     # These modules look the names up whenever they make one.
     runs.TCPServer = partial(AcceptedConnection, connections)  # type: ignore[attr-defined, assignment]

@@ -1,4 +1,4 @@
-"""A server's shutdown does not wait for connections that are still open."""
+"""Keeps a server's shutdown from waiting for connections that are still open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans on a timeline, one for each message that goes to the server: what sending costs."""
+"""Records a span on the timeline for each message that goes to the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.timeline import SENDS, Timeline
 
 
 class TracedSends:
-    """An application that does what another one does. Sends that overlap get tracks of their own."""
+    """Middleware that records the sends of `app`. Sends that overlap get tracks of their own."""
 
     def __init__(self, app: ASGIApp, timeline: Timeline) -> None:
         self._app = app

@@ -1,4 +1,6 @@
-"""A lock that one worker of a server gets: a second would load the model again, and know nothing of the first."""
+"""A lock that lets only one worker of a server start: a second would load the model again, and know nothing of the
+first.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""OpenAI's dialect: chunks, logprobs, tools, and how an answer is read."""
+"""OpenAI's formats: chunks, logprobs, tools, and parsing of answers."""

@@ -1,4 +1,4 @@
-"""How `/v1/chat/completions` words an answer: as chunks, and as one message."""
+"""Encodes answers of `/v1/chat/completions`: as chunks, and as one message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from aengine.http.bodies.requests import UsageShown
 from aengine.http.engine_like import StreamLike
-from aengine.http.openai.chunks import OpenAIDialect
+from aengine.http.openai.chunks import ChunkEncoder
 from aengine.http.openai.logprobs import ChatLogprobs, usage_body
 from aengine.http.openai.reading import ChoiceReader
 from aengine.text.answer.deltas import Answer, Call, CallDelta, ContentDelta, Delta, ReasoningDelta
@@ -18,8 +18,8 @@ from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 _SLICE = 1024  # tokens of a thought that are counted between two turns of the loop
 
 
-class ChatDialect(OpenAIDialect):
-    """Chunks; one reader per choice tells thoughts and calls from content."""
+class ChatChunkEncoder(ChunkEncoder):
+    """Encodes chunks; one reader per choice separates thoughts and calls from content."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ChatDialect(OpenAIDialect):
         self._logprobs = logprobs
 
     def opening(self) -> bytes:
-        """The role, once per choice. Where content may stay away, it is null until it comes."""
+        """The chunks with the role, one per choice. Where content may stay away, it is null until it comes."""
         events = []
         for index, reader in enumerate(self._readers):
             role = {"role": "assistant", "content": "" if reader.parser.plain else None}
@@ -66,7 +66,7 @@ class ChatDialect(OpenAIDialect):
             else:
                 events += self._piece(index, type(delta), delta.text)
         if ends:
-            logprobs = None if self._logprobs is None else self._logprobs.word(fragment.logprobs)
+            logprobs = None if self._logprobs is None else self._logprobs.body(fragment.logprobs)
             events += self._event(self._choice(index, last, logprobs, _finish_reason(reason, parser)))
         return events
 
@@ -80,7 +80,7 @@ class ChatDialect(OpenAIDialect):
         return usage_body(usage, sum(reader.thought_tokens for reader in self._readers))
 
 
-async def word_completion(
+async def chat_body(
     head: dict[str, Any], completion: Completion, readers: Sequence[ChoiceReader], logprobs: ChatLogprobs | None
 ) -> object:
     """The whole body of an answer that is not streamed."""
@@ -102,7 +102,7 @@ async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogpr
     return {
         "index": choice.index,
         "message": message,
-        "logprobs": None if logprobs is None else await logprobs.raw(choice.logprobs),
+        "logprobs": None if logprobs is None else await logprobs.encoded_body(choice.logprobs),
         "finish_reason": _finish_reason(choice.finish_reason, parser),
     }
 

@@ -1,4 +1,4 @@
-"""OpenAI's chunks: what `/v1/completions` and `/v1/chat/completions` have in common when they stream."""
+"""The encoder of OpenAI's chunks, for `/v1/completions` and `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from aengine.types import Fragment, Usage
 _HOLE = sse.encode(sse.HOLE)
 
 
-class OpenAIDialect(ABC):
-    """One request's chunks. A subclass writes the entry of one choice."""
+class ChunkEncoder(ABC):
+    """Encodes one request's chunks. A subclass writes the entry of one choice."""
 
     def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown) -> None:
         """`head` has the fields that all chunks share: id, object, created, model."""
@@ -44,7 +44,9 @@ class OpenAIDialect(ABC):
         return sse.event({**self._head, "choices": [], "usage": self._usage_body(usage)}) + sse.DONE
 
     def _piece(self, index: int, kind: type[ContentDelta | ReasoningDelta], text: str) -> bytes:
-        """Text without logprobs or finish_reason: events that differ in their text alone are encoded once."""
+        """The chunk of a text without logprobs or finish_reason: chunks that differ in their text alone are encoded
+        once.
+        """
         if (around := self._around.get((index, kind))) is None:
             around = self._event(self._choice(index, kind(sse.HOLE))).split(_HOLE)
             if self._usage_shown != "always":

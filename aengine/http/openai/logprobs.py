@@ -1,4 +1,4 @@
-"""What the answers of several endpoints have in common: usage, and logprobs in OpenAI's two shapes."""
+"""Usage, and logprobs in OpenAI's two shapes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aengine.http.streams.slices import raw_list
+from aengine.http.streams.slices import encoded_list
 from aengine.types import TokenLogprob, TopLogprob, Usage
 
 
 def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:
-    """`reasoning_tokens`: of the completion's, those of thoughts; None where nobody tells them apart."""
+    """The `usage` of an answer. `reasoning_tokens`: the completion's tokens that are thoughts; None where nobody tells
+    them apart.
+    """
     details = {} if reasoning_tokens is None else {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -23,18 +25,18 @@ def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> dict[str, A
 
 
 class ChatLogprobs:
-    """As `/v1/chat/completions` has them: a list of tokens under `content`."""
+    """Logprobs as `/v1/chat/completions` has them: a list of tokens under `content`."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         """`bytes_of` tells a token's own bytes: a part of a character has no text of its own."""
         self._bytes_of = bytes_of
 
-    def word(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    def body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         return None if logprobs is None else {"content": [self._with_top(one) for one in logprobs]}
 
-    async def raw(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-        """The same of a whole answer, worded a few tokens at a time."""
-        return None if logprobs is None else {"content": await raw_list(logprobs, self._with_top)}
+    async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        """The body for a whole answer, encoded a slice at a time."""
+        return None if logprobs is None else {"content": await encoded_list(logprobs, self._with_top)}
 
     def _with_top(self, one: TokenLogprob) -> dict[str, Any]:
         return {**self._candidate(one), "top_logprobs": [self._candidate(top) for top in one.top]}
@@ -45,21 +47,23 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """As `/v1/completions` has them: parallel lists, with offsets into the text that run on from chunk to chunk."""
+    """Logprobs as `/v1/completions` has them: parallel lists, with offsets into the text that run on from chunk to
+    chunk.
+    """
 
     def __init__(self) -> None:
         self._offset = 0  # characters
 
-    def word(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    def body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if logprobs is None:
             return None
         return {**self._plain(logprobs), "top_logprobs": [_by_text(one) for one in logprobs]}
 
-    async def raw(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-        """The same of a whole answer, its candidates worded a few tokens at a time."""
+    async def encoded_body(self, logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        """The body for a whole answer, its candidates encoded a slice at a time."""
         if logprobs is None:
             return None
-        return {**self._plain(logprobs), "top_logprobs": await raw_list(logprobs, _by_text)}
+        return {**self._plain(logprobs), "top_logprobs": await encoded_list(logprobs, _by_text)}
 
     def _plain(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         offsets = []
@@ -74,7 +78,8 @@ class CompletionLogprobs:
 
 
 def _by_text(one: TokenLogprob) -> dict[str, float] | None:
-    """The candidates and, as OpenAI has it, always the sampled token; of two with the same text the likelier.
+    """Logprobs by token text: the candidates and, as OpenAI has it, always the sampled token; of two with the same text
+    the likelier.
 
     None for a prompt's first token, which follows nothing.
     """

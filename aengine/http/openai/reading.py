@@ -1,4 +1,4 @@
-"""What is looked for in the answer to one request: thoughts, and calls of the tools that it offers."""
+"""Parsing of one request's answers: thoughts, and calls of the tools that it offers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aengine.http.openai.tools import ToolUse
 from aengine.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool, CallFormat
-from aengine.text.answer.formats.known import FORMATS
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.answer.thought_tokens import ThoughtTokens
@@ -22,22 +22,22 @@ from aengine.types import SamplingParams
 
 
 class ChoiceReader(NamedTuple):
-    """What reads one answer: its text, and its tokens where there may be thoughts among them."""
+    """The parser of one choice, with a count of its thought's tokens where there may be thoughts."""
 
     parser: AnswerParser
     thought: ThoughtTokens | None
 
     @property
     def thought_tokens(self) -> int:
-        """Those of the thought so far."""
+        """The number of tokens of the thought so far."""
         return 0 if self.thought is None else self.thought.count
 
 
 class AnswerReading:
     """The model's format, as far as the server's knobs leave it, and the request's tools.
 
-    `may_think` is False where the request keeps the model from thinking. `formed`: the form that the request has given
-    the answer. Behind a thought it is that, or calls where these cannot be mistaken for it.
+    `may_think` is False where the request keeps the model from thinking. With `structured`, what follows a thought
+    matches it, or is calls where these cannot be mistaken for it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AnswerReading:
         tools: ToolUse,
         *,
         may_think: bool = True,
-        formed: Structured | None = None,
+        structured: Structured | None = None,
     ) -> None:
         self._format = answer_format
         self._tools = tools
@@ -63,17 +63,17 @@ class AnswerReading:
                 "the server's knob tool_format names it",
                 "tool_choice",
             )
-        self._formed = formed is not None and not tools.forced
+        self._structured = structured is not None and not tools.forced
         # JSON never begins with a marker; any other form might, and Llama 3's calls are JSON themselves.
-        json = formed is not None and (formed.json is not None or formed.json_object)
-        if self._formed and (not json or (self._calls is not None and self._calls.syntax.bare)):
+        json = structured is not None and (structured.json is not None or structured.json_object)
+        if self._structured and (not json or (self._calls is not None and self._calls.syntax.bare)):
             self._calls = None
 
-    def asked(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
-        """What the engine is asked for: markers that can be seen, and a grammar where the request binds the answer."""
+    def engine_params(self, params: SamplingParams, opens_thought: bool) -> SamplingParams:
+        """`params` with visible markers, and with a grammar where the request binds the answer."""
         markers = self._format.shown_special_ids(self._thoughts, self._calls)
         structured = params.structured
-        if structured is not None and self._formed:
+        if structured is not None and self._structured:
             calls = None if self._calls is None else self._grammar(self._calls).rules()
             structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought), calls=calls)
         elif self._calls is not None and (grammar := self.calls_grammar(opens_thought)) is not None:
@@ -85,8 +85,8 @@ class AnswerReading:
         )
 
     def calls_grammar(self, opens_thought: bool) -> str | None:
-        """The grammar, in Lark's notation, of an answer that must call tools, or may call some of them or in some way
-        only; None where it may say what it likes.
+        """The grammar, in Lark's notation, of an answer that must call tools, or may call only some of them or in some
+        way only; None where the answer is free.
         """
         tools, calls = self._tools, self._calls
         if calls is None:
@@ -104,16 +104,16 @@ class AnswerReading:
         """A reader of one answer. `opens_thought`: the prompt ends within a thought; `bytes_of`: a token's bytes."""
         calls, markers = self._calls, self._format.thought_markers
         # What has a form and no thought before it may begin with anything, a marker too.
-        thinks = self._thoughts and not (self._formed and self._thought(opens_thought) == "never")
+        thinks = self._thoughts and not (self._structured and self._thought(opens_thought) == "never")
         parser = AnswerParser(
             ThoughtParser(opens_thought, markers) if thinks else None,
             None if calls is None else ToolCallParser(calls, self._tools.schemas, self._tools.parallel),
-            calls_begin=calls.syntax.begin if self._formed and calls is not None else None,
+            calls_begin=calls.syntax.begin if self._structured and calls is not None else None,
         )
         return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
 
     def _grammar(self, form: CallFormat) -> CallGrammar:
-        """What the model may call, with whatever arguments where nobody asked for more."""
+        """The grammar of the tools that the model may call, with any arguments where nothing asks for more."""
         names = self._tools.names
         tools = [
             CallableTool(
@@ -128,7 +128,7 @@ class AnswerReading:
         return CallGrammar(tools, form, self._tools.parallel, self._format.markers, self._format.thought_markers)
 
     def _thought(self, opens_thought: bool) -> Thought:
-        """Where nobody looks for thoughts, there are none to keep out of the way of."""
+        """Whether a thought may stand before the answer; never where nobody looks for thoughts."""
         if not self._thoughts:
             return "never"
         return "open" if opens_thought else "possible" if self._may_think else "never"

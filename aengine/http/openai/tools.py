@@ -1,4 +1,4 @@
-"""Which tools a request offers to the model, which it may call, and whether it must."""
+"""Reads `tools` and `tool_choice`: the tools that a request offers, which may be called, and whether one must."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.http.bodies.requests import ChatRequest
 
 
 class ToolUse(NamedTuple):
-    """`callable_tools` are all that are offered, or those that were chosen."""
+    """The tools of a request. `callable_tools` are all that are offered, or those that were chosen."""
 
     offered: list[Tool]
     callable_tools: list[Tool]
@@ -64,7 +64,7 @@ def tool_use(body: ChatRequest) -> ToolUse:
 
 
 def _chosen(tools: Sequence[Tool], named: Sequence[ChosenTool], where: str) -> list[Tool]:
-    """The tools of these names; `where` is the place of each one's name, a gap for its number in it."""
+    """The tools with these names; `where` is the place of each one's name, a gap for its number in it."""
     known = {tool.function.name for tool in tools}
     for index, each in enumerate(named):
         if each.function.name not in known:

@@ -1,1 +1,1 @@
-"""Replies that stream or wait, and what may stand between them and the engine."""
+"""Responses that stream or wait, and the streams between them and the engine."""

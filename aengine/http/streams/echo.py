@@ -1,4 +1,4 @@
-"""`echo`: a stream that begins each of its choices with the prompt, as if that had been drawn too."""
+"""`echo`: a stream that puts the prompt in front of each choice, as if it had been drawn too."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usa
 
 
 class EchoingStream:
-    """Another stream's fragments, the prompt's text and logprobs in front of each choice's own.
+    """Wraps a stream: the prompt's text and logprobs come in front of each choice's own.
 
     `ids` are the prompt's where `logprobs` are wanted, with so many candidates. With `mute` nothing that was drawn
-    is told (max_tokens 0: one token is drawn because the engine draws at least one).
+    is shown (max_tokens 0: one token is drawn because the engine draws at least one).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EchoingStream:
         self._logprobs = logprobs
         self._mute = mute
         self._begun: set[int] = set()  # choices
-        self._words: Sequence[TokenLogprob] | None = None  # of the prompt; all choices share them
+        self._prompt_logprobs: Sequence[TokenLogprob] | None = None  # of the prompt; all choices share them
 
     @property
     def backlog(self) -> int:
@@ -62,22 +62,23 @@ class EchoingStream:
         """The prompt as fragments in front of a choice's first; its text is in the first of them."""
         if self._logprobs is None or fragment.prompt_logprobs is None:
             return [Fragment(self._text, index=fragment.index, prompt_logprobs=fragment.prompt_logprobs)]
-        if self._words is None:
-            self._words = await self._worded(fragment.prompt_logprobs, self._logprobs)
-        pieces = [tuple(self._words[start : start + SLICE]) for start in range(0, len(self._words), SLICE)]
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = await self._token_logprobs(fragment.prompt_logprobs, self._logprobs)
+        shared = self._prompt_logprobs
+        pieces = [tuple(shared[start : start + SLICE]) for start in range(0, len(shared), SLICE)]
         begin = Fragment(self._text, (), pieces[0], index=fragment.index, prompt_logprobs=fragment.prompt_logprobs)
         return [begin, *(Fragment("", (), piece, index=fragment.index) for piece in pieces[1:])]
 
-    async def _worded(self, scores: Sequence[PromptLogprob], count: int) -> list[TokenLogprob]:
+    async def _token_logprobs(self, scores: Sequence[PromptLogprob], count: int) -> list[TokenLogprob]:
         text, first = self._tokenizer.token_text, self._ids[0]
-        words = [TokenLogprob(first, text(first), math.nan)]  # it follows nothing
+        logprobs = [TokenLogprob(first, text(first), math.nan)]  # it follows nothing
         for place, score in enumerate(scores):
             if place % SLICE == 0:
                 await asyncio.sleep(0)
             candidates = zip(score.top_ids[:count], score.top[:count], strict=True)
             top = tuple(TopLogprob(one, text(one), logprob) for one, logprob in candidates)
-            words.append(TokenLogprob(score.token_id, text(score.token_id), score.logprob, top))
-        return words
+            logprobs.append(TokenLogprob(score.token_id, text(score.token_id), score.logprob, top))
+        return logprobs
 
 
 def _muted(fragment: Fragment) -> Fragment:

@@ -1,4 +1,4 @@
-"""Fragments taken together: merged where a reader is behind, or collected into a finished answer."""
+"""Combines fragments: merged where a reader is behind, or collected into a finished answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _joined_logprobs(pieces: list[Fragment]) -> tuple[TokenLogprob, ...] | None:
 
 
 async def collect(stream: StreamLike) -> Completion:
-    """Everything until the end. Raises what befell the request; `EngineFailedError` if it ended without usage."""
+    """Read a stream to its end. Raises what befell the request; `EngineFailedError` if it ended without usage."""
     by_choice: dict[int, list[Fragment]] = {}
     usage: Usage | None = None
     while usage is None and (fragments := await stream.take()):

@@ -1,4 +1,4 @@
-"""Several streams read as one: a request with a list of prompts."""
+"""Reads several streams as one, for a request with a list of prompts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GatheredStream:
 
     def _begin(self, position: int) -> asyncio.Task[list[Fragment]]:
         task = asyncio.ensure_future(self._streams[position].take())
-        task.add_done_callback(_look_at)
+        task.add_done_callback(_retrieve_error)
         return task
 
     def _renumbered(self, fragment: Fragment, position: int) -> Fragment:
@@ -64,12 +64,12 @@ class GatheredStream:
         return msgspec.structs.replace(fragment, index=position * self._n + fragment.index, usage=None)
 
     def abort(self) -> None:
-        """Ends the takes as well: a stream that is aborted says its last at once."""
+        """Abort all streams, which ends the takes as well: an aborted stream delivers its last fragment at once."""
         for stream in self._streams:
             stream.abort()
 
 
-def _look_at(task: asyncio.Task[list[Fragment]]) -> None:
+def _retrieve_error(task: asyncio.Task[list[Fragment]]) -> None:
     # Of streams that fail together only the first is reported; asyncio shall not complain about the others.
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Logprobs of prompts, as vLLM words them, without keeping the loop from anything else for long."""
+"""Logprobs of prompts in the shape that vLLM has given them, encoded a slice at a time."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aengine.http.engine_like import StreamLike, TokenizerLike
-from aengine.http.streams.slices import EncodedList, raw_list
+from aengine.http.streams.slices import EncodedList, encoded_list
 from aengine.types import Fragment, PromptLogprob
 
-ToldPrompt = Callable[[int], dict[str, Any]]  # by choice: what its prompt adds to an answer
+PromptLogprobsOf = Callable[[int], dict[str, Any]]  # by choice: what its prompt adds to an answer
 
 
-def told_nothing(index: int) -> dict[str, Any]:
-    """Where nobody asked."""
+def no_prompt_logprobs(index: int) -> dict[str, Any]:
+    """For a request without `prompt_logprobs`: nothing is added."""
     return {}
 
 
-class WordedPrompts:
-    """A stream that words the prompt logprobs in its fragments as they come."""
+class PromptLogprobsStream:
+    """A stream that encodes the prompt logprobs in its fragments as they come."""
 
     def __init__(self, stream: StreamLike, tokenizer: TokenizerLike) -> None:
         self.id = stream.id
         self.prompt_tokens = stream.prompt_tokens
         self._stream = stream
         self._tokenizer = tokenizer
-        self._worded: dict[int, tuple[Sequence[PromptLogprob], EncodedList]] = {}  # by choice
+        self._encoded: dict[int, tuple[Sequence[PromptLogprob], EncodedList]] = {}  # by choice
 
     @property
     def backlog(self) -> int:
@@ -36,8 +36,8 @@ class WordedPrompts:
         for fragment in fragments:
             if (scores := fragment.prompt_logprobs) is not None:
                 # The choices of one prompt share the list.
-                known = (worded for one, worded in self._worded.values() if one is scores)
-                self._worded[fragment.index] = (scores, next(known, None) or await self._word(scores))
+                encoded = (body for other, body in self._encoded.values() if other is scores)
+                self._encoded[fragment.index] = (scores, next(encoded, None) or await self._encode(scores))
         return fragments
 
     def abort(self) -> None:
@@ -48,11 +48,11 @@ class WordedPrompts:
 
         None for the first token, which follows nothing. Nothing at all for a choice that ended before it began.
         """
-        worded = self._worded.get(index)
-        return {} if worded is None else {"prompt_logprobs": worded[1]}
+        body = self._encoded.get(index)
+        return {} if body is None else {"prompt_logprobs": body[1]}
 
-    async def _word(self, scores: Sequence[PromptLogprob]) -> EncodedList:
-        return await raw_list([None, *scores], self._candidates)
+    async def _encode(self, scores: Sequence[PromptLogprob]) -> EncodedList:
+        return await encoded_list([None, *scores], self._candidates)
 
     def _candidates(self, score: PromptLogprob | None) -> dict[str, Any] | None:
         if score is None:
@@ -63,12 +63,16 @@ class WordedPrompts:
             for rank, (token_id, logprob) in enumerate(zip(score.top_ids, score.top, strict=True), 1)
         }
         own = {"logprob": score.logprob, "rank": score.rank, "decoded_token": text(score.token_id)}
-        return {str(score.token_id): own} | {name: one for name, one in found.items() if name != str(score.token_id)}
+        return {str(score.token_id): own} | {
+            name: other for name, other in found.items() if name != str(score.token_id)
+        }
 
 
-def told_prompts(stream: StreamLike, tokenizer: TokenizerLike, asked: int | None) -> tuple[StreamLike, ToldPrompt]:
-    """The stream to read, and what it will have told of each choice's prompt: nothing unless asked."""
-    if asked is None:
-        return stream, told_nothing
-    worded = WordedPrompts(stream, tokenizer)
-    return worded, worded.of
+def with_prompt_logprobs(
+    stream: StreamLike, tokenizer: TokenizerLike, count: int | None
+) -> tuple[StreamLike, PromptLogprobsOf]:
+    """The stream to read, and the fields that its prompt logprobs (`count` candidates each) add to each choice."""
+    if count is None:
+        return stream, no_prompt_logprobs
+    prompt_logprobs = PromptLogprobsStream(stream, tokenizer)
+    return prompt_logprobs, prompt_logprobs.of

@@ -1,4 +1,4 @@
-"""Long answers a slice at a time: the loop turns in between, and nothing of them is in memory twice."""
+"""Encodes long answers a slice at a time: the loop turns in between, and nothing of them is in memory twice."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class EncodedList:
         self.pieces = pieces
 
 
-async def raw_list(items: Sequence[T], word: Callable[[T], object]) -> EncodedList:
-    """The list of what `word` makes of each item, encoded."""
+async def encoded_list(items: Sequence[T], body_of: Callable[[T], object]) -> EncodedList:
+    """A list of `body_of` each item, encoded as JSON a slice at a time."""
     pieces = [b"["]
     for start in range(0, len(items), SLICE):
-        encoded = msgspec.json.encode([word(item) for item in items[start : start + SLICE]])
+        encoded = msgspec.json.encode([body_of(item) for item in items[start : start + SLICE]])
         pieces.append(encoded[1:-1] if not start else b"," + encoded[1:-1])
         await asyncio.sleep(0)
     pieces.append(b"]")

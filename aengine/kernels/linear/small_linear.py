@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import Launch, launch_for, power_of_two
+from aengine.kernels.linear.base import Norm
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
@@ -252,14 +253,6 @@ def _splits(tiles: int, k: int, processors: int) -> int:
 def _early(piece: int, most: int) -> int:
     """The largest power of two within both."""
     return min(most, 1 << (piece.bit_length() - 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """An RMS norm of the rows before the product."""
-
-    weight: Tensor  # [k]
-    eps: float
 
 
 class SmallLinear:

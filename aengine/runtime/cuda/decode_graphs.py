@@ -162,7 +162,7 @@ class DecodeGraphs:
         return Draws(draws.token_ids[: len(rows)], draws.finite[: len(rows)], None)
 
     def _shareable(self, size: int) -> bool:
-        return size >= LEAST_SHARERS and self._decoder.config.window(0) is None
+        return size >= LEAST_SHARERS and self._decoder.config.windows[0] is None
 
     def _size(self, n: int) -> int:
         return self.sizes[bisect.bisect_left(self.sizes, n)]

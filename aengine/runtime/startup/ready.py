@@ -57,7 +57,7 @@ def log_ready(
     log.info(
         "%s, %.1f M parameters in %s, on %s; attention: %s",
         decoder.config.architecture,
-        decoder.num_parameters / 1e6,
+        decoder.config.parameters / 1e6,
         str(decoder.dtype).removeprefix("torch."),
         device,
         attention,

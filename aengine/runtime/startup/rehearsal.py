@@ -21,6 +21,7 @@ from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.offline import Share, compile_utilities, compiling
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.decoder import Decoder
+from aengine.model.groups import leave_empty
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
 from aengine.runtime.startup.cuda_memory import trial_pool
 from aengine.runtime.startup.job import Job
@@ -45,8 +46,9 @@ def run_through(job: Job) -> None:
     config, dtype = job.config, getattr(torch, job.dtype)
     attention = TritonAttention(lambda: absent_prefill(job.capability, dtype))
     decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len)
+    leave_empty(decoder.groups)
     decoder.thin_out()
-    steps = StepSizes.of(config, decoder, job.capability, job.launch.processors)
+    steps = StepSizes.of(config, job.model, job.capability, job.launch.processors)
     sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most)
     if config.kv_cache_gib is None:
         num_pages, length = trial_pool(config, decoder, steps.most)
@@ -97,17 +99,17 @@ def compile_flash(job: Job) -> None:
 def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     """What prefill chunks launch, of as many tokens as there are in a start-up."""
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
-    decoder = Decoder(model, TritonKernels(), TritonAttention(_Absent), dtype, META, config.max_model_len)
-    steps = StepSizes.of(config, decoder, job.capability, job.launch.processors)
+    heads = model.layers[0].attention
+    steps = StepSizes.of(config, model, job.capability, job.launch.processors)
     sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most)
     launch_kinds(
         attention,
         device,
         tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
-        windows=list(dict.fromkeys(model.window(layer) for layer in range(model.num_layers))),
-        heads=model.num_heads,
-        kv_heads=model.num_kv_heads,
-        dim=model.head_dim,
+        windows=list(dict.fromkeys(model.windows)),
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        dim=heads.head_dim,
         page_size=config.page_size,
         dtype=dtype,
     )

@@ -47,8 +47,8 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime
     kv = KVPool(model.kv_shape(config.page_size, dtype), pool.num_pages, device)
     rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
     executor = StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
-    threads = forward_threads(config.torch_threads, decoder.num_parameters)
+    threads = forward_threads(config.torch_threads, model.parameters)
     name = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
     log_ready(decoder, name, attention.name, config, pool, max_step_tokens, phases)
-    limit = mixed_limit(config, decoder, max_step_tokens)
+    limit = mixed_limit(config, model, max_step_tokens)
     return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit)

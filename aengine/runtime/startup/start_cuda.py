@@ -11,14 +11,12 @@ from pathlib import Path
 import torch
 
 from aengine.attention.flash_backend import choose_prefill
-from aengine.attention.torch_backend import TorchAttention
 from aengine.attention.triton_backend import TritonAttention
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
-from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
 from aengine.runtime.cuda.capture import GraphSizes, capture, make_executor
 from aengine.runtime.cuda.runner import CudaRunner, GraphedExecutor
@@ -70,7 +68,7 @@ def start_cuda(config: EngineConfig, folder: Path, model: ModelConfig, device: t
         )
         stream.synchronize()
         phases.end("weights")
-        steps = StepSizes.of(config, decoder, job.capability, job.launch.processors)
+        steps = StepSizes.of(config, model, job.capability, job.launch.processors)
         sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most)
         phases.end("imports")
         ahead.wait()
@@ -103,7 +101,7 @@ def start_cuda(config: EngineConfig, folder: Path, model: ModelConfig, device: t
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:
     """What will be launched, as far as it is known before the weights are."""
-    weights = Decoder(model, TritonKernels(), TorchAttention(), dtype).num_parameters * dtype.itemsize
+    weights = model.parameters * dtype.itemsize
     left = Budget.of(device, config.gpu_memory_utilization).left(weights)
     return Job(
         config=config,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.model.decoder import Decoder
+from aengine.model.config import ModelConfig
 from aengine.types import MixedLimit
 
 CPU_STEP_TOKENS = 512  # a chunk of a long prompt takes about as long as a stream tolerates waiting
@@ -30,12 +30,11 @@ def step_tokens(config: EngineConfig, default: int) -> int:
     return tokens
 
 
-def mixed_limit(config: EngineConfig, decoder: Decoder, default: int) -> MixedLimit:
+def mixed_limit(config: EngineConfig, model: ModelConfig, default: int) -> MixedLimit:
     """How many prompt tokens go beside decodes: as many as asked for, or `default`."""
-    model = decoder.config
     # Multiply-adds of one token in the layers' products, and with one key in attention.
-    products = decoder.num_parameters - (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
-    attention = 2 * model.num_layers * model.num_heads * model.head_dim
+    products = model.active_parameters - model.end_parameters
+    attention = sum(2 * layer.attention.queries for layer in model.layers)
     return MixedLimit(config.max_mixed_tokens or default, products / attention, MIXED_MULTIPLE)
 
 
@@ -47,11 +46,11 @@ class StepSizes:
     mixed: MixedLimit
 
     @classmethod
-    def of(cls, config: EngineConfig, decoder: Decoder, capability: tuple[int, int], processors: int) -> StepSizes:
+    def of(cls, config: EngineConfig, model: ModelConfig, capability: tuple[int, int], processors: int) -> StepSizes:
         """What suits a CUDA device of this compute capability, with so many multiprocessors."""
-        parameters, speed = decoder.num_parameters, device_speed(capability, processors)
+        parameters, speed = model.active_parameters, device_speed(capability, processors)
         most = step_tokens(config, default_step_tokens(parameters, speed))
-        return cls(most, mixed_limit(config, decoder, default_mixed_tokens(parameters, most, speed)))
+        return cls(most, mixed_limit(config, model, default_mixed_tokens(parameters, most, speed)))
 
 
 def default_step_tokens(parameters: int, speed: float) -> int:

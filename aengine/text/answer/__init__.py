@@ -1,1 +1,1 @@
-"""Reading what a model answers: thoughts, calls of tools, content."""
+"""Parsing of answers: thoughts, calls of tools, content."""

@@ -1,4 +1,4 @@
-"""Calls of tools within the text that a model writes."""
+"""Parses calls of tools within the text that a model writes, as it comes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ToolCallParser:
     """Turns text into content and calls of `tools`, without `parallel` into one call at most.
 
     What looks like a call but is none by the time its arguments begin is content, to the last character; later
-    mistakes are handed on within the arguments, which have been told by then. Blanks around calls are dropped.
+    mistakes are handed on within the arguments, which have been emitted by then. Blanks around calls are dropped.
     The result does not depend on how the text is cut, and time is linear in it.
     """
 
@@ -21,15 +21,15 @@ class ToolCallParser:
         "_after_call",
         "_blanks",
         "_edge",
+        "_emits_call",
         "_form",
+        "_has_content",
         "_marker",
         "_parallel",
         "_reader",
         "_search",
-        "_spoken",
         "_state",
         "_syntax",
-        "_tells",
         "_tools",
         "calls",
     )
@@ -43,15 +43,15 @@ class ToolCallParser:
         self._state: Literal["text", "call", "behind call"] = "text"
         self._search = MarkerSearch(form.syntax.begin)
         self._blanks: list[str] = []  # belong to no call and are not known to be content
-        self._spoken = False  # there has been content
+        self._has_content = False  # there has been content
         self._after_call = False  # and none since the last call
         self._reader = form.reader(tools, first=True)
         self._marker = ""  # in front of the call that is being read
-        self._tells = False  # that call
+        self._emits_call = False  # that call
         self._edge = ""  # the beginning of what ends or follows a call
 
     def feed(self, text: str) -> list[Delta]:
-        """The pieces that are complete now that `text` has come."""
+        """Parse more text: the pieces that are complete now."""
         deltas: list[Delta] = []
         while text:
             if self._state == "text":
@@ -63,17 +63,17 @@ class ToolCallParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What was held back, once no further text will come."""
+        """Parse the end of the text: the pieces that were held back."""
         deltas: list[Delta] = []
         if self._state == "call" and not self._reader.begun:
-            self._speak(self._marker + "".join(self._reader.raw), deltas)
-        self._speak(self._edge + self._search.flush(), deltas)
+            self._emit_content(self._marker + "".join(self._reader.raw), deltas)
+        self._emit_content(self._edge + self._search.flush(), deltas)
         if self._blanks and not self._after_call:
             deltas.append(ContentDelta("".join(self._blanks)))
         return deltas
 
     def _read_text(self, text: str, deltas: list[Delta]) -> str:
-        if self._syntax.bare and not self._spoken and not self._search.held:
+        if self._syntax.bare and not self._has_content and not self._search.held:
             begun = text.lstrip()
             self._blanks.append(text[: len(text) - len(begun)])
             text = begun
@@ -81,7 +81,7 @@ class ToolCallParser:
                 self._begin_call("", first=True)
                 return text
         before, rest = self._search.feed(text)
-        self._speak(before, deltas)
+        self._emit_content(before, deltas)
         if rest is None:
             return ""
         self._begin_call(self._syntax.begin, first=True)
@@ -91,31 +91,31 @@ class ToolCallParser:
         self._state = "call"
         self._reader = self._form.reader(self._tools, first)
         self._marker = marker
-        self._tells = False
+        self._emits_call = False
 
     def _read_call(self, text: str, deltas: list[Delta]) -> str:
         reader = self._reader
-        known = reader.begun
+        had_begun = reader.begun
         taken = reader.feed(text)
-        if reader.begun and not known:
+        if reader.begun and not had_begun:
             self._blanks.clear()
             self._after_call = True
-            self._tells = self._parallel or not self.calls
-            if self._tells:
+            self._emits_call = self._parallel or not self.calls
+            if self._emits_call:
                 deltas.append(CallDelta(self.calls, "", reader.id or self._form.new_id(), reader.name))
                 self.calls += 1
         arguments = reader.take_arguments()
-        if arguments and self._tells:
+        if arguments and self._emits_call:
             deltas.append(CallDelta(self.calls - 1, arguments))
         if reader.begun and (reader.done or reader.broken):
             self._state = "behind call"
         elif reader.broken:
             self._state = "text"
-            self._speak(self._marker + "".join(reader.raw), deltas)
+            self._emit_content(self._marker + "".join(reader.raw), deltas)
         return text[taken:]
 
     def _read_behind(self, text: str) -> str:
-        """Over the group's end, or to its next call."""
+        """Skip the end of the group, or go on to its next call."""
         end, further = self._syntax.end, self._syntax.further
         text, self._edge = self._edge + text, ""
         rest = text.lstrip(self._syntax.noise)
@@ -134,15 +134,15 @@ class ToolCallParser:
         self._blanks.clear()
         return rest[len(end) :]
 
-    def _speak(self, text: str, deltas: list[Delta]) -> None:
-        """Tell content, but blanks at its end only with what follows them."""
+    def _emit_content(self, text: str, deltas: list[Delta]) -> None:
+        """Append content, but hold back blanks at its end until something follows them."""
         kept = text.rstrip()
         if kept:
-            told = "".join(self._blanks) + kept
-            if self._after_call and not self._spoken:
-                told = told.lstrip()
-            deltas.append(ContentDelta(told))
+            content = "".join(self._blanks) + kept
+            if self._after_call and not self._has_content:
+                content = content.lstrip()
+            deltas.append(ContentDelta(content))
             self._blanks.clear()
-            self._spoken, self._after_call = True, False
+            self._has_content, self._after_call = True, False
         if len(kept) < len(text):
             self._blanks.append(text[len(kept) :])

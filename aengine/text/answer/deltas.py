@@ -1,4 +1,4 @@
-"""What an answer consists of, piece by piece: thought, content, and calls of tools."""
+"""The pieces of an answer as it comes: thought, content, and calls of tools."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The pieces of an answer, put together."""
+    """A whole answer."""
 
     content: str
     reasoning: str
     calls: tuple[Call, ...]
 
 
-def put_together(deltas: Iterable[Delta]) -> Answer:
-    """The answer that the deltas tell."""
+def join_deltas(deltas: Iterable[Delta]) -> Answer:
+    """Join the pieces to the whole answer."""
     content: list[str] = []
     reasoning: list[str] = []
     heads: list[tuple[str, str]] = []  # id and name

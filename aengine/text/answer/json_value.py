@@ -1,4 +1,4 @@
-"""Where a JSON value ends in a text that comes in pieces."""
+"""Finds the end of a JSON value in a text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _AFTER_SCALAR = re.compile(r"[ \t\r\n,}\]]")
 
 
 class JsonValue:
-    """Counts what is open in one value, whose first character tells its kind. Time is linear."""
+    """Counts the open brackets and quotes of one value, whose first character tells its kind. Time is linear."""
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_scalar")
 
@@ -20,8 +20,8 @@ class JsonValue:
         self._scalar = first not in '"{['
 
     def read(self, text: str, at: int) -> tuple[int, bool]:
-        """Read on from a place in the text: where the part of it ends that belongs to the value, and whether that is
-        the value's end.
+        """Read from a place in the text: where the part of it ends that belongs to the value, and whether that is the
+        value's end.
         """
         while at < len(text):
             if self._escaped:

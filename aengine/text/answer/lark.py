@@ -1,4 +1,4 @@
-"""Pieces of grammars in Lark's notation, as llguidance reads it."""
+"""Builds pieces of grammars in Lark's notation, as llguidance reads it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PLACED = re.compile(rf"{_PLACE}(\S+)$", re.MULTILINE)
 
 
 def literal(text: str) -> str:
-    """A text as it is; an empty one is left away."""
+    """A terminal of a text as it is; an empty one is left away."""
     return json.dumps(text).replace("\x7f", "\\u007f") if text else ""
 
 
 def marker(text: str, tokens: Tokens) -> str:
-    """A marker: its token, or its text."""
+    """A terminal of a marker: its token, or its text."""
     return f"<[{tokens[text]}]>" if text in tokens else literal(text)
 
 
@@ -63,12 +63,12 @@ def till(last: str, terminal: str, others: str) -> str:
 
 
 def without(text: str) -> str:
-    """What does not contain a text."""
+    """A regular expression of texts that do not contain a text."""
     return f"~/(.|\\n)*{pattern(text)}(.|\\n)*/"
 
 
 def not_beginning(text: str) -> str:
-    """What does not begin with a text, blanks before it (as Python strips them) or not."""
+    """A regular expression of texts that do not begin with a text, blanks before it (as Python strips them) or not."""
     return f"~/[\\s\\x1c-\\x1f]*{pattern(text)}(.|\\n)*/"
 
 

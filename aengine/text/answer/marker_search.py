@@ -1,4 +1,4 @@
-"""Finding a marker in a text that comes in pieces."""
+"""Finds a marker in a text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MarkerSearch:
         self.held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """What stands before the marker, as far as that is sure, and what follows it; None while it is not found.
+        """The text before the marker, as far as that is certain, and the text behind it; None while it is not found.
 
         Once the marker is found the search begins anew.
         """
@@ -32,11 +32,11 @@ class MarkerSearch:
         return text, None
 
     def flush(self) -> str:
-        """What was held back; no marker came of it."""
+        """The text that was held back; no marker came of it."""
         held, self.held = self.held, ""
         return held
 
     def _overlap(self, text: str) -> int:
-        """How many characters at the end of the text may begin the marker."""
+        """The number of characters at the end of the text that may begin the marker."""
         longest = min(len(self._marker) - 1, len(text))
         return next((n for n in range(longest, 0, -1) if text.endswith(self._marker[:n])), 0)

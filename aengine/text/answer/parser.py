@@ -1,4 +1,4 @@
-"""How a model's answers are written, and reading one: thought, content, calls."""
+"""Detects how a model writes its answers, and parses one: thought, content, calls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.deltas import Answer, ContentDelta, Delta, put_together
+from aengine.text.answer.deltas import Answer, ContentDelta, Delta, join_deltas
 from aengine.text.answer.formats.base import CallFormat
-from aengine.text.answer.formats.known import FORMATS, FormatName, call_format_of
+from aengine.text.answer.formats.table import FORMATS, FormatName, call_format_of
 from aengine.text.answer.thought import ALL_THOUGHTS, THINK, ThoughtMarkers, ThoughtParser, thoughts_of
 
 _MARKERS = (
@@ -21,7 +21,7 @@ _READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is 
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
-    """What a checkpoint's chat template and vocabulary tell about its answers."""
+    """The format of a checkpoint's answers, from its chat template and vocabulary."""
 
     calls: FormatName | None = None
     unknown_calls: bool = False  # the template offers tools to the model, and nobody knows how it calls them
@@ -29,7 +29,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     thought_markers: ThoughtMarkers = THINK
     markers: Mapping[str, int] = {}  # those that are tokens of their own, with their ids
     special_markers: frozenset[str] = frozenset()  # those of them that are hidden with the special tokens
-    thinks_if_asked: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
+    thinking_is_opt_in: bool = False  # and not else: the template's `enable_thinking` is false where nobody sets it
 
     def shown_special_ids(self, thoughts: bool, calls: CallFormat | None) -> tuple[int, ...]:
         """The ids that must be written in the text for these to be found in it."""
@@ -42,7 +42,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 def answer_format_of(
     templates: Iterable[str], token_ids: Mapping[str, int], special_ids: frozenset[int]
 ) -> AnswerFormat:
-    """Find out from chat templates and from the vocabulary, as text to id."""
+    """Detect the format from chat templates and from the vocabulary, as text to id."""
     templates = list(templates)
     markers = {marker: token_ids[marker] for marker in _MARKERS if marker in token_ids}
     thoughts = thoughts_of(templates, markers)
@@ -56,14 +56,14 @@ def answer_format_of(
 
 
 class ChatPrompt(NamedTuple):
-    """A chat as the model reads it."""
+    """A rendered and tokenized chat."""
 
     token_ids: list[int]
     opens_thought: bool  # the answer begins within a thought
 
 
 class AnswerParser:
-    """Reads one answer as it comes. None for what is not to be looked for.
+    """Parses one answer as it comes. None for what is not to be looked for.
 
     calls_begin: the marker without which, behind a thought, there are no calls in it: it has a form, and may quote one.
     """
@@ -93,25 +93,25 @@ class AnswerParser:
         return self._calls is not None and self._calls.calls > 0
 
     def feed(self, text: str) -> list[Delta]:
-        """The pieces that are complete now that `text` has come."""
+        """Parse more text: the pieces that are complete now."""
         deltas: list[Delta] = [ContentDelta(text)] if text else []
         if self._thoughts is not None:
             deltas = self._thoughts.feed(text)
         return self._with_calls(deltas)
 
     def finish(self) -> list[Delta]:
-        """What was held back, once no further text will come."""
+        """Parse the end of the text: the pieces that were held back."""
         deltas = self._with_calls([] if self._thoughts is None else self._thoughts.finish())
         if self._edge:
             deltas.append(ContentDelta(self._edge))
         return deltas + ([] if self._calls is None else self._calls.finish())
 
     def read(self, text: str) -> Answer:
-        """A whole answer at once."""
+        """Parse a whole answer at once."""
         deltas: list[Delta] = []
         for at in range(0, len(text), _READ_CHARACTERS):
             deltas += self.feed(text[at : at + _READ_CHARACTERS])
-        return put_together(deltas + self.finish())
+        return join_deltas(deltas + self.finish())
 
     def _with_calls(self, deltas: list[Delta]) -> list[Delta]:
         if self._calls is None:

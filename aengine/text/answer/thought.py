@@ -1,4 +1,4 @@
-"""The thought that a model writes between two markers before it answers."""
+"""Parses the thought that a model writes between two markers before it answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aengine.text.answer.marker_search import MarkerSearch
 
 
 class ThoughtMarkers(NamedTuple):
-    """What a family of models writes around a thought."""
+    """The markers that a family of models writes around a thought."""
 
     begin: str
     end: str
@@ -30,13 +30,13 @@ def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtM
 
 
 class ThoughtParser:
-    """Tells the thought at the start of an answer from what follows. Line breaks around the thought are dropped.
+    """Separates the thought at the start of an answer from what follows. Line breaks around the thought are dropped.
 
     `opened`: the prompt ends within a thought already, so that only its end is still to come. The result does not
     depend on how the text is cut, and time is linear in it.
     """
 
-    __slots__ = ("_blanks", "_breaks", "_edge", "_marker", "_opened", "_search", "_state", "_told")
+    __slots__ = ("_blanks", "_breaks", "_edge", "_emitted", "_marker", "_opened", "_search", "_state")
 
     def __init__(self, opened: bool = False, markers: ThoughtMarkers = THINK) -> None:
         self._opened = opened
@@ -45,7 +45,7 @@ class ThoughtParser:
         self._blanks: list[str] = []  # before anything else has come
         self._edge = ""  # the beginning of a marker, behind them
         self._search = MarkerSearch(markers.end)
-        self._told = False  # something of the thought
+        self._emitted = False  # something of the thought
         self._breaks: list[str] = []  # line breaks that are dropped if the thought ends here
 
     @property
@@ -54,7 +54,7 @@ class ThoughtParser:
         return self._state == "answer"
 
     def feed(self, text: str) -> list[Delta]:
-        """The pieces that are complete now that `text` has come."""
+        """Parse more text: the pieces that are complete now."""
         deltas: list[Delta] = []
         rest: str | None = text
         if self._state == "start" and rest:
@@ -74,7 +74,7 @@ class ThoughtParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """What was held back, once no further text will come."""
+        """Parse the end of the text: the pieces that were held back."""
         deltas: list[Delta] = []
         start = "".join(self._blanks) + self._edge
         if start and not self._opened:
@@ -86,7 +86,7 @@ class ThoughtParser:
         return deltas
 
     def _begin(self, text: str) -> str:
-        """Look for the marker at the start; what is left of the text once that is decided."""
+        """Look for the marker at the start; returns what is left of the text once that is decided."""
         text = self._edge + text
         begun = text.lstrip()
         self._blanks.append(text[: len(text) - len(begun)])
@@ -103,12 +103,12 @@ class ThoughtParser:
         return text
 
     def _think(self, text: str, deltas: list[Delta]) -> None:
-        if not self._told:
+        if not self._emitted:
             text = text.lstrip("\n")
         kept = text.rstrip("\n")
         if kept:
             deltas.append(ReasoningDelta("".join(self._breaks) + kept))
-            self._told = True
+            self._emitted = True
             self._breaks.clear()
-        if self._told and len(kept) < len(text):
+        if self._emitted and len(kept) < len(text):
             self._breaks.append(text[len(kept) :])

@@ -1,4 +1,4 @@
-"""How many tokens of an answer are its thought."""
+"""Counts the tokens of an answer that are its thought."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ThoughtTokens:
         self.over = False  # no further token counts
 
     def feed(self, token_ids: Sequence[int]) -> None:
-        """The next tokens of the answer."""
+        """Count the next tokens of the answer."""
         for token_id in token_ids:
             if self.over:
                 return

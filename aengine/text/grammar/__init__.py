@@ -1,1 +1,1 @@
-"""Structured output: from what a request asks for to masks of allowed tokens."""
+"""Structured output: requested forms compiled to grammars, and masks of allowed tokens."""

@@ -22,8 +22,8 @@ from aengine.text.answer.lark import (
     without,
 )
 from aengine.text.answer.thought import THINK, ThoughtMarkers
-from aengine.text.grammar.schema_formats import understood
-from aengine.text.grammar.schema_numbers import with_ends
+from aengine.text.grammar.schema_formats import compilable_schema
+from aengine.text.grammar.schema_numbers import bounded_numbers
 from aengine.text.grammar.thoughts import thought_rules
 
 
@@ -55,7 +55,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
         return "\n".join([f"calls: {sequence('call', more)}", f"call: {self._begin} group", *self._group()])
 
     def within_text(self, thought: Thought = "never") -> str:
-        """A grammar of any text in which whatever the parser takes for a call is one of these.
+        """A grammar of free text in which every call that the parser would find is one of these.
 
         Where the syntax knows calls without a marker, nothing follows them.
         """
@@ -120,7 +120,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
         ]
         for name, tool in zip(names, self.tools, strict=True):
             if tool.parameters is not None:
-                parameters = understood(tool.parameters, tool.where, strict=tool.strict)
-                tool = replace(tool, parameters=with_ends(parameters))
+                parameters = compilable_schema(tool.parameters, tool.where, strict=tool.strict)
+                tool = replace(tool, parameters=bounded_numbers(parameters))
             rules += self.form.rules(name, tool, self.tokens)
         return list(dict.fromkeys(rules))  # some may be the same for all tools

@@ -1,4 +1,4 @@
-"""Structured output: compiled grammars, and masks of allowed tokens."""
+"""Compiles grammars for structured output, and fills masks of allowed tokens."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Grammars:
         self._measuring = ThreadPoolExecutor(threads, thread_name_prefix="aengine-mask")
         self._fills = MEASURE_EVERY  # since each mask of one was measured
         self._measures = False  # in the next fill, what each mask costs
-        self._beside = ThreadPoolExecutor(
-            max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=_give_way
+        self._slow_fills = ThreadPoolExecutor(
+            max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=_lower_priority
         )
 
     async def matcher(self, structured: Structured) -> Matcher:
@@ -120,11 +120,11 @@ class Grammars:
         return masks
 
     def prepare(self, matcher: Matcher, done: Callable[[], None]) -> None:
-        """Fill the next mask of a matcher that is late beside the steps; `done` is called when it is there."""
+        """Fill the next mask of a late matcher beside the steps; `done` is called when it is there."""
         if not matcher.late or matcher.working is not None:
             return
         loop = asyncio.get_running_loop()
-        matcher.working = loop.run_in_executor(self._beside, matcher.fill, np.empty(self.words, dtype=np.int32))
+        matcher.working = loop.run_in_executor(self._slow_fills, matcher.fill, np.empty(self.words, dtype=np.int32))
 
         def filled(future: asyncio.Future[Mask]) -> None:
             matcher.filled(future)
@@ -133,13 +133,13 @@ class Grammars:
         matcher.working.add_done_callback(filled)
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Shut the threads down."""
         self._filling.shutdown()
         self._measuring.shutdown()
-        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._slow_fills.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, tokenizer: LLTokenizer, source: str) -> _Compiled:
-        """Raises `_RefusedError` with the reason."""
+        """Compile a grammar. Raises `_RefusedError` with the reason."""
         if (known := self._cached.get(source)) is not None:
             return known  # while this one waited for its place
         compiled = LLMatcher(tokenizer, source, log_level=0, limits=self._parser_limits)
@@ -180,7 +180,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """What the library wants to know of a tokenizer."""
+    """A tokenizer's vocabulary in the form that llguidance reads."""
 
     bos_token_id = None
 
@@ -192,12 +192,12 @@ class _Vocabulary:
         self.special_token_ids = sorted(token_id for token_id in special if token_id < vocab_size)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Refused on purpose: the library tries it once when it is made, and no grammar here needs a text's tokens."""
+        """Raise: the library tries it once when it is made, and no grammar here needs a text's tokens."""
         raise TypeError("a vocabulary of a grammar does not encode text")
 
 
 class _RefusedError(ValueError):
-    """A grammar that does not compile, in the library's words. where: the line's place in the request, if it tells."""
+    """The compiler's error, in the library's words. where: the line's place in the request, if the message has it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(reason(message))
@@ -206,7 +206,7 @@ class _RefusedError(ValueError):
         self.where = None if placed is None else placed[1]
 
 
-def _give_way() -> None:
-    """Let this thread be the last to get a processor, where threads have priorities of their own."""
+def _lower_priority() -> None:
+    """Lower this thread's priority, where threads have priorities of their own."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

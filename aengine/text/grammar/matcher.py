@@ -1,4 +1,4 @@
-"""Where one output stands in its grammar, and what its next mask costs."""
+"""The state of one output in its grammar, and the cost of its masks."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Matcher:
         self.param = param  # the request's field that asked for it
 
     def copy(self) -> Matcher:
-        """The same state, from here on independent."""
+        """A copy that is independent from here on."""
         twin = Matcher(self._matcher.deep_copy(), self.source, self.param, self._mask, self.slow)
         twin._noted = list(self._noted)
         return twin
 
     def accept(self, token_id: int) -> None:
-        """Move on by one token of the output, one that the last mask allowed."""
+        """Advance by one token of the output, one that the last mask allowed."""
         self._mask = None
         self._noted.append(token_id)
 
@@ -66,7 +66,9 @@ class Matcher:
 
     @property
     def error(self) -> str | None:
-        """Why the grammar cannot be followed any further: a token that it forbids, or too much to compute."""
+        """The reason for which the grammar cannot be followed any further, if there is one: a token that it forbids, or
+        too much to compute.
+        """
         return reason(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def take_mask(self) -> Mask | None:
@@ -76,7 +78,7 @@ class Matcher:
 
     @property
     def slow(self) -> bool:
-        """Whether the next mask is taken to need longer than a step may wait."""
+        """Whether the next mask is expected to take longer than a step may wait."""
         return self._quick < SLOW_TOKENS
 
     @property
@@ -92,7 +94,7 @@ class Matcher:
         return self._matcher
 
     def fill(self, mask: Mask) -> Mask:
-        """Fill and return a mask, [words] int32, in whatever thread, and see what it costs."""
+        """Fill and return a mask, [words] int32, in whatever thread, and measure its cost."""
         begin = time.thread_time()
         self.advance().unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._quick = 0 if time.thread_time() - begin > SLOW_SECONDS else self._quick + 1

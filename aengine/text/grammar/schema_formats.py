@@ -1,4 +1,4 @@
-"""What JSON schemas say of texts in words that the compiler does not know: formats, and pydantic's decimal numbers."""
+"""Rewrites what the compiler does not know in JSON schemas: formats, and pydantic's decimal numbers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _BEHIND = re.compile(r"\\\.\?\\d\{0,(\d+)\}")
 _MOST_BEFORE, _MOST_BEHIND = 19, 9  # digits, where the pattern sets no bound
 
 
-def understood(schema: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
-    """The schema in words that the compiler knows, where there are any, allowing no more.
+def compilable_schema(schema: Mapping[str, Any], where: str, *, strict: bool) -> dict[str, Any]:
+    """The schema with keywords that the compiler knows, where there are any, allowing no more.
 
     A format that nobody knows is an annotation, and items need not differ, unless the schema is `strict`: then it is
     refused, with an `InvalidRequestError` that names the place below `where`.
@@ -95,7 +95,7 @@ class _Reading:
 
 
 def decimal_pattern(written: str) -> str:
-    """What pydantic means by a pattern of decimal numbers, without its look-ahead."""
+    """A pattern of decimal numbers as pydantic means it, without its look-ahead."""
     most = None
     if (places := _PLACES.search(written)) is not None:
         before, behind = int(places[1]), int(places[2])

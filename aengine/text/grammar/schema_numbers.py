@@ -1,4 +1,6 @@
-"""Numbers in JSON schemas get an end: a model that begins to repeat a digit would never leave one without."""
+"""Bounds the digits of numbers in JSON schemas: a model that begins to repeat a digit would never end one without a
+bound.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _SINGLE = ("items", "additionalProperties")
 _MEETING = ("$ref", "allOf", "oneOf", "not", "enum", "const")
 
 
-def with_ends(schema: dict[str, Any]) -> dict[str, Any]:
+def bounded_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema with numbers of at most 19 digits before the point and 9 behind it, unless it says otherwise.
 
     Allows a part of what the schema allows. Where keywords of several schemas meet (allOf, oneOf, not, $ref beside
@@ -41,10 +43,10 @@ def with_ends(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _below(value: object) -> object:
-    return with_ends(value) if isinstance(value, dict) else value
+    return bounded_numbers(value) if isinstance(value, dict) else value
 
 
 def _limits(schema: dict[str, Any], ending: str) -> list[float]:
-    """What the schema says of one side; anything but a number is the compiler's to refuse."""
+    """The schema's bounds on one side; anything but a number is the compiler's to refuse."""
     values = [value for key, value in schema.items() if key.endswith(ending)]
     return [value if isinstance(value, (int, float)) else 0.0 for value in values]

@@ -1,4 +1,4 @@
-"""From what a request asks for to the text of a grammar, within bounds that a compiler needs."""
+"""Translates a requested form to the text of a grammar, within bounds that a compiler needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from aengine.errors import InvalidRequestError
 from aengine.structured import LARK_TEXT, Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.answer.parser import AnswerFormat
-from aengine.text.grammar.schema_formats import understood
-from aengine.text.grammar.schema_numbers import with_ends
+from aengine.text.grammar.schema_formats import compilable_schema
+from aengine.text.grammar.schema_numbers import bounded_numbers
 from aengine.text.grammar.thoughts import thought_rules
 
 MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states, made before any limit is looked at
@@ -66,7 +66,7 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
         case "json_object":
             return _json_source({"type": "object"})
         case "json":
-            schema = understood(_schema(structured.json, limits), structured.param, strict=structured.strict)
+            schema = compilable_schema(_schema(structured.json, limits), structured.param, strict=structured.strict)
             return _json_source(schema)
         case "regex":
             regex = structured.regex or ""
@@ -82,7 +82,7 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
 
 
 def _within(structured: Structured, source: str, limits: GrammarLimits, answers: AnswerFormat) -> str:
-    """The form with what may come before it, and what may take its place."""
+    """The grammar of the form with what may come before it, and what may take its place."""
     head, rules = thought_rules(structured.thought, answers.markers, answers.thought_markers)
     start = f"start: {head}@answer"
     if structured.calls is not None:
@@ -93,7 +93,7 @@ def _within(structured: Structured, source: str, limits: GrammarLimits, answers:
 
 
 def _json_source(schema: dict[str, Any]) -> str:
-    return "start: %json " + msgspec.json.encode({**with_ends(schema), "x-guidance": _JSON_OPTIONS}).decode()
+    return "start: %json " + msgspec.json.encode({**bounded_numbers(schema), "x-guidance": _JSON_OPTIONS}).decode()
 
 
 def _schema(schema: Mapping[str, Any] | str | None, limits: GrammarLimits) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A thought before an answer that has a grammar, in Lark's notation as llguidance reads it."""
+"""Grammar rules of a thought before an answer, in Lark's notation as llguidance reads it."""
 
 from __future__ import annotations
 

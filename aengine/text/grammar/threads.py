@@ -1,4 +1,4 @@
-"""Compilations in threads of their own, each with a deadline and a deep stack."""
+"""Runs compilations in threads of their own, each with a deadline and a deep stack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class CompileThreads:
         self._places = asyncio.Semaphore(MAX_THREADS)
 
     async def run(self, work: Callable[[], T], seconds: float) -> T:
-        """What `work` returns. Raises `TimeoutError`, and `QueueFullError` where no place became free in time."""
+        """Run `work` in a thread and return what it returns. Raises `TimeoutError`, and `QueueFullError` where no place
+        became free in time.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         began = False
@@ -62,7 +64,7 @@ class CompileThreads:
 
 
 def _start(body: Callable[[], None]) -> None:
-    """A daemon: what cannot be stopped must not keep the process alive."""
+    """Start a daemon thread: what cannot be stopped must not keep the process alive."""
     usual = threading.stack_size(STACK_BYTES)
     try:
         threading.Thread(target=body, name="aengine-grammar", daemon=True).start()

@@ -1,1 +1,1 @@
-"""Chats to text: chat templates, their sandbox and its budget, control tokens."""
+"""Rendering of chats to text: chat templates, their sandbox and its budget, control tokens."""

@@ -1,4 +1,4 @@
-"""How much a chat template may do: time, text made, and the size of any one value.
+"""Bounds what a chat template may do: time, text made, and the size of any one value.
 
 A thread that renders cannot be killed, so everything a template does draws on a `Budget`, and what can take
 unbounded time or memory inside one C call is estimated before that call is made.
@@ -44,7 +44,7 @@ class LimitError(Exception):
 
 
 class Budget:
-    """What one rendering may use. `size` bounds a single value, in characters; containers and their items count too."""
+    """One rendering's budget. `size` bounds a single value, in characters; containers and their items count too."""
 
     def __init__(self, seconds: float, size: int) -> None:
         self._seconds = seconds
@@ -54,7 +54,7 @@ class Budget:
         self._sizes: dict[int, tuple[object, int]] = {}  # by id; holding the object keeps the id its own
 
     def spend(self, amount: int) -> None:
-        """Take so much off what is left; also the moment when the clock is looked at."""
+        """Take an amount off the budget; also the moment when the clock is looked at."""
         self._left -= amount
         if self._left < 0:
             raise LimitError("it makes too much text")

@@ -1,4 +1,4 @@
-"""Telling a chat template's own control tokens from the same characters in somebody's message.
+"""Tells a chat template's own control tokens from the same characters in somebody's message.
 
 Before rendering, a mark is put behind every character of the messages that could begin a special token
 ("<" becomes "<" + mark). Marking is character by character, so it commutes with what templates do to text: a marked
@@ -107,7 +107,7 @@ class Marker:
         return self.mark_text(value)
 
     def alike(self, left: object, right: object) -> tuple[object, object]:
-        """Two values to be compared, with the plain one marked if the other is."""
+        """Two values for a comparison, with the plain one marked if the other is."""
         if self._is_marked(left):
             return left, self._mark_items(right)
         if self._is_marked(right):

@@ -1,4 +1,4 @@
-"""Chat templates: messages to text, as transformers renders them."""
+"""Renders chat templates: messages to text, as transformers does it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ChatTemplates:
         self._sandbox.globals.update(
             raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_Dict()
         )
-        self._knows_developer = any("developer" in source for source in sources.values())
+        self._supports_developer = any("developer" in source for source in sources.values())
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
         self.takes_tools = any(self._refers_to("tools", source) for source in sources.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
@@ -89,7 +89,7 @@ class ChatTemplates:
         kwargs = self._checked_kwargs(template_kwargs or {})
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
-        plain = [_message(message, self._knows_developer) for message in messages]
+        plain = [_message(message, self._supports_developer) for message in messages]
         end = _End(plain) if continue_final_message else None
         data = {
             "messages": plain,
@@ -185,7 +185,7 @@ class ChatTemplates:
 
 
 class _End:
-    """A tag behind the last message's content, by which the place is found where the rendering of it ends.
+    """A tag behind the last message's content, which marks the end of that content in the rendering.
 
     As transformers does it, so that the texts are the same. Puts the tag into `messages`.
     """
@@ -251,7 +251,7 @@ def _check_name(name: object) -> None:
 
 
 def _refusal(error: Exception) -> str:
-    """What a client is told about a rendering that failed."""
+    """The client's error for a rendering that failed."""
     if isinstance(error, _RaisedByTemplate):
         return str(error)
     if isinstance(error, (LimitError, RecursionError, MemoryError)):
@@ -270,7 +270,7 @@ def _strftime_now(format: str) -> str:  # noqa: A002  the name that templates ma
     return datetime.now().strftime(format)
 
 
-def _message(message: Mapping[str, Any], knows_developer: bool) -> dict[str, object]:
+def _message(message: Mapping[str, Any], supports_developer: bool) -> dict[str, object]:
     """A message as templates expect it: no null fields, its reasoning under every name in use, arguments as objects.
 
     A `developer` is the `system` to a template that does not know the role.
@@ -279,7 +279,7 @@ def _message(message: Mapping[str, Any], knows_developer: bool) -> dict[str, obj
     if not isinstance(data, dict):
         raise InvalidRequestError("each message must be an object", "messages")
     data = {name: value for name, value in data.items() if value is not None}
-    if data.get("role") == "developer" and not knows_developer:
+    if data.get("role") == "developer" and not supports_developer:
         data["role"] = "system"
     calls = data.get("tool_calls")
     if isinstance(calls, list):

@@ -118,7 +118,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters[name] = self._guarded(name, function)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Every call in a template comes through here."""
+        """Guard a call: every call in a template comes through here."""
         self, budget = __self, __self.budget
         # `str.format` comes wrapped by jinja2.
         receiver = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
@@ -135,7 +135,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`+`, `*`, `**` and `%` come through here."""
+        """Guard `+`, `*`, `**` and `%`, which come through here."""
         budget = self.budget
         if operator == "*":
             budget.check_product(left, right)
@@ -154,7 +154,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return tree
 
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter or test that draws on the budget."""
+        """Wrap a filter or test, so that it draws on the budget."""
         at = 1 if hasattr(function, "jinja_pass_arg") else 0  # the context or environment may come before the value
 
         @functools.wraps(function)
@@ -258,7 +258,7 @@ class _Instrument(NodeTransformer):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` shows training code what the assistant said; here its body is simply rendered."""
+    """Renders the body of `{% generation %}`, which shows training code what the assistant said."""
 
     tags = {"generation"}  # noqa: RUF012
 

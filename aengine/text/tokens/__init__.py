@@ -1,1 +1,1 @@
-"""Text to ids and ids to text: tokenizer, detokenizer, stop strings, bad words."""
+"""Tokenization: tokenizer, detokenizer, stop strings, bad words."""

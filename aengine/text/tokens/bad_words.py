@@ -1,4 +1,4 @@
-"""Words that must not be written, as the token sequences that write them."""
+"""Tokenizes bad_words: the token sequences that write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INLINE_WORDS = 16
 
 
 async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word at the start of a text and after a space; many words are tokenized in a thread.
+    """The token sequences of each word, at the start of a text and after a space; many words are tokenized in a thread.
 
     Other ways to spell a word with tokens stay open, as they do in vLLM. Raises `InvalidRequestError`.
     """

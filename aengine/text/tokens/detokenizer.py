@@ -1,4 +1,4 @@
-"""From token ids to text, one id at a time, without ever showing half a character."""
+"""Detokenizes one id at a time, without ever showing half a character."""
 
 from __future__ import annotations
 
@@ -69,14 +69,16 @@ class Detokenizer:
         return self._feed_slowly(token_id)
 
     def flush(self) -> str:
-        """What is held back, read as it stands: call once, after the last id."""
+        """The text that is held back, read as it stands: call once, after the last id."""
         if self._window is not None:
             return self._window.flush()
         held, self._held = self._held, b""
         return held.decode("utf-8", "replace")
 
     def _feed_slowly(self, token_id: int) -> str:
-        """A character is unfinished, the text is at its start, or the id is special or not in the vocabulary."""
+        """`feed` where a character is unfinished, the text is at its start, or the id is special or not in the
+        vocabulary.
+        """
         table = self._table
         if table is None:
             return self._window.feed(token_id) if self._window is not None else ""
@@ -100,7 +102,7 @@ class Detokenizer:
 
 
 class _Window:
-    """The way for any other decoder: decode the last few tokens with and without the newest one.
+    """Detokenizes with any other decoder: decodes the last few tokens with and without the newest one.
 
     Exact where a decoder looks no further than at neighbouring tokens. Whatever it does, at most
     `_MAX_HELD_TOKENS` ids are held back and each id costs at most that much decoding.

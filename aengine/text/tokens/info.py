@@ -1,4 +1,4 @@
-"""What a tokenizer tells of itself to clients that tokenize, or render chats, on their own side."""
+"""The body of `/tokenizer_info`: what clients need that tokenize, or render chats, on their own side."""
 
 from __future__ import annotations
 

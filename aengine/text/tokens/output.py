@@ -1,4 +1,4 @@
-"""The text of one output: detokenized, and ended by its stop strings."""
+"""The text of one output: its ids detokenized, up to its stop strings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aengine.types import SamplingParams
 
 
 class OutputText:
-    """Takes the ids of one output and gives the text to show.
+    """Detokenizes one output, and ends it at its stop strings.
 
     Stop strings are looked for only in the text that follows the first `min_tokens` tokens.
     """
@@ -28,11 +28,6 @@ class OutputText:
         """Whether a stop string has ended the text; everything fed after that adds nothing."""
         return self._matcher is not None and self._matcher.matched is not None
 
-    @property
-    def matched_stop(self) -> str | None:
-        """The stop string that ended the text."""
-        return None if self._matcher is None else self._matcher.matched
-
     def feed(self, token_id: int) -> str:
         """The text that may be shown now that this id has come, possibly empty."""
         text = self._detokenizer.feed(token_id)
@@ -45,7 +40,7 @@ class OutputText:
         return matcher.feed(text)
 
     def finish(self) -> str:
-        """What was held back, once no further id will come."""
+        """The text that was held back, once no further id will come."""
         text = self._detokenizer.flush()
         if self._matcher is None or self._unchecked > 0:
             return text

@@ -1,4 +1,4 @@
-"""What each token id adds to the text, as bytes, for tokenizers whose decoder looks at one token at a time.
+"""The bytes that each token id adds to the text, for tokenizers whose decoder looks at one token at a time.
 
 Two families cover nearly every language model: byte-level (GPT-2, Llama 3, Qwen) and SentencePiece-like
 (Metaspace, or Replace + ByteFallback + Fuse + Strip: Llama 2, Mistral, Gemma). For both, the text of a run of
@@ -15,7 +15,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Rules(NamedTuple):
-    """How one decoder turns a token into bytes, and what it does at the start of the text."""
+    """The rules by which one decoder turns a token into bytes, and what it does at the start of the text."""
 
     piece: Callable[[str], bytes]
     first_piece: Callable[[str], bytes] | None = None  # for the first token, where it differs
@@ -54,7 +54,9 @@ def _metaspace(decoder: Mapping[str, object]) -> Rules:
 
 
 def _sentencepiece(steps: list[Mapping[str, object]]) -> Rules | None:
-    """Replace* ByteFallback? (Fuse (Strip at the start)?)? in this order; anything else is not known."""
+    """The rules of a decoder of Replace* ByteFallback? (Fuse (Strip at the start)?)? in this order; anything else is
+    not known.
+    """
     replacements: list[tuple[str, str]] = []
     rest = list(steps)
     while rest and rest[0].get("type") == "Replace":
@@ -153,7 +155,7 @@ class PieceTable:
 
 
 def leading(text: str, lead: str, count: int) -> int:
-    """How many of the first `count` characters are `lead`, counted up to the first that is not."""
+    """The number of the first `count` characters that are `lead`, counted up to the first that is not."""
     found = 0
     while found < count and text.startswith(lead, found):
         found += 1

@@ -1,4 +1,4 @@
-"""What a checkpoint's tokenizer_config.json and its neighbours say about the tokenizer."""
+"""Reads tokenizer_config.json and the files beside it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AddedTokenFlags(NamedTuple):
 
 
 class TokenizerSettings(NamedTuple):
-    """Everything that is not in tokenizer.json itself. `templates` maps names to Jinja sources."""
+    """The settings that are not in tokenizer.json itself. `templates` maps names to Jinja sources."""
 
     named_tokens: dict[str, str]  # "eos_token" -> "</s>"
     extra_special: tuple[str, ...]
@@ -36,7 +36,7 @@ class TokenizerSettings(NamedTuple):
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Read what there is; every file is optional. `CheckpointError` names the file that cannot be used."""
+    """Read the settings; every file is optional. `CheckpointError` names the file that cannot be used."""
     path = folder / "tokenizer_config.json"
     config = _read_json(path) if path.is_file() else {}
     legacy = folder / "special_tokens_map.json"
@@ -65,7 +65,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
 
 
 def read_text(path: Path, most: int = _MAX_FILE_BYTES) -> str:
-    """A file of at most so many bytes. Raises `CheckpointError`, naming it, unless it is one of UTF-8 text."""
+    """Read a text file of at most so many bytes. Raises `CheckpointError`, naming it, unless it is UTF-8 text."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever

@@ -1,4 +1,4 @@
-"""Stop strings, matched across fragments of text."""
+"""Matches stop strings across fragments of text."""
 
 from __future__ import annotations
 
@@ -22,12 +22,8 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None  # the stop string that ended the text
 
-    @property
-    def stopped(self) -> bool:
-        return self.matched is not None
-
     def feed(self, text: str) -> str:
-        """What may be shown now that `text` has arrived; nothing once a stop string has been found."""
+        """The text that may be shown now that `text` has arrived; nothing once a stop string has been found."""
         if self.matched is not None:
             return ""
         if not self._held and self._firsts.isdisjoint(text):
@@ -54,13 +50,13 @@ class StopMatcher:
         return seen[:shown]
 
     def flush(self) -> str:
-        """What was held back; no stop string came of it. Call once, after the last fragment."""
+        """The text that was held back; no stop string came of it. Call once, after the last fragment."""
         held, self._held = self._held, ""
         return held
 
 
 class _Progress:
-    """How much of one stop string the text ends with (Knuth, Morris and Pratt).
+    """The prefix of one stop string that the text ends with (Knuth, Morris and Pratt).
 
     The failure table grows only as far as the text has matched, so a long stop string costs nothing up front.
     """
@@ -74,7 +70,9 @@ class _Progress:
         self._failure = [0]  # [i]: the longest proper beginning of text[: i + 1] that is also its end
 
     def step(self, character: str) -> int:
-        """Take one character; how many characters of the stop string the text ends with. The last call gives all."""
+        """Take one character; returns how many characters of the stop string the text ends with. The last call gives
+        all.
+        """
         self._matched = matched = self._extend(self._matched, character)
         if matched > len(self._failure):
             self._failure.append(self._extend(self._failure[-1], character))

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: text to ids, ids to text, chats to ids."""
+"""A checkpoint's tokenizer: encodes texts and chats, decodes ids."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from aengine.errors import AengineError, CheckpointError, ContextLengthError, In
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.template.rendering import ChatTemplates
-from aengine.text.tokens.fewest import fewest_tokens, longest_token
 from aengine.text.tokens.info import AddedTokenInfo, TokenizerInfo
+from aengine.text.tokens.minimum_tokens import longest_token_bytes, minimum_tokens
 from aengine.text.tokens.pieces import PieceTable, rules_of
 from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings, read_text
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Tokenizer:
-    """Never changes after `load`, so that any thread may use it at any time."""
+    """A tokenizer with its chat templates; never changes after `load`, so that any thread may use it at any time."""
 
     def __init__(self, backend: Backend, settings: TokenizerSettings, where: str) -> None:
         self._backend = backend
@@ -53,7 +53,7 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         rules = rules_of(_decoder_of(backend))
         self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
-        self._longest = longest_token(backend, self.pieces)
+        self._longest = longest_token_bytes(backend, self.pieces)
         special = [tokens[token_id] for token_id in self.special_ids]
         control = ControlTokens(special, foreign="".join(settings.templates.values()))
         token_ids = {token: token_id for token_id, token in tokens.items()}
@@ -62,8 +62,8 @@ class Tokenizer:
         self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
         if self._templates.takes_tools and self.answer_format.calls is None:
             self.answer_format = msgspec.structs.replace(self.answer_format, unknown_calls=True)
-        if self._thinks_if_asked(settings.templates.values()):
-            self.answer_format = msgspec.structs.replace(self.answer_format, thinks_if_asked=True)
+        if self._thinking_is_opt_in(settings.templates.values()):
+            self.answer_format = msgspec.structs.replace(self.answer_format, thinking_is_opt_in=True)
         self._quoting_backend = _quoting(backend, control) if self._templates else backend
 
     @classmethod
@@ -140,26 +140,21 @@ class Tokenizer:
         With `context` it raises `ContextLengthError` for so many tokens or more: where the length of the text alone
         tells, at once.
         """
-        self._refuse_hopeless(text, context)
-        return await self._encode_in_turn(self._backend, text, add_special_tokens, context)
+        self._refuse_too_long(text, context)
+        return await self._encode_queued(self._backend, text, add_special_tokens, context)
 
-    def _thinks_if_asked(self, templates: Iterable[str]) -> bool:
-        """Whether `enable_thinking` makes a difference to a chat, and leaving it away is to say false."""
+    def _thinking_is_opt_in(self, templates: Iterable[str]) -> bool:
+        """Whether `enable_thinking` makes a difference to a chat, and leaving it away is the same as false."""
         if not any("enable_thinking" in template for template in templates):
             return False
         hello = [{"role": "user", "content": "hello"}]
         with suppress(AengineError):  # a template that refuses this chat, or any
-            unasked, kept, asked = (
+            by_default, disabled, enabled = (
                 self._templates.render(hello, None, kwargs)
                 for kwargs in (None, {"enable_thinking": False}, {"enable_thinking": True})
             )
-            return unasked == kept != asked
+            return by_default == disabled != enabled
         return False
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the checkpoint can turn messages into a prompt."""
-        return bool(self._templates)
 
     async def encode_chat(
         self,
@@ -182,13 +177,13 @@ class Tokenizer:
             text, quoted = self._templates.render(
                 messages, tools, template_kwargs, add_generation_prompt, continue_final_message
             )
-            self._refuse_hopeless(self._control.plain(text) if quoted else text, context)
+            self._refuse_too_long(self._control.plain(text) if quoted else text, context)
             backend = self._quoting_backend if quoted else self._backend
             short = len(text) <= INLINE_CHARACTERS
             return text, backend, self._encode(backend, text, False, context) if short else None
 
         text, backend, ids = await _in_thread(work, self._renderings)
-        return await self._encode_in_turn(backend, text, False, context) if ids is None else ids
+        return await self._encode_queued(backend, text, False, context) if ids is None else ids
 
     async def encode_chat_prompt(
         self,
@@ -234,14 +229,16 @@ class Tokenizer:
         token = self._settings.named_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    def _refuse_hopeless(self, text: str, context: int | None) -> None:
+    def _refuse_too_long(self, text: str, context: int | None) -> None:
         if context is not None and self._longest is not None:
-            _check_fits(fewest_tokens(text, self._longest), context, "at least ")
+            _check_fits(minimum_tokens(text, self._longest), context, "at least ")
 
-    async def _encode_in_turn(
+    async def _encode_queued(
         self, backend: Backend, text: str, add_special_tokens: bool, context: int | None
     ) -> list[int]:
-        """`_encode`, in a thread among texts of about that length; whoever gives up in the queue is not tokenized."""
+        """`_encode`, in a thread among texts of about that length; a caller that gives up in the queue is not
+        tokenized.
+        """
         if len(text) <= INLINE_CHARACTERS:
             return self._encode(backend, text, add_special_tokens, context)
         turns = self._medium if len(text) <= _LONG_CHARACTERS else self._long
@@ -265,11 +262,11 @@ class Tokenizer:
         return ids
 
 
-def _check_fits(tokens: int, context: int, how_many: str = "") -> None:
+def _check_fits(tokens: int, context: int, qualifier: str = "") -> None:
     if tokens >= context:
         raise ContextLengthError(
-            f"This model's maximum context length is {context} tokens. However, {how_many}{tokens} tokens are given as "
-            "prompt, and at least one must be left",
+            f"This model's maximum context length is {context} tokens. However, {qualifier}{tokens} tokens are given "
+            "as prompt, and at least one must be left",
             "prompt",
         )
 
@@ -286,7 +283,9 @@ def _check_ids(path: Path, highest: int, limit: int) -> None:
 
 @contextmanager
 def _library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
-    """Turn what the tokenizers library raises, plain Exception or a panic of its Rust code, into an error of ours."""
+    """A context that turns what the tokenizers library raises, plain Exception or a panic of its Rust code, into an
+    error of ours.
+    """
     try:
         yield
     except CheckpointError:
@@ -314,7 +313,7 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _apply(backend: Backend, settings: TokenizerSettings) -> None:
-    """What tokenizer_config.json changes in tokenizer.json, as transformers applies it."""
+    """Apply tokenizer_config.json to the tokenizer of tokenizer.json, as transformers does it."""
     for entry in settings.added_tokens:
         # New tokens only where they take the id that is stated; else the entry is about another vocabulary.
         known = backend.token_to_id(entry.content)
@@ -331,7 +330,7 @@ def _apply(backend: Backend, settings: TokenizerSettings) -> None:
 
 
 def _add_boundaries(backend: Backend, settings: TokenizerSettings) -> None:
-    """tokenizer.json decides about BOS and EOS, but an explicit wish that it does not fulfil is honoured."""
+    """Add BOS and EOS where tokenizer_config.json wishes them and tokenizer.json does not add them."""
     plain, around = backend.encode("a", add_special_tokens=False).tokens, backend.encode("a").tokens
     start = next((at for at in range(len(around)) if around[at : at + len(plain)] == plain), 0)
     before, after = around[:start], around[start + len(plain) :]
@@ -353,7 +352,7 @@ def _with_defaults(flags: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _quoting(backend: Backend, control: ControlTokens) -> Backend:
-    """The same tokenizer, which reads `control`'s stand-ins as the characters they stand for.
+    """The same tokenizer, but it reads `control`'s stand-ins as the characters they stand for.
 
     The stand-ins are replaced after special tokens have been recognised, so what they begin stays text. The
     model, with its vocabulary, is shared.

@@ -13,7 +13,7 @@ import pytest
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.requests import ChatRequest
 from aengine.http.door.body import decode
-from aengine.http.door.malformed import find_unsayable
+from aengine.http.door.malformed import find_unencodable
 from tests.http.serving import read_until, serving
 
 pytestmark = pytest.mark.anyio
@@ -174,7 +174,7 @@ def test_the_param_of_a_nested_field() -> None:
 def test_long_names_above_long_lists_cost_nothing_to_look_through() -> None:
     body = b'{"a":NaN,"' + b"a" * 32_000 + b'":[' + b"0," * 16_000 + b"0]}"
     begun = time.process_time()
-    assert find_unsayable(body) == ("a", "JSON has no NaN")
+    assert find_unencodable(body) == ("a", "JSON has no NaN")
     assert time.process_time() - begun < 1  # all lengths multiplied would be minutes
 
 

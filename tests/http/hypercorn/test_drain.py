@@ -68,7 +68,7 @@ async def test_a_request_that_is_cut_off_before_it_has_said_all_is_refused() -> 
         await app.settled.wait()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(raw_request("/generate", {"prompt": "a"})[:-3])
-        while not app._http._answering:  # type: ignore[union-attr]  # noqa: ASYNC110 - until it is there
+        while not app._http._active:  # type: ignore[union-attr]  # noqa: ASYNC110 - until it is there
             await asyncio.sleep(0.001)
         app.cut_off()
         async with asyncio.timeout(10):

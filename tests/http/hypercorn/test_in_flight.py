@@ -16,12 +16,12 @@ from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from aengine.http.door.departure import DepartureMiddleware
-from aengine.http.endpoints.generate import GenerateDialect
+from aengine.http.door.disconnect import DisconnectMiddleware
+from aengine.http.endpoints.generate import GenerateEventEncoder
 from aengine.http.hypercorn.connection import connection_of
 from aengine.http.hypercorn.framing import Framing
 from aengine.http.hypercorn.in_flight import InFlight
-from aengine.http.streams.replies import StreamingReply
+from aengine.http.streams.responses import EventStreamResponse
 from aengine.types import Fragment
 from tests.http.fake_engine import FakeStream
 from tests.http.serving import hosting, with_lifespan
@@ -92,8 +92,8 @@ async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
 
     stream = FakeStream("r", prompt_tokens=1, one_by_one=False)
     stream.put(Fragment("x", (1,)))
-    reply = StreamingReply(stream, GenerateDialect(1), heartbeat=10, max_backlog=1000)
-    in_flight = InFlight(DepartureMiddleware(reply))
+    reply = EventStreamResponse(stream, GenerateEventEncoder(1), heartbeat=10, max_backlog=1000)
+    in_flight = InFlight(DisconnectMiddleware(reply))
     async with anyio.create_task_group() as tasks:
         await tasks.start(in_flight.watch_readers, 0.05)
         async with asyncio.timeout(30):

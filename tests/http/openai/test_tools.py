@@ -12,7 +12,7 @@ from aengine.http.bodies.requests import ChatRequest
 from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.openai.tools import tool_use
 from aengine.structured import Structured
-from aengine.text.answer.deltas import CallDelta, put_together
+from aengine.text.answer.deltas import CallDelta, join_deltas
 from aengine.text.answer.parser import AnswerFormat
 from aengine.types import SamplingParams
 from tests.http.fake_engine import FakeEngine
@@ -45,10 +45,10 @@ def saying(*words: str, form: AnswerFormat = QWEN, opens_thought: bool = False) 
     return engine
 
 
-async def message(engine: FakeEngine, **asked: Any) -> tuple[dict[str, Any], str]:
+async def message(engine: FakeEngine, **fields: Any) -> tuple[dict[str, Any], str]:
     """The message without the ids of its calls, and the finish reason."""
     async with serving(engine) as server:
-        response = await server.post(PATH, **{"messages": HELLO, "tools": TOOLS, **asked})
+        response = await server.post(PATH, **{"messages": HELLO, "tools": TOOLS, **fields})
     assert response.status_code == 200, response.text
     (choice,) = response.json()["choices"]
     for call in choice["message"].get("tool_calls", ()):
@@ -179,9 +179,9 @@ async def test_an_empty_thought_is_none() -> None:
 
 async def test_without_tools_calls_are_text() -> None:
     text = {"role": "assistant", "content": "".join(CALL)}
-    for asked in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
+    for fields in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
         engine = saying(*CALL)
-        assert await message(engine, **asked) == (text, "stop")
+        assert await message(engine, **fields) == (text, "stop")
         assert engine.chats[0].tools is None
     assert await message(saying(*CALL, form=AnswerFormat())) == (text, "stop")
 
@@ -303,9 +303,9 @@ def test_a_thought_may_come_before_an_answer_of_a_given_form(
 ) -> None:
     body = msgspec.convert({"messages": HELLO}, ChatRequest)
     formed = Structured(regex="a+")
-    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body), may_think=may_think, formed=formed)
-    asked = reading.asked(SamplingParams(structured=formed), opens_thought)
-    assert asked.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
+    reading = AnswerReading(ServerConfig(**knobs), form, tool_use(body), may_think=may_think, structured=formed)
+    params = reading.engine_params(SamplingParams(structured=formed), opens_thought)
+    assert params.structured == Structured(regex="a+", thought=thought)  # type: ignore[arg-type]
     assert reader(reading, opens_thought).parser.plain == (thought == "never")
 
 
@@ -314,19 +314,19 @@ FORM = Structured(json_object=True)
 
 def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
     body = msgspec.convert({"messages": HELLO, "tools": STRICT, "parallel_tool_calls": False}, ChatRequest)
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
-    calls = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured.calls  # type: ignore[union-attr]
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)
+    calls = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured.calls  # type: ignore[union-attr]
     assert (calls or "").startswith("calls: call\n")
     assert isinstance(reader(reading).parser.feed("".join(CALL))[0], CallDelta)
     body.tool_choice = "none"
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
-    asked = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured
-    assert asked == Structured(json_object=True, thought="possible")
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)
+    structured = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured
+    assert structured == Structured(json_object=True, thought="possible")
     body.tool_choice = "required"
-    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)
-    asked = reading.asked(SamplingParams(structured=FORM), opens_thought=False).structured
-    assert asked is not None
-    assert asked.origin == "tools"
+    reading = AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)
+    structured = reading.engine_params(SamplingParams(structured=FORM), opens_thought=False).structured
+    assert structured is not None
+    assert structured.origin == "tools"
 
 
 @pytest.mark.parametrize(
@@ -340,9 +340,9 @@ def test_an_answer_of_a_given_form_may_be_a_call_instead() -> None:
 )
 def test_what_could_be_taken_for_a_call_is_none(calls: Any, form: Structured) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": STRICT}, ChatRequest)
-    reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body), formed=form)
-    asked = reading.asked(SamplingParams(structured=form), opens_thought=False).structured
-    assert asked == form
+    reading = AnswerReading(ServerConfig(), AnswerFormat(calls=calls), tool_use(body), structured=form)
+    structured = reading.engine_params(SamplingParams(structured=form), opens_thought=False).structured
+    assert structured == form
     assert reader(reading).parser.plain
 
 
@@ -350,9 +350,11 @@ def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
     """One that is not would join what stands on both its sides to another marker, or to the beginning of a call."""
     markers = {"<think>": 7, "</think>": 8, "<tool_call>": 9, "</tool_call>": 10, "<|python_tag|>": 11}
     form = AnswerFormat(calls="hermes", markers=markers, special_markers=frozenset(markers))
-    for asked, shown in (({}, (9, 10)), ({"tools": STRICT}, (7, 8, 9, 10, 11))):
-        body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **asked}, ChatRequest)
-        params = AnswerReading(ServerConfig(reasoning="off"), form, tool_use(body)).asked(SamplingParams(), False)
+    for fields, shown in (({}, (9, 10)), ({"tools": STRICT}, (7, 8, 9, 10, 11))):
+        body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **fields}, ChatRequest)
+        params = AnswerReading(ServerConfig(reasoning="off"), form, tool_use(body)).engine_params(
+            SamplingParams(), False
+        )
         assert tuple(sorted(params.shown_special_ids)) == shown
 
 
@@ -360,15 +362,15 @@ def test_where_an_answer_is_bound_every_marker_is_seen() -> None:
 @pytest.mark.parametrize("start", ["a ", "{", "<tool", " \n<", "<think>no</think>\n\na"])
 def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> None:
     body = msgspec.convert({"messages": HELLO, "tools": TOOLS}, ChatRequest)
-    parser = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body), formed=FORM)).parser
+    parser = reader(AnswerReading(ServerConfig(), QWEN, tool_use(body), structured=FORM)).parser
     text = start + "".join(CALL) + " "
     deltas = [delta for at in range(0, len(text), cut) for delta in parser.feed(text[at : at + cut])]
-    answer = put_together(deltas + parser.finish())
+    answer = join_deltas(deltas + parser.finish())
     assert (answer.content, answer.calls) == (text.removeprefix("<think>no</think>\n\n"), ())
 
 
 @pytest.mark.parametrize(
-    ("asked", "may_think", "opens_thought", "beginning"),
+    ("fields", "may_think", "opens_thought", "beginning"),
     [
         ({"tool_choice": "required"}, True, False, "start: thought? calls\ncalls: call ("),
         ({"tool_choice": "required"}, False, False, "start: calls\ncalls: call ("),
@@ -405,9 +407,9 @@ def test_an_answer_of_a_given_form_may_quote_a_call(start: str, cut: int) -> Non
     ],
 )
 def test_the_grammar_of_forced_calls(
-    asked: dict[str, Any], may_think: bool, opens_thought: bool, beginning: str | None
+    fields: dict[str, Any], may_think: bool, opens_thought: bool, beginning: str | None
 ) -> None:
-    body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **asked}, ChatRequest)
+    body = msgspec.convert({"messages": HELLO, "tools": TOOLS, **fields}, ChatRequest)
     grammar = AnswerReading(ServerConfig(), QWEN, tool_use(body), may_think=may_think).calls_grammar(opens_thought)
     assert (grammar is None) == (beginning is None)
     assert grammar is None or grammar.startswith(beginning or "")
@@ -429,8 +431,8 @@ def test_only_strict_tools_are_held_to_their_schemas_where_they_need_not_be_call
 @pytest.mark.parametrize("parallel", [None, True, False])
 def test_allowed_tools_are_called_in_parallel_or_not(parallel: bool | None) -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named("f")]}}
-    asked = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
-    use = tool_use(msgspec.convert(asked, ChatRequest))
+    fields = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
+    use = tool_use(msgspec.convert(fields, ChatRequest))
     assert (use.names, use.forced, use.parallel) == ({"f"}, False, parallel is not False)
 
 
@@ -492,11 +494,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 async def test_bad_tools_are_refused_by_name() -> None:
     async with serving(saying(*CALL)) as server:
-        for asked, param in REFUSED:
-            response = await server.post(PATH, **{"messages": HELLO, **asked})
-            assert response.status_code == 400, (asked, response.text)
+        for fields, param in REFUSED:
+            response = await server.post(PATH, **{"messages": HELLO, **fields})
+            assert response.status_code == 400, (fields, response.text)
             error = response.json()["error"]
-            assert error["param"] == param, (asked, error)
+            assert error["param"] == param, (fields, error)
             assert param.split(".")[0] in error["message"], error
         assert (await server.post(PATH, messages=HELLO, tools=[named("x" * 64)])).status_code == 200
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from aengine.http.streams.prompt_logprobs import WordedPrompts
+from aengine.http.streams.prompt_logprobs import PromptLogprobsStream
 from aengine.http.streams.slices import SLICE, document
 from aengine.types import Fragment, PromptLogprob
 from tests.http.fake_engine import FakeStream, FakeTokenizer
@@ -19,7 +19,7 @@ async def test_the_loop_turns_in_between() -> None:
     scores = [PromptLogprob(3, -1.0, 2, [1], [-0.5])] * (SLICE * 10)
     stream = FakeStream("a", 1, one_by_one=False)
     stream.put(*(Fragment("x", (1,), index=index, prompt_logprobs=scores) for index in range(2)))
-    worded = WordedPrompts(stream, FakeTokenizer())
+    worded = PromptLogprobsStream(stream, FakeTokenizer())
     turns = 0
 
     async def turn() -> None:

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from aengine.http.streams.slices import SLICE, document, raw_list, sliced
+from aengine.http.streams.slices import SLICE, document, encoded_list, sliced
 from aengine.types import Fragment, PromptLogprob, TokenLogprob
 
 pytestmark = pytest.mark.anyio
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("count", [0, 1, SLICE, SLICE + 1, 3 * SLICE])
 async def test_a_list_in_slices_is_the_list(count: int) -> None:
-    items = await raw_list(range(count), lambda item: {"item": item})
+    items = await encoded_list(range(count), lambda item: {"item": item})
     assert json.loads(b"".join(items.pieces)) == [{"item": item} for item in range(count)]
     assert max(map(len, items.pieces)) < 20 * SLICE
 
 
 async def test_a_document_holds_its_lists_where_they_belong() -> None:
-    first, second = await raw_list([1, 2], str), await raw_list([], str)
+    first, second = await encoded_list([1, 2], str), await encoded_list([], str)
     payload = {"a": first, "b": ["x", second, {"c": first}], "d": "été"}
     plain = {"a": ["1", "2"], "b": ["x", [], {"c": ["1", "2"]}], "d": "été"}
     pieces = document(payload)

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import EngineFailedError
-from aengine.http.door.departure import DepartureMiddleware
-from aengine.http.endpoints.generate import GenerateDialect
-from aengine.http.streams.replies import StreamingReply, WholeReply
+from aengine.http.door.disconnect import DisconnectMiddleware
+from aengine.http.endpoints.generate import GenerateEventEncoder
+from aengine.http.streams.responses import DocumentResponse, EventStreamResponse
 from aengine.types import Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import parse_events, read_until, serving
@@ -60,15 +60,15 @@ def answer(reply: Response, wire: Wire) -> asyncio.Task[None]:
         await receive()
         await reply(scope, receive, send)
 
-    watched = DepartureMiddleware(app)
+    watched = DisconnectMiddleware(app)
     return asyncio.ensure_future(watched({"type": "http", "headers": []}, wire.receive, wire.send))
 
 
 def start(
     stream: FakeStream, wire: Wire, *, n: int = 1, heartbeat: float = 10, max_backlog: int = 100
 ) -> asyncio.Task[None]:
-    dialect = GenerateDialect(n)
-    reply = StreamingReply(stream, dialect, heartbeat=heartbeat, max_backlog=max_backlog)
+    encoder = GenerateEventEncoder(n)
+    reply = EventStreamResponse(stream, encoder, heartbeat=heartbeat, max_backlog=max_backlog)
     return answer(reply, wire)
 
 
@@ -76,7 +76,7 @@ def start_whole(stream: FakeStream, wire: Wire) -> asyncio.Task[None]:
     async def word(completion: Completion) -> bytes:
         return b"{}"
 
-    return answer(WholeReply(stream, word), wire)
+    return answer(DocumentResponse(stream, word), wire)
 
 
 def words(*texts: str, index: int = 0) -> list[Fragment]:

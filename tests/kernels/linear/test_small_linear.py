@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from tests.kernels.conftest import relative_error, tolerance
 
 small_linear = pytest.importorskip("aengine.kernels.linear.small_linear")
+norms = pytest.importorskip("aengine.kernels.norms")
 pytestmark = pytest.mark.gpu
 
 LinearConfig = small_linear.LinearConfig
@@ -71,7 +72,7 @@ def test_a_single_row_is_normed_on_the_way(
         return
     wide = x.double() * 3
     normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
-    out = linear(x * 3, weight, config=cut, norm=small_linear.Norm(scale, 1e-5))
+    out = linear(x * 3, weight, config=cut, norm=norms.TritonNorm(scale, 1e-5))
     assert relative_error(out, F.linear(normed, weight.double())) < tolerance(dtype)
 
 

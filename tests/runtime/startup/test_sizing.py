@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 
 from aengine.config import EngineConfig, configure
 from aengine.errors import ConfigError
@@ -14,7 +14,7 @@ from aengine.runtime.startup.sizing import size_pool
 from aengine.runtime.startup.step_sizes import step_tokens
 
 MODEL = ModelConfig.from_folder(resolve_model(None, None))
-PAGE_BYTES = MODEL.num_layers * 2 * 16 * MODEL.num_kv_heads * MODEL.head_dim * 4
+PAGE_BYTES = sum(2 * 16 * layer.attention.keys * 4 for layer in MODEL.layers)
 
 
 def config(**knobs: object) -> EngineConfig:
@@ -61,6 +61,8 @@ def test_a_step_carries_every_running_sequence() -> None:
 
 def test_page_tables_do_not_outgrow_the_pool() -> None:
     """A context of 2^26 tokens in pages of 256 bytes: what config.json alone claims is not what gets allocated."""
-    tiny = msgspec.structs.replace(MODEL, num_layers=1, num_kv_heads=1, head_dim=2, max_position_embeddings=2**26)
+    layer = MODEL.layers[0]
+    small = replace(layer, attention=replace(layer.attention, kv_heads=1, head_dim=2))
+    tiny = replace(MODEL, layers=(small,), max_position_embeddings=2**26)
     size = size_pool(config(), tiny, torch.float32, 2**30)
     assert 257 * 4 * (size.max_model_len // 16) <= 2**30

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import CallDelta, ContentDelta
-from aengine.text.answer.formats.known import FORMATS, call_format_of
+from aengine.text.answer.formats.table import FORMATS, call_format_of
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from tests.text.cutting import answer, cuts, shape

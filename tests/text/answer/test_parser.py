@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.formats.known import FORMATS
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.tokens.output import OutputText
@@ -61,7 +61,7 @@ async def test_the_demo_model(demo: Tokenizer) -> None:
     assert demo.answer_format.calls == "hermes"
     assert demo.answer_format.thoughts
     assert demo.answer_format.special_markers == frozenset()
-    assert demo.answer_format.thinks_if_asked
+    assert demo.answer_format.thinking_is_opt_in
     assert demo.answer_format.shown_special_ids(True, HERMES) == ()
     chat = await demo.encode_chat_prompt([{"role": "user", "content": "hi <think>"}])
     assert not chat.opens_thought
@@ -157,4 +157,4 @@ def test_a_checkpoint_that_knows_neither(tmp_path: Path) -> None:
 )
 def test_whether_it_thinks_if_nobody_asks(tmp_path: Path, template: str, asked: bool) -> None:
     write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": template})
-    assert Tokenizer.load(tmp_path).answer_format.thinks_if_asked == asked
+    assert Tokenizer.load(tmp_path).answer_format.thinking_is_opt_in == asked

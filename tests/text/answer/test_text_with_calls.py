@@ -13,7 +13,7 @@ import pytest
 from llguidance import LLMatcher
 
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.formats.known import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS, FormatName
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.grammar.calls import CallGrammar

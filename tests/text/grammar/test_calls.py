@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.known import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS, FormatName
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.grammar.calls import CallGrammar

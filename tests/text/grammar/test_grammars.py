@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.known import FORMATS
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.grammar.calls import CallGrammar
 from aengine.text.grammar.grammars import MAX_CACHED, Grammars, Matcher

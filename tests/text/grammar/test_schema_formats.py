@@ -35,9 +35,9 @@ from pydantic import (
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.known import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS, FormatName
 from aengine.text.grammar.calls import CallGrammar
-from aengine.text.grammar.schema_formats import decimal_pattern, understood
+from aengine.text.grammar.schema_formats import compilable_schema, decimal_pattern
 from aengine.text.grammar.source import GrammarLimits, grammar_source
 from tests.text.byte_grammars import TOKENIZER, accepts, call
 
@@ -178,13 +178,13 @@ def test_unique_items_are_nobodys_to_check_unless_strict() -> None:
     with pytest.raises(InvalidRequestError, match="items differ") as refused:
         source(schema, strict=True)
     assert refused.value.param == "response_format.anyOf[0].uniqueItems"
-    assert understood({"uniqueItems": False}, "a", strict=True) == {}
+    assert compilable_schema({"uniqueItems": False}, "a", strict=True) == {}
 
 
 def test_what_is_called_like_a_keyword_is_none() -> None:
     schema = {"type": "object", "properties": {"format": {"type": "string"}, "uniqueItems": {"const": True}}}
-    assert understood(schema, "a", strict=True) == schema
-    assert understood({"enum": [{"format": "phone"}]}, "a", strict=True) == {"enum": [{"format": "phone"}]}
+    assert compilable_schema(schema, "a", strict=True) == schema
+    assert compilable_schema({"enum": [{"format": "phone"}]}, "a", strict=True) == {"enum": [{"format": "phone"}]}
 
 
 @pytest.mark.parametrize("form", list(FORMATS))

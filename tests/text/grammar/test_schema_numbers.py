@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aengine.text.grammar.schema_numbers import FINEST, LARGEST, with_ends
+from aengine.text.grammar.schema_numbers import FINEST, LARGEST, bounded_numbers
 
 INTEGER = {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST}
 NUMBER = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST, "multipleOf": FINEST}
@@ -42,5 +42,5 @@ NUMBER = {"type": "number", "minimum": -LARGEST, "maximum": LARGEST, "multipleOf
 )
 def test_what_is_open_gets_an_end(schema: dict[str, Any], expected: dict[str, Any]) -> None:
     before = repr(schema)
-    assert with_ends(schema) == expected
+    assert bounded_numbers(schema) == expected
     assert repr(schema) == before

@@ -37,7 +37,6 @@ def saved(folder: Path) -> dict[str, Any]:
 
 def test_nothing_but_tokenizer_json_is_needed(byte_level: Tokenizer) -> None:
     assert byte_level.eos_token_id is None
-    assert not byte_level.has_chat_template
     assert byte_level.special_ids == {byte_level.encode_now(text)[0] for text in SPECIAL}
     assert max(map(max, map(byte_level.encode_now, TEXTS[3:]))) < byte_level.vocab_size
 

@@ -1,1 +1,1 @@
-"""How families of models write calls of tools: a file a family, which detects, parses and describes its format."""
+"""Formats of tool calls, a file for each family of models, which detects, parses and describes its format."""

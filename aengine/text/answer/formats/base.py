@@ -1,4 +1,4 @@
-"""What a format of tool calls consists of: what is between calls, a reader of one call, and its rules of grammar."""
+"""The interface of a format of tool calls: the syntax between calls, a reader of one call, and grammar rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def object_schema(tool: CallableTool) -> dict[str, Any]:
 
 
 class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands around calls. A group is a marker, one call or several, and an end: `begin opening call ... closing`.
+    """The text around calls. A group is a marker, one call or several, and an end: `begin opening call ... closing`.
 
     A call's own text is its reader's and its rules'. Blanks are read wherever they may stand; a grammar writes them as
     they are given here.
@@ -56,12 +56,12 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts that a vocabulary may have as tokens of their own."""
+        """The markers, which a vocabulary may have as tokens of their own."""
         return tuple(marker for marker in (self.begin, self.end, *self.inner) if len(marker) > 1)
 
 
 class CallReader(Protocol):
-    """Takes the text of one call in any pieces.
+    """Parses the text of one call, given in any pieces.
 
     Once it has begun it stays a call, and its arguments can be taken as they come, unchecked. Until then `raw` has all
     the text. Time is linear.
@@ -80,34 +80,36 @@ class CallReader(Protocol):
 
     @property
     def done(self) -> bool:
-        """The call is complete."""
+        """Whether the call is complete."""
         ...
 
     @property
     def broken(self) -> bool:
-        """The next character cannot be part of a call."""
+        """Whether the next character cannot be part of a call."""
         ...
 
     @property
     def raw(self) -> list[str]: ...
 
     def feed(self, text: str) -> int:
-        """Read on; how many characters belong to the call. All of them, unless it is then done or broken."""
+        """Parse more text; returns how many characters belong to the call. All of them, unless it is then done or
+        broken.
+        """
         ...
 
     def take_arguments(self) -> str:
-        """What has come of the arguments, as JSON, since the last time; nothing before the call has begun."""
+        """The JSON of the arguments that has come since the last time; nothing before the call has begun."""
         ...
 
 
 class CallFormat(Protocol):
-    """One way to write calls: all that parser and grammar need to know of it."""
+    """A format of tool calls, for the parser and for grammars."""
 
     @property
     def syntax(self) -> CallSyntax: ...
 
     def detect(self, template: str) -> bool:
-        """Whether a chat template speaks of this format. Formats are asked in the order of their table."""
+        """Whether a chat template uses this format. Formats are asked in the order of their table."""
         ...
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
@@ -127,5 +129,5 @@ class CallFormat(Protocol):
 
 
 def call_id() -> str:
-    """An id as OpenAI's look."""
+    """An id in the form of OpenAI's."""
     return f"call_{secrets.token_hex(12)}"

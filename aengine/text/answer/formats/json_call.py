@@ -1,4 +1,4 @@
-"""One call's JSON object, read while it is being written."""
+"""Parses one call's JSON object while it is being written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters")  # either is understood, whichever 
 
 
 class JsonCallReader:
-    """Takes the text of `{"name": ..., "arguments": {...}}` in any pieces and in any order of keys.
+    """Parses `{"name": ..., "arguments": {...}}`, given in any pieces and in any order of keys.
 
     A call has begun as soon as its name, one of `names`, and its arguments' first brace are there: what then comes
     of the arguments can be taken as it comes, unchecked. Until then `raw` has all the text. Time is linear.
@@ -62,11 +62,13 @@ class JsonCallReader:
 
     @property
     def begun(self) -> bool:
-        """Whether the call is one; it stays one from then on."""
+        """Whether the text is a call; it stays one from then on."""
         return self.name is not None and self.has_arguments
 
     def feed(self, text: str) -> int:
-        """Read on; how many characters belong to the object. All of them, unless it is then done or broken."""
+        """Parse more text; returns how many characters belong to the object. All of them, unless it is then done or
+        broken.
+        """
         at = 0
         while at < len(text) and not self.done and not self.broken:
             if self._role:
@@ -82,7 +84,7 @@ class JsonCallReader:
         return at
 
     def take_arguments(self) -> str:
-        """What has come of the arguments since the last time; nothing before the call has begun."""
+        """The arguments that have come since the last time; nothing before the call has begun."""
         if not self.begun:
             return ""
         arguments = "".join(self._arguments)
@@ -90,7 +92,7 @@ class JsonCallReader:
         return arguments
 
     def _structure(self, character: str) -> bool:
-        """Take a character between values, or begin the value that it starts. False: it does not belong here."""
+        """Parse a character between values, or begin the value that it starts. False: it does not belong here."""
         match self._expects:
             case "opening" if character == self._opening:
                 self._expects = "object"
@@ -127,7 +129,7 @@ class JsonCallReader:
         return character not in ",:}]"
 
     def _read_value(self, text: str, at: int) -> int:
-        """Read on in a value; where the part of the text ends that belongs to it."""
+        """Parse more of a value; returns where the part of the text ends that belongs to it."""
         end, ended = self._scan.read(text, at)
         if self._role == "arguments":
             self._arguments.append(text[at:end])
@@ -157,7 +159,9 @@ class JsonCallReader:
 
 
 def json_call_rules(rule: str, tool: CallableTool, key: str, behind: str = "") -> list[str]:
-    """A call as such an object, with the arguments under `key`; `behind`: what may follow them, as Lark has it."""
+    """Grammar rules of a call as such an object, with the arguments under `key`; `behind`: what may follow them, as
+    Lark has it.
+    """
     head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
     return [
         f"{rule}: {sequence(literal(head), f'{rule}_arguments', behind, literal('}'))}",

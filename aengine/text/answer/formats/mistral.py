@@ -72,7 +72,7 @@ def _new_id() -> str:
 
 
 class NamedCallReader:
-    """Takes `name[CALL_ID]id[ARGS]{...}`, without either marker as well. The call has begun with the first brace."""
+    """Parses `name[CALL_ID]id[ARGS]{...}`, without either marker as well. The call has begun with the first brace."""
 
     __slots__ = ("_arguments", "_names", "_scan", "_state", "_tag", "_word", "broken", "done", "id", "name", "raw")
 
@@ -126,7 +126,7 @@ class NamedCallReader:
         return end
 
     def _end_word(self) -> None:
-        """A name or an id is over, if one has begun."""
+        """End a name or an id, if one has begun."""
         word = "".join(self._word)
         self._word.clear()
         if not word:

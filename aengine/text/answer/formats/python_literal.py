@@ -1,4 +1,4 @@
-"""A Python literal, turned into JSON while it is being written."""
+"""Converts a Python literal to JSON while it is being written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Expects = Literal["value", "value or end", "key or end", "colon", "comma", "noth
 
 
 class LiteralReader:
-    """Takes one literal in any pieces: a string, a number, True, False, None, a list, a tuple, a dict, or JSON.
+    """Converts one literal, given in any pieces: a string, a number, True, False, None, a list, a tuple, a dict, or
+    JSON.
 
     Whatever is a key becomes a string. Time is linear.
     """
@@ -38,11 +39,11 @@ class LiteralReader:
 
     @property
     def done(self) -> bool:
-        """The literal is complete. A number or a name is so only with the character behind it, or with `end`."""
+        """Whether the literal is complete. A number or a name is so only once a character follows it, or with `end`."""
         return self._expects == "nothing"
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Read on from a place in the text: where the part of it ends that belongs to the literal."""
+        """Parse from a place in the text; returns where the part of it ends that belongs to the literal."""
         while at < len(text) and not self.done and not self.broken:
             if self._quote:
                 at = self._read_string(text, at)
@@ -60,18 +61,18 @@ class LiteralReader:
         return at
 
     def end(self) -> None:
-        """No further text will come."""
+        """Parse the end of the text."""
         if self._word:
             self._end_word()
 
     def take(self) -> str:
-        """What has come of the JSON since the last time."""
+        """The JSON that has come since the last time."""
         pieces = "".join(self._pieces)
         self._pieces.clear()
         return pieces
 
     def _take(self, character: str) -> bool:
-        """A character between strings and words. False: it does not belong here."""
+        """Parse a character between strings and words. False: it does not belong here."""
         if (
             self._closers
             and character == self._closers[-1]
@@ -124,7 +125,7 @@ class LiteralReader:
             return self._read_escape(text, at)
         found = _ESCAPE_END[self._quote].search(text, at)
         end = len(text) if found is None else found.start()
-        self._say(text[at:end])
+        self._emit(text[at:end])
         if found is None:
             return end
         if found[0] == "\\":
@@ -136,7 +137,7 @@ class LiteralReader:
         return found.end()
 
     def _read_escape(self, text: str, at: int) -> int:
-        """One more character of an escape."""
+        """Parse one more character of an escape."""
         escape, character = self._escape, text[at]
         kind = escape[1:2] or character
         if kind in _HEX_DIGITS:
@@ -156,10 +157,10 @@ class LiteralReader:
 
     def _end_escape(self, text: str, at: int) -> int:
         self._escape = ""
-        self._say(text)
+        self._emit(text)
         return at
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if text:
             self._pieces.append(json.dumps(text, ensure_ascii=_is_surrogate(text))[1:-1])
 

@@ -36,7 +36,7 @@ class Pythonic:
         return PythonCallReader(tools, first)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        """The declared parameters, in the schema's order, or any where none are declared."""
+        """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
         check_parameters(tool)
         schema = object_schema(tool)
         parameters = parameters_of(schema)
@@ -69,7 +69,9 @@ class Pythonic:
 
 
 def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
-    """True, False and None as Python has them; what is within lists and dicts as JSON has it, which is read as well."""
+    """Grammar rules of values: True, False and None as Python has them; what is within lists and dicts as JSON has it,
+    which is read as well.
+    """
     options: list[str] = []
     rules: list[str] = []
     found = alternatives(schema)
@@ -86,7 +88,7 @@ def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> l
 
 
 class PythonCallReader:
-    """Takes `name(key=value, ...)`, a `[` before the first call. The call has begun with the first `=` or the end."""
+    """Parses `name(key=value, ...)`, a `[` before the first call. The call has begun with the first `=` or the end."""
 
     __slots__ = ("_arguments", "_expects", "_keys", "_tools", "_value", "_word", "broken", "done", "id", "name", "raw")
 
@@ -131,7 +133,7 @@ class PythonCallReader:
         return arguments
 
     def _take(self, character: str) -> bool:
-        """A character between words and values. False: it does not belong here."""
+        """Parse a character between words and values. False: it does not belong here."""
         word = self._word
         match self._expects:
             case "opening" if character == "[":

@@ -39,7 +39,7 @@ class Qwen3Coder:
         return XmlCallReader(tools)
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
-        """The declared parameters, in the schema's order, or any where none are declared."""
+        """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
         check_parameters(tool)
         schema = object_schema(tool)
         parts, rules = [], []
@@ -66,7 +66,7 @@ def _parameter_rules(rule: str, head: str, schema: Schema, tool: CallableTool, w
 
 
 class XmlCallReader:
-    """Takes `<function=name>`, any number of `<parameter=key>value</parameter>`, and `</function>`.
+    """Parses `<function=name>`, any number of `<parameter=key>value</parameter>`, and `</function>`.
 
     The call has begun with its name. A value ends with the first `</parameter>`. What belongs between parameters to no
     call ends it, so that its arguments are JSON all the same.
@@ -147,7 +147,7 @@ class XmlCallReader:
         return at + 1
 
     def _read_word(self, text: str, at: int) -> int:
-        """Read on in a name or a key."""
+        """Parse more of a name or a key."""
         found = _WORD_END.search(text, at)
         end = len(text) if found is None else found.start()
         self._word.append(text[at:end])

@@ -1,4 +1,4 @@
-"""Texts of the formats that JSON schemas name, as regular expressions: of each one a part, no `<` in it."""
+"""Regular expressions of the string formats that JSON schemas name: a part of each one's texts, without `<`."""
 
 from __future__ import annotations
 

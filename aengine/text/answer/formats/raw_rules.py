@@ -1,4 +1,4 @@
-"""Strings that are written as they are, without quotes, and other values as JSON: rules of grammar for them."""
+"""Grammar rules of values as Qwen3-Coder writes them: strings without quotes, other values as JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _GROUP = re.compile(r"\[[^]]*\]|\((\?:)?[^()]*\)")
 
 
 def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: CallableTool, where: str) -> list[str]:
-    """Rules of which `rule` describes a value and the text behind it, `end`, of which `stop` is the beginning of no
-    value's part. where: the schema's place in the request.
+    """Grammar rules of which `rule` describes a value and the text behind it, `end`, of which `stop` is the beginning
+    of no value's part. where: the schema's place in the request.
     """
     found = alternatives(schema)
     kinds = kinds_of(found)
@@ -53,7 +53,7 @@ def raw_value_rules(rule: str, schema: Schema, stop: str, end: str, tool: Callab
 
 
 def _written(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | None:
-    """The texts of the values that are listed, if any are; those that would be read as something else are left out."""
+    """The texts of the listed values, if any are listed; those that would be read as something else are left out."""
     values = schema.get("enum")
     if not isinstance(values, list):
         return None
@@ -62,7 +62,7 @@ def _written(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | N
 
 
 def _text(schema: Schema, kinds: frozenset[Kind], tool: CallableTool, where: str) -> str:
-    """A string as the schema has it, beginning like no value of the other kinds.
+    """The terminal of a string as the schema has it, beginning like no value of the other kinds.
 
     Of several bounds one is enough where the tool is not strict: a grammar may have only a few intersections.
     """
@@ -97,8 +97,8 @@ def _is_count(value: object) -> bool:
 
 
 def _whole(searched: str) -> str | None:
-    """A regex that is searched for, as one that the whole text matches. None where it says too much to be sure that it
-    can be written like that, and that the text behind the value is no part of what it matches.
+    """A regex that the whole text matches, from one that is searched for. None where it says too much to be sure that
+    it can be written like that, and that the text behind the value is no part of what it matches.
     """
     begins, ends = searched.startswith("^"), searched.endswith("$") and not searched.endswith("\\$")
     inner = searched[int(begins) : len(searched) - int(ends)]

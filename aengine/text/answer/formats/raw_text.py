@@ -1,4 +1,4 @@
-"""Strings that are written as they are, without quotes, as JSON and as a grammar has them."""
+"""Converts strings that are written without quotes to JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGINNINGS: dict[Kind, str] = {"number": "-0123456789", "integer": "-0123456789"
 
 
 class RawText:
-    """Turns a value as it is written, in any pieces, into JSON of one of its kinds.
+    """Converts a value as it is written, in any pieces, to JSON of one of its kinds.
 
     A string comes as it is written; what might be something else comes as a whole. One line break on either side is
     none of the value's.
@@ -36,7 +36,7 @@ class RawText:
         self._whole: list[str] | None = []  # what has come, unless it is known to be a string
 
     def feed(self, text: str) -> str:
-        """The JSON that is sure now."""
+        """The JSON that is certain now that more has come."""
         if text and not self._begun:
             self._begun = True
             text = text.removeprefix("\n")
@@ -60,7 +60,7 @@ class RawText:
         return as_json("".join(self._whole), self._kinds)
 
     def _is_string(self) -> bool:
-        """Whether it can be nothing else, now that more has come."""
+        """Whether the value can be nothing but a string, now that more has come."""
         if "string" not in self._kinds or self._whole is None:
             return False
         if self._kinds == {"string"}:
@@ -70,23 +70,23 @@ class RawText:
 
 
 def as_json(text: str, kinds: frozenset[Kind]) -> str:
-    """A whole value as JSON: what it says if that is of one of the kinds, else a string.
+    """Convert a whole value to JSON: of one of the kinds if its text is that, else a string.
 
     Without strings among the kinds, blanks around it say nothing, and JSON of another kind is the client's to refuse.
     """
     mixed = "string" in kinds
-    said = text if mixed else text.strip()
-    if said in WORDS and (not mixed or WORDS[said][0] in kinds):
-        return WORDS[said][1]
-    if not mixed or said[:1] in "-0123456789[{":
-        value = _json_of(said)
+    stripped = text if mixed else text.strip()
+    if stripped in WORDS and (not mixed or WORDS[stripped][0] in kinds):
+        return WORDS[stripped][1]
+    if not mixed or stripped[:1] in "-0123456789[{":
+        value = _json_of(stripped)
         if value is not None and (not mixed or _is_of(value, kinds)):
             return value
     return json.dumps(text, ensure_ascii=False)
 
 
 def _json_of(text: str) -> str | None:
-    """Text that is JSON, or a Python literal, as JSON."""
+    """Convert text that is JSON, or a Python literal, to JSON."""
     try:
         json.loads(text, parse_constant=_refuse)
         return text

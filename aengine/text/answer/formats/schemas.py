@@ -1,4 +1,4 @@
-"""What formats that are not JSON need of a tool's schema: its parameters, and the kinds that a value may be of."""
+"""Reads a tool's JSON schema for formats that are not JSON: its parameters, and the kinds that a value may be of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_AN_OBJECT = {"type", "properties", "required", "additionalProperties", *_DEF
 ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
 _MAX_DEPTH = 16  # of references to references
 _MAX_ALTERNATIVES = 64  # of one value, looked into; where there are more it may be anything
-_LONGEST = 2**20  # characters of definitions, told again and again
+_LONGEST = 2**20  # characters of definitions, repeated for each parameter
 
 
 class Parameter(NamedTuple):
@@ -40,7 +40,7 @@ def parameters_of(schema: Schema | None) -> list[Parameter]:
 
 
 def further_of(schema: Schema | None) -> Schema | None:
-    """The schema of parameters that are not declared. None: there may be none, or it declares some."""
+    """The schema of undeclared parameters. None: there may be none, or it declares some."""
     whole = _resolved(schema or {})
     if whole.get("properties") or whole.get("required") or whole.get("additionalProperties") is False:
         return None
@@ -49,22 +49,22 @@ def further_of(schema: Schema | None) -> Schema | None:
 
 def check_parameters(tool: CallableTool) -> None:
     """Raise `InvalidRequestError`, naming the place, where parameters with schemas of their own cannot say what the
-    tool's schema says: strict ones with further bounds, and definitions too large to be told of each parameter.
+    tool's schema says: strict ones with further bounds, and definitions too large to be repeated for each parameter.
     """
     whole = _resolved(object_schema(tool))
     for key in whole:
         if tool.strict and key not in _OF_AN_OBJECT | ANNOTATIONS:
             path = f"{tool.where}.{key}"
             raise InvalidRequestError(f"{path} cannot be enforced in this model's format of calls", path)
-    told = sum(any(place in parameter.schema for place in _DEFINITIONS) for parameter in parameters_of(whole))
-    if told * len(json.dumps([whole.get(place) for place in _DEFINITIONS])) > _LONGEST:
+    references = sum(any(place in parameter.schema for place in _DEFINITIONS) for parameter in parameters_of(whole))
+    if references * len(json.dumps([whole.get(place) for place in _DEFINITIONS])) > _LONGEST:
         raise InvalidRequestError(
-            f"{tool.where}: its definitions are too large for {told} parameters that refer to them", tool.where
+            f"{tool.where}: its definitions are too large for {references} parameters that refer to them", tool.where
         )
 
 
 def alternatives(schema: Schema) -> list[Schema]:
-    """Schemas of one kind each, of which a value must match one; an empty one for what may be anything."""
+    """The schemas of one kind each that a value must match one of; an empty one for what may be anything."""
     found: list[Schema] = []
     left = [schema]
     for _ in range(_MAX_ALTERNATIVES):
@@ -80,7 +80,7 @@ def alternatives(schema: Schema) -> list[Schema]:
 
 
 def _branches(schema: Schema) -> list[Schema] | None:
-    """The schemas that it is one of; None where it does not list any."""
+    """The listed alternatives of a schema; None where it does not list any."""
     for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)
         if isinstance(options, list) and 0 < len(options) <= (1 if key == "allOf" else _MAX_ALTERNATIVES):
@@ -97,7 +97,7 @@ def _branches(schema: Schema) -> list[Schema] | None:
 
 
 def kinds_of(schemas: Iterable[Schema]) -> frozenset[Kind]:
-    """The kinds that values of one of these, as `alternatives` has them, are of."""
+    """The kinds of values that these schemas, as `alternatives` has them, allow."""
     found: set[Kind] = set()
     for schema in schemas:
         found |= {schema["type"]} if "type" in schema else EVERYTHING
@@ -105,7 +105,7 @@ def kinds_of(schemas: Iterable[Schema]) -> frozenset[Kind]:
 
 
 def kind_of(value: object) -> Kind:
-    """What JSON schemas call a value; a number without a fraction is an integer."""
+    """The kind of a value in JSON schemas' terms; a number without a fraction is an integer."""
     match value:
         case None:
             return "null"
@@ -124,7 +124,7 @@ def kind_of(value: object) -> Kind:
 
 
 def _resolved(schema: Schema) -> Schema:
-    """The schema that it refers to, with what stands beside the reference."""
+    """The schema that a reference names, with what stands beside the reference."""
     for _ in range(_MAX_DEPTH):
         path = schema.get("$ref")
         if not isinstance(path, str):

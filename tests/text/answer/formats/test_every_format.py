@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aengine.config import ServerConfig
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.known import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS, FormatName
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.grammar.calls import CallGrammar
 from tests.text.byte_grammars import MARKERS, accepts, call, calls

@@ -9,7 +9,7 @@ import pytest
 
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import CallDelta
-from aengine.text.answer.formats.known import FORMATS
+from aengine.text.answer.formats.table import FORMATS
 from tests.text.cutting import answer, shape
 
 SCHEMA: dict[str, Any] = {

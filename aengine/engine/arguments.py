@@ -1,0 +1,105 @@
+"""Checks and normalizes the arguments of a request; what cannot be used is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from aengine.errors import InvalidRequestError
+from aengine.structured import Structured
+from aengine.types import SamplingParams
+
+
+def resolved_params(
+    defaults: SamplingParams, params: SamplingParams | None, sampling: Mapping[str, Any], vocab_size: int
+) -> SamplingParams:
+    """`params`, or the defaults with single fields replaced. Raises `InvalidRequestError`, naming the field."""
+    if params is not None and sampling:
+        raise InvalidRequestError(f"give either params= or single fields, not both: {', '.join(sampling)}")
+    if params is None:
+        known = SamplingParams.__struct_fields__
+        for name in sampling:
+            if name not in known:
+                raise InvalidRequestError(f"unknown parameter {name!r}; known are {', '.join(known)}", name)
+        params = msgspec.structs.replace(defaults, **sampling)
+    elif not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"params must be SamplingParams, got {type(params).__name__}", "params")
+    params = _normalized(params)
+    if sampling and "temperature" not in sampling:
+        params = params.with_rule_temperature()
+    params.validate(vocab_size)
+    return params
+
+
+def token_id_list(prompt: object) -> list[int]:
+    """A prompt that is not text, as a list; the ids themselves are not looked at."""
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(f"prompt must be text or token ids, got {type(prompt).__name__}", "prompt")
+    return list(prompt)
+
+
+def dict_list(value: object, name: str) -> list[dict[str, Any]]:
+    """Messages or tools as new dicts."""
+    if isinstance(value, Iterable):
+        items = list(value)
+        if all(isinstance(item, Mapping) for item in items):
+            return [dict(item) for item in items]
+    raise InvalidRequestError(f"{name} must be a list of mappings", name)
+
+
+def check_routing(priority: object, cache_salt: object) -> None:
+    """Check `priority` and `cache_salt`: raise `InvalidRequestError` for what the queue cannot order or the prefix
+    cache cannot look up.
+    """
+    if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
+        raise InvalidRequestError(f"priority must be an integer within 64 bits, got {priority!r}", "priority")
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise InvalidRequestError(f"cache_salt must be text, got {type(cache_salt).__name__}", "cache_salt")
+
+
+def _normalized(params: SamplingParams) -> SamplingParams:
+    """The parameters with fields that callers may write more loosely brought into their own types: one stop string,
+    lists, None.
+    """
+    stop: object = params.stop  # annotations hold no caller to anything
+    ids: object = params.stop_token_ids
+    words: object = params.bad_words
+    bias: object = params.logit_bias
+    allowed: object = params.allowed_token_ids
+    structured: object = params.structured
+    normal: dict[str, Any] = {}
+    if not isinstance(stop, tuple):
+        normal["stop"] = (stop,) if isinstance(stop, str) else _made(tuple, stop, "stop")
+    if not isinstance(ids, tuple):
+        normal["stop_token_ids"] = _made(tuple, ids, "stop_token_ids")
+    if not isinstance(words, tuple):
+        normal["bad_words"] = (words,) if isinstance(words, str) else _made(tuple, words, "bad_words")
+    if allowed is not None and not isinstance(allowed, tuple):
+        normal["allowed_token_ids"] = _made(tuple, allowed, "allowed_token_ids")
+    if not isinstance(bias, dict):
+        normal["logit_bias"] = _made(dict, bias, "logit_bias")
+    if structured is not None:
+        normal["structured"] = _structured(structured)
+    return msgspec.structs.replace(params, **normal) if normal else params
+
+
+def _structured(value: object) -> Structured:
+    """`Structured`, also from a mapping with its fields, its choices a tuple."""
+    if isinstance(value, Mapping):
+        try:
+            value = Structured(**value)
+        except TypeError as error:
+            raise InvalidRequestError(f"structured: {error}", "structured") from None
+    if not isinstance(value, Structured):
+        raise InvalidRequestError(f"structured must be Structured, got {type(value).__name__}", "structured")
+    choice: object = value.choice
+    return msgspec.structs.replace(value, choice=tuple(choice)) if isinstance(choice, list) else value
+
+
+def _made(kind: type, value: Any, name: str) -> Any:
+    try:
+        return kind(() if value is None else value)
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"{name} cannot be {value!r}", name) from None

@@ -1,0 +1,31 @@
+"""A snapshot of the scheduler's and the pool's figures as `Stats`."""
+
+from __future__ import annotations
+
+import time
+
+from aengine.scheduling.scheduler import Scheduler
+from aengine.types import Stats
+
+
+def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None) -> Stats:
+    """`last_step` is the monotonic time, in seconds, at which the newest step was committed."""
+    memory, counters = scheduler.memory, scheduler.counters
+    cached = memory.tree.evictable_pages
+    return Stats(
+        running=scheduler.running,
+        waiting=scheduler.waiting,
+        pages_total=memory.usable_pages,
+        pages_used=memory.usable_pages - memory.allocator.free - cached,
+        pages_cached=cached,
+        pages_free=memory.allocator.free,
+        page_size=memory.page_size,
+        steps=counters.steps,
+        requests=ended_requests,
+        prompt_tokens=counters.prompt_tokens,
+        cached_tokens=counters.cached_tokens,
+        computed_tokens=counters.computed_tokens,
+        generated_tokens=counters.generated_tokens,
+        preemptions=counters.preemptions,
+        last_step_age=None if last_step is None else time.monotonic() - last_step,
+    )

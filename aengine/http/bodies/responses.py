@@ -1,0 +1,201 @@
+"""The bodies of responses as structs, which handlers encode and the OpenAPI schema describes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from aengine.types import FinishReason, TokenLogprob
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """`POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None  # as the vocabulary writes them
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """`POST /detokenize`."""
+
+    prompt: str
+
+
+class Aborted(msgspec.Struct, frozen=True):
+    """`POST /abort`."""
+
+    aborted: int  # requests
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    """`POST /flush_cache`."""
+
+    flushed: bool = True
+
+
+class Version(msgspec.Struct, frozen=True):
+    """`GET /version`."""
+
+    version: str
+
+
+HealthWord = Literal["ok", "loading", "ready", "failed", "stopping", "stalled"]
+
+
+class HealthStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`GET /health`."""
+
+    status: HealthWord
+    reason: str = ""
+
+
+class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`GET /ready`."""
+
+    ready: bool
+    model: str | None = None
+    reason: str = ""
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/models/{model}`."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int  # unix seconds
+    owned_by: str = "aengine"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """`GET /v1/models`."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # of chats
+
+
+class PromptCandidate(msgspec.Struct, frozen=True):
+    logprob: float | None
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptCandidate] | None] | msgspec.UnsetType  # by token id; unset where nobody asked
+
+
+class GeneratedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /generate` that does not stream."""
+
+    id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
+    choices: list[GeneratedChoice] | msgspec.UnsetType = msgspec.UNSET  # where n > 1
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
+    usage: UsageBody
+
+
+class CompletionLogprobsBody(msgspec.Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobsBody | None
+    finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
+
+
+class CompletionBody(msgspec.Struct, frozen=True):
+    """`POST /v1/completions` that does not stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class CandidateWithTop(Candidate, frozen=True):
+    top_logprobs: list[Candidate]
+
+
+class ChatLogprobsBody(msgspec.Struct, frozen=True):
+    content: list[CandidateWithTop] | None
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCallBody(msgspec.Struct, frozen=True):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(msgspec.Struct, frozen=True):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # the same
+    tool_calls: list[ToolCallBody] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobsBody | None
+    finish_reason: FinishReason | Literal["tool_calls"]
+
+
+class ChatBody(msgspec.Struct, frozen=True):
+    """`POST /v1/chat/completions` that does not stream."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET

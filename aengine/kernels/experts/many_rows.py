@@ -1,0 +1,183 @@
+"""Experts for many tokens: grouped products of sorted rows, at the speed of the matrix units.
+
+Rows lie sorted by expert; a tile of a plan is up to BLOCK_M neighbours of one expert. Programs take (tile, block of
+columns) items in turn, columns first, so that neighbours share an expert's weights in the second-level cache. Rows and
+weights come through tensor descriptors (TMA where the device has it); rows of the next expert that a tile reads beyond
+its own are not stored. SiLU(gate) * up is the end of the first product; the second's rows are weighted and added up in
+order by another launch.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.weighted_sum import weighted_sum
+from aengine.kernels.launch import launch_for, power_of_two
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def _many_rows_kernel(
+    x_ptr,  # [tokens, K], GATHER only
+    x_rows,  # descriptor of [pairs, K], sorted; without GATHER
+    w_rows,  # descriptor of [E * 2 * N, K] (GATED: each expert's gate, then up), otherwise [E * N, K]
+    out_ptr,  # [pairs, N], sorted
+    order_ptr,  # [pairs], GATHER only
+    tiles_ptr,  # [3, capacity]
+    count_ptr,  # [1]
+    capacity,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
+    GATHER: tl.constexpr,  # rows of x are read where they are
+    FLATTEN: tl.constexpr,  # the next item's first loads are on their way before this one ends
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    WEIGHT_ROWS: tl.constexpr = 2 * N if GATED else N
+    rows = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)[None, :]
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    items = tl.load(count_ptr) * blocks
+    for item in tl.range(tl.program_id(0), items, tl.num_programs(0), flatten=FLATTEN):
+        tile = item // blocks
+        column = item % blocks * BLOCK_N
+        weight_row = tl.load(tiles_ptr + tile) * WEIGHT_ROWS + column
+        start = tl.load(tiles_ptr + capacity + tile)
+        end = tl.load(tiles_ptr + 2 * capacity + tile)
+        if GATHER:
+            token = tl.load(order_ptr + start + rows, mask=start + rows < end, other=0) // TOP_K
+            gathered = x_ptr + token.to(tl.int64)[:, None] * K + k
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if GATED:
+            up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for step in tl.range(0, K, BLOCK_K):
+            if not GATHER:
+                x = x_rows.load([start, step])
+            elif K % BLOCK_K == 0:
+                x = tl.load(gathered + step)
+            else:
+                x = tl.load(gathered + step, mask=step + k < K, other=0.0)
+            acc = tl.dot(x, w_rows.load([weight_row, step]).T, acc, input_precision=PRECISION)
+            if GATED:
+                up = tl.dot(x, w_rows.load([weight_row + N, step]).T, up, input_precision=PRECISION)
+        if GATED:
+            acc = acc * tl.sigmoid(acc) * up
+        row = start + rows
+        n = column + tl.arange(0, BLOCK_N)
+        out = out_ptr + row.to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(row < end)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def _sort_rows_kernel(
+    x_ptr,  # [tokens, K]
+    ends_ptr,  # [E]
+    order_ptr,  # [pairs]
+    out_ptr,  # [pairs, K]
+    E: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    if row < tl.load(ends_ptr + E - 1):  # there are no rows of pairs that go nowhere
+        token = tl.load(order_ptr + row) // TOP_K
+        value = tl.load(x_ptr + token.to(tl.int64) * K + k, mask=k < K, other=0.0)
+        tl.store(out_ptr + row.to(tl.int64) * K + k, value, mask=k < K)
+
+
+def sort_rows(x: Tensor, plan: Plan, top_k: int) -> Tensor:
+    """x [tokens, k] -> each token's row once for each of its pairs, in the plan's order: [pairs, k]."""
+    k, pairs = x.shape[1], len(plan.order)
+    out = x.new_empty(pairs, k)
+    block = min(2048, power_of_two(k))
+    overlap = launch_for(x.device).overlap
+    _sort_rows_kernel[(pairs, triton.cdiv(k, block))](
+        x, plan.ends, plan.order, out, E=len(plan.ends), K=k, TOP_K=top_k, BLOCK=block, OVERLAP=overlap,
+        num_warps=max(1, block // 512), launch_pdl=overlap,
+    )  # fmt: skip
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class ManyCut:
+    """How one of the two products is cut up. crowd: programs of a processor; 0: one program for each item."""
+
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+    crowd: int = 1
+    flatten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ManyConfig:
+    """How experts for many rows are cut up. height: rows of a tile; gather: without a sorted copy of the rows."""
+
+    height: int
+    gate_up: ManyCut
+    down: ManyCut
+    gather: bool = True
+
+    def shared_memory(self, element_size: int) -> int:
+        """Bytes at most: copies on their way, with those that are being multiplied."""
+        return max(
+            cut.stages * (parts * cut.block_n + self.height) * cut.block_k * element_size
+            for cut, parts in ((self.gate_up, 2), (self.down, 1))
+        )
+
+
+def many_rows(
+    h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, config: ManyConfig
+) -> Tensor:
+    """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
+    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous.
+
+    Takes memory for tokens * k rows of hidden and of inter.
+    """
+    (experts, hidden, inter), pairs, top_k = down.shape, ids.numel(), ids.shape[1]
+    plan = make_plan(ids, experts, config.height)
+    sorted_rows = None if config.gather else sort_rows(h, plan, top_k)
+    activated = h.new_empty(pairs, inter)
+    _launch(h, sorted_rows, gate_up, plan, activated, top_k, config.height, config.gate_up)
+    rows = h.new_empty(pairs, hidden) if sorted_rows is None else sorted_rows
+    _launch(None, activated, down, plan, rows, top_k, config.height, config.down)
+    return weighted_sum(rows, ids, weights, residual, experts, plan.places)
+
+
+def _launch(
+    gathered: Tensor | None, x: Tensor | None, w: Tensor, plan: Plan, out: Tensor, top_k: int, height: int, cut: ManyCut
+) -> None:
+    """x: the sorted rows; None: rows of `gathered`, of which `w` has gate and up."""
+    n, k = out.shape[1], w.shape[2]
+    launch = launch_for(w.device)
+    most = plan.capacity * -(-n // cut.block_n)
+    weights = TensorDescriptor.from_tensor(w.view(-1, k), [cut.block_n, cut.block_k])
+    rows = weights if x is None else TensorDescriptor.from_tensor(x, [height, cut.block_k])
+    _many_rows_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
+        w if gathered is None else gathered, rows, weights, out, plan.order, plan.tiles, plan.count, plan.capacity,
+        N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, GATED=w.shape[1] == 2 * n,
+        GATHER=x is None, FLATTEN=cut.flatten, PRECISION="ieee" if w.element_size() > 2 else "tf32",
+        OVERLAP=launch.overlap, num_warps=cut.warps, num_stages=cut.stages, launch_pdl=launch.overlap,
+    )  # fmt: skip

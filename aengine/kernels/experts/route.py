@@ -1,0 +1,318 @@
+"""From hidden states to experts and weights in one launch: the router's product in float32, then the choice.
+
+Products of two-byte numbers are exact in float32, and are summed there. For few tokens the columns are split over
+programs, which have their weights on the way before they wait for the kernel that makes the hidden states; the last to
+arrive adds the parts up in order and chooses.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.experts.routing import TINY, Router
+from aengine.kernels.launch import Launch, launch_for, power_of_two
+
+MAX_EXPERTS = 512
+FEW_TOKENS = 64  # up to which the columns are split
+_TINY = tl.constexpr(TINY)
+
+
+@triton.jit(do_not_specialize=["tokens", "first_slot"], do_not_specialize_on_alignment=["slots_ptr"])
+def _route_kernel(
+    x_ptr,  # [tokens, K]
+    w_ptr,  # [E, K]
+    bias_ptr,  # [E], BIAS only
+    correction_ptr,  # [E], CORRECTION only
+    slots_ptr,  # [tokens], PADDED only
+    ids_ptr,  # [tokens, TOP_K] int32
+    weights_ptr,  # [tokens, TOP_K] float32
+    part_ptr,  # [blocks of tokens, SPLITS, M, EXPERTS] float32
+    arrived_ptr,  # [blocks of tokens] int32, zero between launches
+    tokens,
+    first_slot,
+    scale,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    M: tl.constexpr,  # tokens of a program
+    EXPERTS: tl.constexpr,  # E, padded to a power of two
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SCORING: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    BEST_TWO: tl.constexpr,
+    BIAS: tl.constexpr,
+    CORRECTION: tl.constexpr,
+    PADDED: tl.constexpr,  # tokens of slots below first_slot go nowhere
+    WIDE: tl.constexpr,  # x and the weights differ in dtype, or have 4 bytes an element
+    OVERLAP: tl.constexpr,
+):
+    split = tl.program_id(0) % SPLITS
+    block = tl.program_id(0) // SPLITS
+    PIECE: tl.constexpr = K // SPLITS
+    rows = tl.arange(0, M)
+    t = block * M + rows
+    used = (t < tokens)[:, None]
+    e = tl.arange(0, EXPERTS)
+    k = tl.arange(0, BLOCK_K)[None, :]
+    x_rows = x_ptr + t.to(tl.int64)[:, None] * K + split * PIECE
+    w_rows = w_ptr + tl.minimum(e, E - 1)[:, None] * K + split * PIECE
+    if OVERLAP:
+        gdc_launch_dependents()
+    if PIECE == BLOCK_K:
+        w = tl.load(w_rows + k)
+        if OVERLAP:
+            gdc_wait()
+        x = tl.load(x_rows + k, mask=used, other=0.0)
+        logits = _product(x, w, tl.zeros([M, EXPERTS], tl.float32), WIDE)
+    else:
+        if OVERLAP:
+            gdc_wait()
+        logits = tl.zeros([M, EXPERTS], tl.float32)
+        for step in tl.range(0, PIECE, BLOCK_K, num_stages=STAGES):
+            inside = step + k < PIECE
+            w = tl.load(w_rows + step + k, mask=inside, other=0.0)
+            x = tl.load(x_rows + step + k, mask=used & inside, other=0.0)
+            logits = _product(x, w, logits, WIDE)
+    if SPLITS > 1:
+        size: tl.constexpr = M * EXPERTS
+        parts = part_ptr + block * (SPLITS * size) + rows[:, None] * EXPERTS + e[None, :]
+        tl.store(parts + split * size, logits, mask=used)
+        tl.debug_barrier()  # every thread's part is stored before one of them announces it
+        last = tl.atomic_add(arrived_ptr + block, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            tl.debug_barrier()
+            tl.store(arrived_ptr + block, 0)
+            logits = tl.zeros([M, EXPERTS], tl.float32)
+            for other in tl.static_range(SPLITS):
+                # Other processors wrote these: read past the first-level cache.
+                logits += tl.load(parts + other * size, mask=used, other=0.0, cache_modifier=".cg")
+    else:
+        last = True
+    if last:
+        if BIAS:
+            logits += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)[None, :]
+        _choose(
+            logits, correction_ptr, slots_ptr, ids_ptr, weights_ptr, t, tokens, first_slot, scale, E, EXPERTS, M,
+            TOP_K, SCORING, RENORMALISE, GROUPS, CHOSEN_GROUPS, BEST_TWO, CORRECTION, PADDED,
+        )  # fmt: skip
+
+
+@triton.jit
+def _product(x, w, acc, WIDE: tl.constexpr):
+    """x [M, BLOCK_K], w [EXPERTS, BLOCK_K], acc [M, EXPERTS] -> acc + x w^T."""
+    if WIDE:
+        return tl.dot(x.to(tl.float32), tl.trans(w.to(tl.float32)), acc, input_precision="ieee")
+    return tl.dot(x, tl.trans(w), acc)
+
+
+@triton.jit
+def _choose(
+    logits,  # [M, EXPERTS]
+    correction_ptr,
+    slots_ptr,
+    ids_ptr,
+    weights_ptr,
+    t,  # [M]
+    tokens,
+    first_slot,
+    scale,
+    E: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    M: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SCORING: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    BEST_TWO: tl.constexpr,
+    CORRECTION: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    WIDTH: tl.constexpr = triton.next_power_of_2(TOP_K)
+    e = tl.arange(0, EXPERTS)[None, :]
+    lowest = float("-inf")
+    if SCORING == "sigmoid":
+        scores = tl.sigmoid(logits)
+    else:
+        scores = tl.where(e < E, logits, lowest)
+        if SCORING == "softmax":
+            scores = tl.exp(scores - tl.max(scores, axis=1)[:, None])
+            scores /= tl.sum(scores, axis=1)[:, None]
+    choice = scores
+    if CORRECTION:
+        choice += tl.load(correction_ptr + e, mask=e < E, other=0.0).to(tl.float32)
+    choice = tl.where(e < E, choice, lowest)
+    if GROUPS > 1:
+        choice = _best_groups_only(choice, e, E, M, GROUPS, CHOSEN_GROUPS, BEST_TWO)
+    j = tl.arange(0, WIDTH)[None, :]
+    ids = tl.zeros([M, WIDTH], tl.int32)
+    weights = tl.zeros([M, WIDTH], tl.float32)
+    for turn in tl.static_range(TOP_K):
+        best = tl.argmax(choice, axis=1)[:, None]  # the lowest id among equals
+        weight = tl.sum(tl.where(e == best, scores, 0.0), axis=1)[:, None]
+        ids = tl.where(j == turn, best, ids)
+        weights = tl.where(j == turn, weight, weights)
+        choice = tl.where(e == best, lowest, choice)
+    if SCORING == "softmax_of_chosen":
+        weights = tl.where(
+            j < TOP_K, tl.exp(weights - tl.max(tl.where(j < TOP_K, weights, lowest), axis=1)[:, None]), 0
+        )
+        weights /= tl.sum(weights, axis=1)[:, None]
+    if RENORMALISE:
+        weights /= tl.sum(weights, axis=1)[:, None] + _TINY
+    place = t[:, None] * TOP_K + j
+    inside = (t < tokens)[:, None] & (j < TOP_K)
+    # Logits that are not numbers must not lead outside of the experts.
+    ids = tl.minimum(ids, E - 1)
+    if PADDED:
+        ids = tl.where((tl.load(slots_ptr + t, mask=t < tokens, other=0) < first_slot)[:, None], -1, ids)
+    tl.store(ids_ptr + place, ids, mask=inside)
+    tl.store(weights_ptr + place, weights * scale, mask=inside)
+
+
+@triton.jit
+def _best_groups_only(
+    choice,
+    e,
+    E: tl.constexpr,
+    M: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    BEST_TWO: tl.constexpr,
+):
+    """choice [M, EXPERTS]: -inf for the experts of the other groups."""
+    WIDTH: tl.constexpr = triton.next_power_of_2(GROUPS)
+    group = e // (E // GROUPS)  # [1, EXPERTS]
+    lowest = float("-inf")
+    g = tl.arange(0, WIDTH)[None, :]
+    scores = tl.full([M, WIDTH], lowest, tl.float32)
+    for index in tl.static_range(GROUPS):
+        own = tl.where(group == index, choice, lowest)
+        best = tl.max(own, axis=1)
+        if BEST_TWO:
+            best += tl.max(tl.where(e == tl.argmax(own, axis=1)[:, None], lowest, own), axis=1)
+        scores = tl.where(g == index, best[:, None], scores)
+    kept = group < 0
+    for _ in tl.static_range(CHOSEN_GROUPS):
+        best = tl.argmax(scores, axis=1)[:, None]
+        kept = kept | (group == best)
+        scores = tl.where(g == best, lowest, scores)
+    return tl.where(kept, choice, lowest)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig:
+    """How one router is cut up. tokens: of a program; splits: pieces of the columns."""
+
+    tokens: int
+    block_k: int
+    splits: int
+    stages: int
+    warps: int
+
+
+def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Launch) -> RouteConfig:
+    """How to cut a router [experts, hidden] for so many tokens."""
+    padded = max(16, power_of_two(experts))
+    if tokens > FEW_TOKENS and not wide:
+        height = 64 if padded <= 256 else 32
+        if tokens <= 64 * launch.processors:
+            height //= 2
+        return RouteConfig(height, 64, 1, 3, 8 if padded > 128 else 4)
+    height = min(32, max(16, power_of_two(tokens)))
+    piece = 32 if wide else 256 if padded <= 128 else 128 if padded <= 256 else 64
+    splits = 1
+    while tokens <= FEW_TOKENS and hidden % (2 * splits) == 0 and hidden // splits > piece:
+        splits *= 2
+    if hidden // splits == piece:
+        return RouteConfig(height, piece, splits, 1, 8 if padded > 128 else 4)
+    return RouteConfig(height, min(piece, 64), splits, 1 if wide else 2, 8 if padded > 128 else 4)
+
+
+class Route:
+    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        router: Router,
+        bias: Tensor | None = None,
+        correction: Tensor | None = None,
+        *,
+        slots: Tensor | None = None,
+        first_slot: int = 0,
+        config: RouteConfig | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """x [tokens, hidden], weight [experts, hidden] -> ids int32 [tokens, top_k], weights float32 [tokens, top_k].
+
+        slots [tokens] int64: tokens of slots below `first_slot` are padding, and have ids of -1.
+        bias [experts]: of the product; correction [experts]: added to the scores for the choice only. Enqueues only.
+        Raises ValueError where there are more than 512 experts, or fewer than `router` asks for.
+        """
+        x, weight = x.contiguous(), weight.contiguous()
+        (tokens, hidden), experts = x.shape, weight.shape[0]
+        router.check(experts)
+        if experts > MAX_EXPERTS:
+            raise ValueError(f"{experts} experts: this router's kernel knows {MAX_EXPERTS} at most")
+        ids = torch.empty(tokens, router.top_k, dtype=torch.int32, device=x.device)
+        weights = torch.empty(tokens, router.top_k, dtype=torch.float32, device=x.device)
+        if not tokens:
+            return ids, weights
+        launch = launch_for(x.device)
+        wide = x.dtype != weight.dtype or x.element_size() > 2
+        config = config or route_config(tokens, experts, hidden, wide, launch)
+        blocks, padded = -(-tokens // config.tokens), max(16, power_of_two(experts))
+        parts, arrived = (
+            self._scratch_for(x.device, blocks, config.splits * config.tokens * padded) if config.splits > 1 else (x, x)
+        )
+        _route_kernel[(blocks * config.splits,)](
+            x, weight, x if bias is None else bias, x if correction is None else correction,
+            x if slots is None else slots, ids, weights, parts, arrived, tokens, first_slot, router.scale,
+            E=experts, K=hidden, M=config.tokens, EXPERTS=padded, BLOCK_K=config.block_k, SPLITS=config.splits,
+            STAGES=config.stages, TOP_K=router.top_k, SCORING=router.scoring, RENORMALISE=router.renormalise,
+            GROUPS=router.groups, CHOSEN_GROUPS=router.chosen_groups, BEST_TWO=router.group_score == "top2",
+            BIAS=bias is not None, CORRECTION=correction is not None, PADDED=slots is not None, WIDE=wide,
+            OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        return ids, weights
+
+    def _scratch_for(self, device: torch.device, blocks: int, size: int) -> tuple[Tensor, Tensor]:
+        """Parts and counters."""
+        key = (blocks, size)
+        if key not in self._scratch:
+            self._scratch[key] = (
+                torch.empty(blocks * size, dtype=torch.float32, device=device),
+                torch.zeros(blocks, dtype=torch.int32, device=device),
+            )
+        return self._scratch[key]
+
+
+class TritonRoute:
+    """The choice of one layer's experts."""
+
+    def __init__(self, weight: Tensor, correction: Tensor | None, router: Router, route: Route) -> None:
+        """weight [experts, hidden], correction [experts]; route: shared by all layers of a model, for its scratch."""
+        self._weight = weight
+        self._correction = correction
+        self._router = router
+        self._route = route
+
+    def __call__(self, h: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor]:
+        return self._route(
+            h, self._weight, self._router, correction=self._correction, slots=slots, first_slot=first_slot
+        )

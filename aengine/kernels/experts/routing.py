@@ -1,0 +1,83 @@
+"""The choice of a token's experts and of their weights from the router's logits, for every family's rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+# To each sum of weights before it divides, as DeepSeek's reference has it: sigmoids may all be 0.
+TINY = 1e-20
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How logits become experts and weights.
+
+    scoring: a token's weights are taken from the softmax over all experts (Qwen, Mixtral, OLMoE), from the softmax over
+    those chosen (gpt-oss), or from each logit's sigmoid (DeepSeek-V3, GLM).
+    renormalise: the weights of a token are divided by their sum.
+    groups: experts are chosen from the best `chosen_groups` of so many equal groups of neighbours only; a group's score
+    is its best expert's (DeepSeek-V2) or the sum of its best two (DeepSeek-V3).
+    scale: what all weights are multiplied by at the end.
+    """
+
+    top_k: int
+    scoring: Literal["softmax", "softmax_of_chosen", "sigmoid"] = "softmax"
+    renormalise: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    group_score: Literal["max", "top2"] = "top2"
+    scale: float = 1.0
+
+    def check(self, experts: int) -> None:
+        """Raises ValueError where this cannot choose among so many experts."""
+        if not 0 < self.top_k <= experts:
+            raise ValueError(f"top_k is {self.top_k}: give 1 to {experts}, the number of experts")
+        if not 0 < self.chosen_groups <= self.groups or experts % self.groups:
+            raise ValueError(
+                f"{self.chosen_groups} of {self.groups} groups of {experts} experts: give groups that divide"
+            )
+        size = experts // self.groups
+        if self.top_k > self.chosen_groups * size:
+            raise ValueError(
+                f"top_k is {self.top_k}: {self.chosen_groups} groups have {self.chosen_groups * size} experts"
+            )
+        if self.groups > 1 and self.group_score == "top2" and size < 2:
+            raise ValueError(f"{self.groups} groups of one expert have no best two: give fewer groups")
+
+
+def route_reference(logits: Tensor, router: Router, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """logits float32 [tokens, experts] -> ids int32 [tokens, top_k], weights float32 [tokens, top_k], the best first.
+
+    correction [experts]: added to the scores for the choice, not for the weights. Among equals the lowest id wins.
+    """
+    router.check(logits.shape[1])
+    scores = logits.float()
+    if router.scoring == "softmax":
+        scores = scores.softmax(dim=-1)
+    elif router.scoring == "sigmoid":
+        scores = scores.sigmoid()
+    choice = scores if correction is None else scores + correction.float()
+    if router.groups > 1:
+        choice = _best_groups_only(choice, router)
+    ids = choice.sort(dim=-1, descending=True, stable=True).indices[:, : router.top_k]
+    weights = scores.gather(1, ids)
+    if router.scoring == "softmax_of_chosen":
+        weights = weights.softmax(dim=-1)
+    if router.renormalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
+    return ids.to(torch.int32), weights * router.scale
+
+
+def _best_groups_only(choice: Tensor, router: Router) -> Tensor:
+    """[tokens, experts]: -inf for the experts of the other groups."""
+    grouped = choice.unflatten(1, (router.groups, -1))  # [tokens, groups, experts a group]
+    counted = 1 if router.group_score == "max" else 2
+    scores = grouped.topk(counted, dim=-1).values.sum(dim=-1)  # [tokens, groups]
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, : router.chosen_groups]
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
+    kept: Tensor = grouped.masked_fill(~chosen[..., None], float("-inf"))
+    return kept.flatten(1)

@@ -1,0 +1,33 @@
+"""The reference: plain torch on any device, expert by expert. Every other implementation is tested against this one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class TorchExperts:
+    """Experts whose matrices are as in the checkpoint; it asks the device which of them have tokens."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]."""
+        self.experts, self.hidden, _ = down.shape
+        self._gate_up = gate_up
+        self._down = down
+
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+        tokens, top_k = ids.shape
+        flat = ids.flatten()
+        rows = h.new_zeros(tokens * top_k, self.hidden)
+        for expert in flat.unique().tolist():
+            if not 0 <= expert < self.experts:
+                continue
+            pairs = (flat == expert).nonzero().flatten()
+            gate, up = F.linear(h[pairs // top_k], self._gate_up[expert]).chunk(2, dim=-1)
+            rows[pairs] = F.linear(F.silu(gate) * up, self._down[expert])
+        wide = torch.promote_types(torch.float32, h.dtype)
+        total = residual.to(wide)
+        for j in range(top_k):
+            total = total + weights[:, j, None] * rows.view(tokens, top_k, self.hidden)[:, j].to(wide)
+        return total.to(residual.dtype)

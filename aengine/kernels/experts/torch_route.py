@@ -1,0 +1,23 @@
+"""The reference router: plain torch on any device."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.kernels.experts.routing import Router, route_reference
+
+
+class TorchRoute:
+    """Logits in float32, then the choice."""
+
+    def __init__(self, weight: Tensor, correction: Tensor | None, router: Router) -> None:
+        """weight [experts, hidden], correction [experts]; both may be filled later."""
+        self._weight = weight
+        self._correction = correction
+        self._router = router
+
+    def __call__(self, h: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor]:
+        logits = F.linear(h.float(), self._weight.float())
+        ids, weights = route_reference(logits, self._router, self._correction)
+        return ids.masked_fill_((slots < first_slot).unsqueeze(1), -1), weights

@@ -1,0 +1,87 @@
+"""A residual plus each token's k rows times their weights, summed in order in float32."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.launch import launch_for, power_of_two
+
+
+@triton.jit
+def add_weighted_rows(
+    total,  # float32 [T, BLOCK]; where t is a scalar, [BLOCK]
+    rows_ptr,  # [pairs, N]
+    ids_ptr,  # [pairs]
+    places_ptr,  # [pairs], SORTED only: the row of each pair; otherwise the pair is its row
+    weights_ptr,  # [pairs]
+    t,  # [T, 1] or a scalar
+    n,  # [1, BLOCK] or [BLOCK]
+    tokens,
+    N: tl.constexpr,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SORTED: tl.constexpr,
+):
+    """total + the sum over j of weights[t, j] * the row of the pair (t, j), for those pairs that go somewhere."""
+    for j in tl.static_range(TOP_K):
+        pair = t * TOP_K + j
+        expert = tl.load(ids_ptr + pair, mask=t < tokens, other=-1)
+        used = (expert >= 0) & (expert < E)
+        row = pair
+        if SORTED:
+            row = tl.load(places_ptr + pair, mask=used, other=0)
+        weight = tl.load(weights_ptr + pair, mask=used, other=0.0)
+        # Other processors wrote these, maybe in this launch: read past the first-level cache.
+        value = tl.load(rows_ptr + row.to(tl.int64) * N + n, mask=used & (n < N), other=0.0, cache_modifier=".cg")
+        total += weight * value.to(tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _weighted_sum_kernel(
+    rows_ptr,
+    ids_ptr,
+    places_ptr,
+    weights_ptr,
+    residual_ptr,  # [tokens, N]; may be out_ptr
+    out_ptr,  # [tokens, N]
+    tokens,
+    N: tl.constexpr,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SORTED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    t = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = t.to(tl.int64) * N + n
+    total = tl.load(residual_ptr + place, mask=n < N, other=0.0).to(tl.float32)
+    total = add_weighted_rows(total, rows_ptr, ids_ptr, places_ptr, weights_ptr, t, n, tokens, N, E, TOP_K, SORTED)
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+def weighted_sum(
+    rows: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, experts: int, places: Tensor | None = None
+) -> Tensor:
+    """`residual` [tokens, n] (contiguous), used up, plus its weighted rows [tokens * k, n].
+
+    ids, weights [tokens, k]: a pair whose id is not in 0..experts-1 adds nothing. places int32 [tokens * k]: the row of
+    each pair, where they are not in the order of the pairs.
+    """
+    tokens, n = residual.shape
+    block = min(2048, power_of_two(n))
+    overlap = launch_for(rows.device).overlap
+    _weighted_sum_kernel[(tokens, triton.cdiv(n, block))](
+        rows, ids, ids if places is None else places, weights, residual, residual, tokens,
+        N=n, E=experts, TOP_K=ids.shape[1], BLOCK=block, SORTED=places is not None, OVERLAP=overlap,
+        num_warps=max(1, block // 512), launch_pdl=overlap,
+    )  # fmt: skip
+    return residual

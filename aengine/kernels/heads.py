@@ -1,0 +1,17 @@
+"""How the projection of an attention block is cut into heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Query heads, and the norm that each head of queries and keys has before the rotation."""
+
+    count: int  # of queries; those of keys and values are as many as the cache has
+    q_norm: Tensor | None = None  # [dim], both or neither
+    k_norm: Tensor | None = None
+    eps: float = 0.0

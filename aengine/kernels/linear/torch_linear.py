@@ -1,0 +1,30 @@
+"""A linear of plain torch: on a CPU in float32 with its weight in oneDNN's own layout."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.packed_linear import pack, packed_linear
+
+
+class TorchLinear:
+    """The reference for every other linear."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight [outputs, inputs], bias [outputs]; the weight may be copied, so its contents are final."""
+        self.outputs, self.inputs = weight.shape
+        self._weight = pack(weight)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._weight.is_mkldnn:
+            return packed_linear(x, self._weight, self._bias)
+        return F.linear(x, self._weight, self._bias)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self(x).add_(residual)
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        return self(norm(x))

@@ -1,0 +1,37 @@
+"""A linear of 16-bit or 32-bit floats on a CUDA device: our own kernel for few rows, cuBLAS for many."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.small_linear import SmallLinear
+
+
+class TritonLinear:
+    """Everything is enqueued on the current stream; one stream at a time."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, few_rows: SmallLinear) -> None:
+        """weight [outputs, inputs], bias [outputs]; few_rows: shared by all linears of a model, for its scratch."""
+        self.outputs, self.inputs = weight.shape
+        self._weight = weight
+        self._bias = bias
+        self._few_rows = few_rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._few_rows.supports(x, self._weight):
+            return self._few_rows(x, self._weight, self._bias)
+        return F.linear(x, self._weight, self._bias)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self._few_rows.supports(x, self._weight):
+            return self._few_rows(x, self._weight, self._bias, residual=residual, out=residual)
+        if self._bias is not None:
+            residual += self._bias
+        return residual.addmm_(x, self._weight.t())
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        if self._few_rows.norms(x, self._weight):
+            return self._few_rows(x, self._weight, self._bias, norm=norm)
+        return self(norm(x))

@@ -1,0 +1,56 @@
+"""Causal self-attention with grouped queries."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aengine.kernels.heads import Heads
+from aengine.kernels.linear.base import Norm
+from aengine.model.blocks.step import Step
+from aengine.model.parameters import Parameters
+from aengine.model.spec import AttentionSpec
+
+
+class Attention:
+    """Norm, projection, attention over what the layer keeps in the KV pool, and the projection back onto x."""
+
+    def __init__(
+        self, make: Parameters, layer: str, hidden: int, spec: AttentionSpec, eps: float, index: int, last: bool
+    ) -> None:
+        """layer: its name in checkpoints; index: its place in the KV pool; last: no block behind it attends."""
+        self._kernels = make.kernels
+        self._norm = make.norm(f"{layer}.input_layernorm", hidden, eps)
+        name = f"{layer}.self_attn"
+        widths = {f"{name}.q_proj": spec.queries, f"{name}.k_proj": spec.keys, f"{name}.v_proj": spec.keys}
+        self._qkv = make.linear(widths, hidden, spec.qkv_bias)
+        self._out = make.linear({f"{name}.o_proj": hidden}, spec.queries, spec.out_bias)
+        self._heads = Heads(spec.heads)
+        self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
+        if spec.qk_norm == "head":
+            q_norm, k_norm = (make.tensor(f"{name}.{part}_norm.weight", spec.head_dim) for part in "qk")
+            self._heads = Heads(spec.heads, q_norm, k_norm, eps)
+        elif spec.qk_norm == "all":
+            queries, keys = slice(spec.queries), slice(spec.queries, spec.queries + spec.keys)
+            self._wide_norms = [
+                (queries, make.norm(f"{name}.q_norm", spec.queries, eps)),
+                (keys, make.norm(f"{name}.k_norm", spec.keys, eps)),
+            ]
+        self._scale = spec.head_dim**-0.5
+        self._window = spec.window
+        self._index = index
+        self._last = last
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        qkv = self._qkv.after(self._norm, x)
+        for columns, norm in self._wide_norms:
+            qkv[:, columns] = norm(qkv[:, columns])
+        cache = step.kv.layer(self._index)
+        q = self._kernels.qk_norm_rope_store(
+            qkv, self._heads, step.cos_sin, step.positions, cache, step.batch.slots
+        )  # [tokens, heads, dim]
+        attended = step.attention.forward(q, *cache, step.batch, self._scale, self._window).flatten(1)
+        if self._last:
+            attended, x = step.narrow(attended, x)
+            if not len(x):
+                return x
+        return self._out.add_to(attended, x)

@@ -1,0 +1,49 @@
+"""The feed-forward part of a layer with a mixture of experts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aengine.model.blocks.step import Step
+from aengine.model.parameters import Parameters
+from aengine.model.spec import ExpertsSpec
+
+
+class MixtureOfExperts:
+    """Norm, the choice of some experts for each token, and their weighted results added to x."""
+
+    def __init__(self, make: Parameters, layer: str, hidden: int, spec: ExpertsSpec, eps: float) -> None:
+        """layer: its name in checkpoints."""
+        name = f"{layer}.{spec.block}"
+        self._norm = make.norm(f"{layer}.post_attention_layernorm", hidden, eps)
+        self._route = make.route(f"{name}.gate", hidden, spec)
+        self._experts = make.experts(f"{name}.experts", hidden, spec)
+        self._shared = None if spec.shared is None else SharedExpert(make, name, hidden, spec)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        h = self._norm(x)
+        ids, weights = self._route(h, step.slots(len(h)), step.kv.page_size)
+        if self._shared is not None:
+            x = self._shared(h, x)
+        return self._experts.add_to(h, ids, weights, x)
+
+
+class SharedExpert:
+    """The expert that every token passes, its result weighted by a sigmoid where there is a gate."""
+
+    def __init__(self, make: Parameters, name: str, hidden: int, spec: ExpertsSpec) -> None:
+        if spec.shared is None:
+            raise ValueError("there is no shared expert")
+        self._kernels = make.kernels
+        inner = spec.shared.inner
+        widths = {f"{name}.shared_expert.gate_proj": inner, f"{name}.shared_expert.up_proj": inner}
+        self._gate_up = make.linear(widths, hidden, spec.shared.bias)
+        self._down = make.linear({f"{name}.shared_expert.down_proj": hidden}, inner, spec.shared.bias)
+        self._gate = make.linear({f"{name}.shared_expert_gate": 1}, hidden) if spec.shared_gate else None
+
+    def __call__(self, h: Tensor, x: Tensor) -> Tensor:
+        """h [tokens, hidden], normed; x [tokens, hidden] -> x with the expert's result added."""
+        inner = self._kernels.silu_mul(self._gate_up(h))  # [tokens, inner]
+        if self._gate is not None:  # a factor of the row, before or behind a product without a bias
+            inner.mul_(self._gate(h).sigmoid_())
+        return self._down.add_to(inner, x)

@@ -1,0 +1,24 @@
+"""The feed-forward part of a dense layer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aengine.model.blocks.step import Step
+from aengine.model.parameters import Parameters
+from aengine.model.spec import MLPSpec
+
+
+class MLP:
+    """Norm, gate and up as one product, SiLU(gate) * up, and the projection back onto x."""
+
+    def __init__(self, make: Parameters, layer: str, hidden: int, spec: MLPSpec, eps: float) -> None:
+        """layer: its name in checkpoints."""
+        self._kernels = make.kernels
+        self._norm = make.norm(f"{layer}.post_attention_layernorm", hidden, eps)
+        widths = {f"{layer}.mlp.gate_proj": spec.inner, f"{layer}.mlp.up_proj": spec.inner}
+        self._gate_up = make.linear(widths, hidden, spec.bias)
+        self._down = make.linear({f"{layer}.mlp.down_proj": hidden}, spec.inner, spec.bias)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self._down.add_to(self._kernels.silu_mul(self._gate_up.after(self._norm, x)), x)

@@ -1,0 +1,49 @@
+"""What the blocks of a decoder share in one pass over the tokens of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBackend, AttentionBatch
+from aengine.cache.kv import KVPool
+
+
+@dataclass(slots=True)
+class Step:
+    """The tokens of a step, what was kept of those before them, and which of them are wanted in the end."""
+
+    positions: Tensor  # [tokens] int64
+    cos_sin: Tensor  # [max_positions, head_dim] float32: the rotary table
+    batch: AttentionBatch
+    kv: KVPool
+    attention: AttentionBackend
+    wanted: Tensor | None  # [n] int64: the tokens that go on behind the last attention; None: all
+    sums: Tensor | None  # [tokens] float32, filled behind the last attention: finite where the token's K and V are
+
+    def slots(self, tokens: int) -> Tensor:
+        """Where each token's K and V went, of the tokens that still go on: [tokens] int64; padding: inside page 0."""
+        slots = self.batch.slots
+        return slots if self.wanted is None or len(slots) == tokens else slots.index_select(0, self.wanted)
+
+    def narrow(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Behind the last attention nobody looks at tokens that are not wanted: they go no further.
+
+        attended [tokens, width] and x [tokens, hidden] -> the same for the wanted ones.
+        """
+        if self.sums is not None:
+            torch.sum(attended, dim=-1, dtype=torch.float32, out=self.sums)
+        if self.wanted is None:
+            return attended, x
+        return attended.index_select(0, self.wanted), x.index_select(0, self.wanted)
+
+
+class Block(Protocol):
+    """A part of a decoder, with its residual inside."""
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x [tokens, hidden], which may be used up -> [tokens, hidden], behind the last attention of wanted tokens."""
+        ...

@@ -1,0 +1,106 @@
+"""From files to a device through a ring of buffers: readers fill some while the device empties others.
+
+A buffer of a GPU is pinned, so that copies out of it run by themselves at the full speed of the bus, and is filled
+again only after the event behind its copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from aengine.errors import WeightsError
+from aengine.model.checkpoint.pieces import Piece
+
+BUFFER_BYTES = 32 * 2**20  # few and large: every piece waits for the interpreter, which others use meanwhile
+READERS = 14  # at most: one core copies some GB/s out of the page cache, the bus takes 50
+SENDING = 2  # buffers that the device empties meanwhile
+
+
+class Buffer(Protocol):
+    """Room for one piece on its way."""
+
+    def fill(self, piece: Piece) -> None:
+        """Read the piece from its file, in any thread. Raises `WeightsError`."""
+        ...
+
+    def send(self, piece: Piece) -> None:
+        """Enqueue the copy to the piece's place, converted to the dtype there, on the current stream."""
+        ...
+
+    def wait(self) -> None:
+        """Block until what was sent has left."""
+        ...
+
+
+class StagingBuffer:
+    """Host memory, pinned where it feeds a GPU."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=on_gpu)
+        self._memory = self._bytes.numpy().data
+        self._sent = torch.cuda.Event() if on_gpu else None
+
+    def fill(self, piece: Piece) -> None:
+        missing = self._memory[: piece.nbytes]
+        try:
+            with piece.path.open("rb", buffering=0) as file:
+                file.seek(piece.start)
+                while missing:
+                    count = file.readinto(missing)
+                    if not count:
+                        raise WeightsError(f"{piece.path}: ends within {piece.name}; it changed while it was read")
+                    missing = missing[count:]
+        except OSError as error:
+            raise WeightsError(f"{piece.path}: {error}") from error
+
+    def send(self, piece: Piece) -> None:
+        source = self._bytes[: piece.nbytes].view(piece.dtype)
+        if source.dtype != piece.into.dtype:
+            # Converted over there: torch itself would do it here, in pageable memory.
+            source = source.to(piece.into.device, non_blocking=True)
+        piece.into.copy_(source, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record(torch.cuda.current_stream(piece.into.device))
+
+    def wait(self) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()
+
+
+def staging_ring(device: torch.device) -> list[StagingBuffer]:
+    """The host memory that loading onto `device` takes: at most 512 MiB."""
+    return [StagingBuffer(BUFFER_BYTES, device) for _ in range(min(READERS, os.cpu_count() or 1) + SENDING)]
+
+
+def copy_pieces(pieces: Iterable[Piece], ring: Sequence[Buffer], done: Callable[[int], object]) -> None:
+    """Read every piece and send it to its place, in order; `done` hears the bytes of each one that is on its way.
+
+    Returns when all have arrived. Raises `WeightsError`.
+    """
+    reading: deque[tuple[Buffer, Piece, Future[None]]] = deque()
+
+    def send_oldest() -> None:
+        buffer, piece, read = reading.popleft()
+        read.result()
+        buffer.send(piece)
+        done(piece.nbytes)
+
+    threads = max(1, len(ring) - SENDING)
+    with ThreadPoolExecutor(threads, thread_name_prefix="aengine-weights") as readers:
+        for piece, buffer in zip(pieces, itertools.cycle(ring)):
+            if len(reading) == threads:
+                send_oldest()
+            buffer.wait()
+            reading.append((buffer, piece, readers.submit(buffer.fill, piece)))
+        while reading:
+            send_oldest()
+    for buffer in ring:
+        buffer.wait()

@@ -1,0 +1,186 @@
+"""Filling a decoder from the safetensors files of a checkpoint.
+
+All headers are read first and every parameter is accounted for, so that a checkpoint that does not fit
+is refused before any memory is taken. Then the files are read from front to back, in pieces that go
+straight to their places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from aengine.errors import WeightsError
+from aengine.model.checkpoint.pieces import Piece, cut
+from aengine.model.checkpoint.safetensors import TensorEntry, read_header
+from aengine.model.checkpoint.staging import BUFFER_BYTES, copy_pieces, staging_ring
+from aengine.model.fields import read_json_object
+from aengine.model.groups import Entry, Group, Plain, entries_of
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# Buffers that old files carry and that follow from config.json.
+_DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a parameter is found."""
+
+    path: Path
+    name: str  # as the file spells it
+    entry: TensorEntry
+
+
+class Checkpoint:
+    """The weights of one folder, matched to the parameters of one model."""
+
+    def __init__(self, folder: Path, groups: Iterable[Group], tied: bool) -> None:
+        """Read the headers only. `groups` are the parameters that the model has.
+
+        Raises `WeightsError`, naming the tensor, when one is missing, unexpected, there twice, of another
+        shape or another dtype, and when a file is damaged. The output matrix of a model with `tied`
+        embeddings may be there: `copy_into` checks that it is the embedding.
+        """
+        self._sources: dict[str, _Source] = {}
+        entries = entries_of(groups)
+        unexpected: list[str] = []
+        for path in _files(folder):
+            for spelled, found in read_header(path).items():
+                # Files saved from the bare decoder lack the prefix.
+                name = spelled if spelled in entries or spelled == _HEAD else f"model.{spelled}"
+                entry = entries.get(_EMBEDDING if tied and name == _HEAD else name)
+                if entry is None:
+                    if not _DERIVED.fullmatch(spelled):
+                        unexpected.append(spelled)
+                    continue
+                source = _Source(path, spelled, found)
+                if name in self._sources:
+                    raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
+                _check(source, entry)
+                self._sources[name] = source
+        there = set(self._sources)
+        for name, entry in entries.items():
+            if entry.instead_of and name in there:
+                if twice := there.intersection(entry.instead_of):
+                    raise WeightsError(f"{self._sources[name].path}: {name} is also there as {_listed(sorted(twice))}")
+                there.update(entry.instead_of)
+        if missing := [name for name, entry in entries.items() if name not in there and not entry.optional]:
+            raise WeightsError(f"{folder}: the weights lack {_listed(missing)}")
+        if unexpected:
+            raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
+
+    def copy_into(self, groups: Sequence[Group], progress: bool) -> None:
+        """Fill and close every group. Raises `WeightsError` when reading fails.
+
+        Blocks until all is there. `progress` shows a bar on a terminal once it has taken two seconds.
+        """
+        embedding = next(group for group in groups if _EMBEDDING in group.entries).open([_EMBEDDING])[_EMBEDDING]
+        head = None  # of a file whose config.json ties it: only to be held against the embedding
+        if _HEAD in self._sources and not any(_HEAD in group.entries for group in groups):
+            head = torch.empty_like(embedding)
+            groups = [*groups, Plain(_HEAD, head)]
+        fillings: dict[str, _Filling] = {}
+        for group in groups:
+            there = [name for name in group.entries if name in self._sources]
+            filling = _Filling(group, there, sum(self._sources[name].entry.nbytes for name in there))
+            fillings.update(dict.fromkeys(there, filling))
+        # Files are read from front to back.
+        sources = sorted(self._sources.items(), key=lambda item: (item[1].path, item[1].entry.start))
+        hidden = None if progress else True  # None: unless stderr is a terminal
+        on_the_way: deque[_Filling] = deque()  # the owner of each piece, in order
+        with tqdm(
+            desc="loading weights",
+            total=sum(source.entry.nbytes for _, source in sources),
+            unit="B",
+            unit_scale=True,
+            delay=2,
+            disable=hidden,
+            leave=False,
+        ) as bar:
+
+            def pieces() -> Iterator[Piece]:
+                for name, source in sources:
+                    filling = fillings[name]
+                    for piece in cut(source.path, source.name, source.entry, filling.place(name), BUFFER_BYTES):
+                        on_the_way.append(filling)
+                        yield piece
+
+            def sent(nbytes: int) -> None:
+                bar.update(nbytes)
+                on_the_way.popleft().arrived(nbytes)
+
+            copy_pieces(pieces(), staging_ring(embedding.device), sent)
+        if head is not None and not torch.equal(head, embedding):
+            raise WeightsError(
+                f"{self._sources[_HEAD].path}: {_HEAD} differs from {_EMBEDDING}, but config.json ties them; "
+                f"set tie_word_embeddings to false there if both are meant"
+            )
+
+
+class _Filling:
+    """A group on its way: opened for its first piece, closed behind its last."""
+
+    def __init__(self, group: Group, names: Collection[str], nbytes: int) -> None:
+        """names: of its tensors that are there; nbytes: of all of them in their files."""
+        self._group = group
+        self._names = names
+        self._missing = nbytes
+        self._places: Mapping[str, Tensor] | None = None
+
+    def place(self, name: str) -> Tensor:
+        if self._places is None:
+            self._places = self._group.open(self._names)
+        return self._places[name]
+
+    def arrived(self, nbytes: int) -> None:
+        self._missing -= nbytes
+        if not self._missing:
+            self._places = None  # so that nothing outlives what the group makes of it
+            self._group.close()
+
+
+def _check(source: _Source, entry: Entry) -> None:
+    if source.entry.shape not in (entry.shape, *entry.spellings):
+        raise WeightsError(
+            f"{source.path}: {source.name} has shape {list(source.entry.shape)}, config.json makes it "
+            f"{list(entry.shape)}"
+        )
+    if source.entry.dtype not in entry.dtypes:
+        raise WeightsError(
+            f"{source.path}: {source.name} is {source.entry.dtype}; only {', '.join(entry.dtypes)} weights are "
+            f"supported"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(name[:200] for name in names[:4]) + more
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that hold the weights: one, or those of an index."""
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if not (folder / INDEX).exists():
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        why = f"; {pickled[0]} is a pickle, which can run code when loaded and is never read here" if pickled else ""
+        raise WeightsError(f"{folder}: neither {SINGLE} nor {INDEX}{why}")
+    shards = read_json_object(folder / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise WeightsError(f"{folder / INDEX}: weight_map must be an object that names a file for each tensor")
+    for shard in shards.values():
+        # A plain name: no folder, no parent folder, no other drive.
+        if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors", shard):
+            raise WeightsError(f"{folder / INDEX}: weight_map names {str(shard)[:100]!r}, which is no plain file name")
+    return [folder / shard for shard in sorted(set(shards.values()))]

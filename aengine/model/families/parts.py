@@ -1,0 +1,68 @@
+"""Parts of layers as config.json describes them, the same in most families; bounds that no model exceeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from aengine.model.fields import Fields
+from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec, MLPSpec
+
+FFN = MLPSpec | ExpertsSpec
+
+# Far above any real model, far below what would overflow a size.
+MAX_WIDTH = 2**20
+_MAX_LAYERS = 4096
+_MAX_HEADS = 2**14
+
+
+def hidden_size(fields: Fields) -> int:
+    return fields.integer("hidden_size", 1, MAX_WIDTH)
+
+
+def layer_count(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", 1, _MAX_LAYERS)
+
+
+def attention(
+    fields: Fields,
+    *,
+    kv_heads_default: bool = False,
+    head_dim: int | None = None,
+    qk_norm: Literal["none", "head", "all"] = "none",
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+) -> AttentionSpec:
+    """kv_heads_default: as many KV heads as heads where the file names none; head_dim: where it names none (None:
+    hidden_size / heads)."""
+    heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
+    kv_heads = fields.integer("num_key_value_heads", 1, heads, heads if kv_heads_default else None)
+    if heads % kv_heads:
+        raise fields.fail("num_attention_heads", f"({heads}) is no multiple of num_key_value_heads ({kv_heads})")
+    dim = fields.integer("head_dim", 2, MAX_WIDTH, head_dim or max(hidden_size(fields) // heads, 1))
+    if dim % 2:
+        raise fields.fail("head_dim", f"must be even to be rotated, is {dim}")
+    if heads * dim > MAX_WIDTH:
+        raise fields.fail("head_dim", f"times num_attention_heads is {heads * dim}, more than {MAX_WIDTH}")
+    return AttentionSpec(
+        heads=heads, kv_heads=kv_heads, head_dim=dim, qk_norm=qk_norm, qkv_bias=qkv_bias, out_bias=out_bias
+    )
+
+
+def mlp(fields: Fields, bias: bool = False) -> MLPSpec:
+    return MLPSpec(inner=fields.integer("intermediate_size", 1, MAX_WIDTH), bias=bias)
+
+
+def layers_of(
+    fields: Fields,
+    heads: AttentionSpec,
+    ffn: FFN | Callable[[int], FFN],
+    windows: Sequence[int | None] | None = None,
+) -> list[LayerSpec]:
+    """Layers of one kind of attention. ffn: the same in all, or of each layer; windows: None: no layer has one."""
+    return [
+        LayerSpec(attention=replace(heads, window=window), ffn=ffn(i) if callable(ffn) else ffn)
+        for i, window in enumerate(windows or [None] * layer_count(fields))
+    ]

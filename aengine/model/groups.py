@@ -1,0 +1,76 @@
+"""Groups of parameters by the names that checkpoints use: what is read, and made ready, together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors spells them
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a checkpoint must hold under one name."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOATS
+    spellings: tuple[tuple[int, ...], ...] = ()  # other shapes, of as many elements, that files give it
+    optional: bool = False
+    instead_of: tuple[str, ...] = ()  # where it is there, it stands for these
+
+
+class Group(Protocol):
+    """Tensors of a checkpoint that become one thing together."""
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """What the checkpoint must hold, by name."""
+        ...
+
+    def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
+        """A place for each that is `present`, contiguous and of its shape (others may have places as well).
+
+        Called when the first of them is about to be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """All of them are there, or will be for whatever is enqueued on the current stream from now on."""
+        ...
+
+
+class Plain:
+    """One tensor that is used as it is read. It has its memory from the beginning."""
+
+    def __init__(self, name: str, tensor: Tensor, ready: Callable[[], None] | None = None) -> None:
+        """ready: called once the tensor is filled."""
+        self.entries = {name: Entry(tuple(tensor.shape))}
+        self._tensor = tensor
+        self._ready = ready
+
+    def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
+        return dict.fromkeys(self.entries, self._tensor)
+
+    def close(self) -> None:
+        if self._ready is not None:
+            self._ready()
+
+
+def entries_of(groups: Iterable[Group]) -> dict[str, Entry]:
+    """All that a checkpoint may hold, by name."""
+    return {name: entry for group in groups for name, entry in group.entries.items()}
+
+
+def needed(entries: Mapping[str, Entry]) -> list[str]:
+    """The names that must be there where nothing stands for others."""
+    return [name for name, entry in entries.items() if not entry.optional]
+
+
+def leave_empty(groups: Iterable[Group]) -> None:
+    """Make everything ready without contents: on the meta device, where shapes are all there is."""
+    for group in groups:
+        group.open(needed(group.entries))
+        group.close()

@@ -1,0 +1,43 @@
+"""Linears and experts whose weights come from a checkpoint."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aengine.kernels.experts.base import Experts
+from aengine.kernels.linear.base import Linear, Norm
+
+
+class LoadedLinear:
+    """A linear that stands in its block from the beginning, and computes once the checkpoint's tensors are there.
+
+    Until then there is nothing to compute with: raises AttributeError.
+    """
+
+    loaded: Linear  # what its format made of the tensors
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.loaded(x)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.loaded.add_to(x, residual)
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        return self.loaded.after(norm, x)
+
+
+class LoadedExperts:
+    """The same for the experts of a layer."""
+
+    loaded: Experts
+
+    def __init__(self, experts: int, hidden: int) -> None:
+        self.experts = experts
+        self.hidden = hidden
+
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+        return self.loaded.add_to(h, ids, weights, residual)

@@ -1,0 +1,69 @@
+"""AWQ's int4 in its gemm layout: eight outputs in a word, in the order 0 2 4 6 1 3 5 7."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aengine.errors import UnsupportedModelError
+from aengine.kernels.linear.weights import Int4Weight
+from aengine.model.fields import Fields, shown
+from aengine.model.quant.base import SCALES, StoredTensor, check_finite, grouped, nibbles, not_fused, unsupported
+from aengine.model.quant.gptq import read_bits, read_group_size, without_middle
+from aengine.model.quant.names import Names, hugging_face_names
+from aengine.model.quant.scheme import QuantConfig
+
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word holds each of its eight outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """`qweight` [k, n/8], `qzeros` [k/group, n/8], `scales` [k/group, n]."""
+
+    group_size: int  # -1: the whole row
+
+    @property
+    def name(self) -> str:
+        return f"AWQ, groups of {self.group_size}"
+
+    def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
+        if experts is not None:
+            raise not_fused("AWQ", prefix)
+        if outputs % 8:
+            raise UnsupportedModelError(f"{prefix}: {outputs} outputs are no multiple of 8, as AWQ needs them")
+        groups, _ = grouped(prefix, inputs, self.group_size)
+        return (
+            StoredTensor("qweight", f"{prefix}.qweight", (inputs, outputs // 8), ("I32",)),
+            StoredTensor("qzeros", f"{prefix}.qzeros", (groups, outputs // 8), ("I32",)),
+            StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES),
+        )
+
+    def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:
+        check_finite(tensors["scales"], [f"{prefix}.scales" for prefix in prefixes], negative=True)
+        codes, zero = _outputs_first(tensors["qweight"]), _outputs_first(tensors["qzeros"])
+        return Int4Weight(codes, tensors["scales"].mT.contiguous(), without_middle(zero))
+
+
+def _outputs_first(words: Tensor) -> Tensor:
+    """[..., rows, n/8] int32 -> [..., n, rows] uint8."""
+    numbers = nibbles(words).unflatten(-1, (-1, 8))  # [..., rows, n/8, 8]
+    out: Tensor = numbers.new_empty(*words.shape[:-2], words.shape[-1], 8, words.shape[-2])
+    for output, place in enumerate(_PLACES):
+        out[..., output, :] = numbers[..., place].mT
+    return out.flatten(-3, -2)
+
+
+def read_awq(fields: Fields) -> QuantConfig:
+    """`quant_method: "awq"`, by AutoAWQ or llm-compressor's converters."""
+    read_bits(fields, "AWQ")
+    key = "version" if fields.present("version") else "format"
+    layout = fields.text(key, "gemm").lower()
+    if layout != "gemm":
+        raise unsupported(fields, f"{key} {shown(layout)} of AWQ", "gemm")
+    if not fields.flag("zero_point", default=True):
+        raise unsupported(fields, "AWQ with zero_point false", "true")
+    linear = Awq(read_group_size(fields))
+    unchanged = hugging_face_names(fields, "modules_to_not_convert", "lm_head")
+    return QuantConfig(fields.source, "awq", ((Names(all=True), linear),), unchanged)

@@ -1,0 +1,136 @@
+"""`quant_method: "compressed-tensors"`: groups of modules, each with a format of its own (llm-compressor)."""
+
+from __future__ import annotations
+
+from aengine.kernels.linear.weights import Activations
+from aengine.model.fields import Fields, shown
+from aengine.model.quant.base import LinearFormat, unsupported
+from aengine.model.quant.fp8 import GROUP, Fp8, read_block
+from aengine.model.quant.gptq import read_group_size
+from aengine.model.quant.names import Names, compressed_tensors_names
+from aengine.model.quant.pack_quantized import PackQuantized
+from aengine.model.quant.scheme import QuantConfig
+
+_FP8_FORMATS = ("float-quantized", "naive-quantized")
+_INT4_FORMATS = ("pack-quantized",)
+_MIXED = "mixed-precision"  # each group names its own
+
+
+def read_compressed_tensors(fields: Fields) -> QuantConfig:
+    for key in ("sparsity_config", "transform_config"):
+        section = fields.section(key)
+        if section is not None and section.names() and section.text("format", "") != "dense":
+            raise unsupported(fields, f"{key} that changes weights", "none")
+    groups = fields.section("config_groups")
+    if groups is None or not groups.names():
+        raise fields.fail("config_groups", "is missing or empty")
+    sections = [group for name in groups.names() if (group := groups.section(name)) is not None]
+    read = [
+        (compressed_tensors_names(group, "targets", group.strings("targets")), _format(group, fields))
+        for group in sections
+    ]
+    # A module named by itself, then by a pattern, then by its class.
+    formats = (
+        *((Names(exact=names.exact), linear) for names, linear in read),
+        *((Names(patterns=names.patterns), linear) for names, linear in read),
+        *((Names(all=names.all), linear) for names, linear in read),
+    )
+    ignore = fields.strings("ignore") if fields.present("ignore") else []
+    unchanged = compressed_tensors_names(fields, "ignore", ignore)
+    return QuantConfig(fields.source, "compressed-tensors", formats, unchanged, kv_scales=_kv_scales(fields))
+
+
+def _format(group: Fields, whole: Fields) -> LinearFormat:
+    """The format of one group. Raises `UnsupportedModelError`, naming what is not supported."""
+    if group.present("output_activations"):
+        raise unsupported(group, "output_activations", "weights and input_activations")
+    weights, inputs = group.section("weights"), group.section("input_activations")
+    if weights is None:
+        raise group.fail("weights", "is missing")
+    bits, kind = weights.integer("num_bits", 1, 64, 8), weights.text("type", "int").lower()
+    known = _FP8_FORMATS if (bits, kind) == (8, "float") else _INT4_FORMATS if (bits, kind) == (4, "int") else None
+    if known is None:
+        raise unsupported(weights, f"type {shown(kind)} with num_bits {bits}", "float with 8 and int with 4")
+    source = group if group.present("format") else whole
+    layout = source.text("format", _MIXED)
+    if layout not in known:
+        raise unsupported(source, f"format {shown(layout)} of {kind} with {bits} bits", " and ".join(known))
+    if weights.flag("dynamic", default=False):
+        raise unsupported(weights, "dynamic true for weights", "false")
+    return _fp8(weights, inputs) if bits == 8 else _int4(weights, inputs)
+
+
+def _strategy(args: Fields) -> str:
+    """How far a scale reaches; older files leave it to the size of groups."""
+    if args.present("strategy"):
+        return args.text("strategy").lower()
+    size = args.integer("group_size", -1, 2**20, 0)
+    return "tensor" if size == 0 else "channel" if size == -1 else "group"
+
+
+def _int4(weights: Fields, inputs: Fields | None) -> PackQuantized:
+    if inputs is not None:
+        raise unsupported(inputs, "quantising the inputs of int4 weights", "null")
+    strategy = _strategy(weights)
+    if strategy not in ("group", "channel"):
+        raise unsupported(weights, f"strategy {shown(strategy)} of int4", "group and channel")
+    size = -1 if strategy == "channel" else read_group_size(weights, default=None)
+    return PackQuantized(size, weights.flag("symmetric", default=True))
+
+
+def _fp8(weights: Fields, inputs: Fields | None) -> Fp8:
+    if not weights.flag("symmetric", default=True):
+        raise unsupported(weights, "FP8 with symmetric false", "true")
+    strategy = _strategy(weights)
+    blocks = {"tensor": (0, 0), "channel": (1, 0)}
+    if strategy == "block":
+        block = _block(weights)
+    elif strategy in blocks:
+        block = blocks[strategy]
+    else:
+        raise unsupported(weights, f"strategy {shown(strategy)} of FP8", f"{', '.join(blocks)} and block")
+    return Fp8(block, _activations(weights, inputs, block))
+
+
+def _block(weights: Fields) -> tuple[int, int]:
+    """[128, 128], or "128x128" in older files."""
+    key = "block_structure"
+    if weights.present(key) and weights.is_text(key):
+        parts = weights.text(key).split("x")
+        sizes = [int(part) for part in parts if part.isdecimal() and len(part) < 8]
+        return read_block(Fields({key: sizes}, weights.source), key)
+    return read_block(weights, key)
+
+
+def _activations(weights: Fields, inputs: Fields | None, block: tuple[int, int]) -> Activations:
+    if inputs is None:
+        raise unsupported(weights, "FP8 without input_activations", "with them")
+    bits, kind = inputs.integer("num_bits", 1, 64, 8), inputs.text("type", "int").lower()
+    if (bits, kind) != (8, "float") or not inputs.flag("symmetric", default=True):
+        raise unsupported(inputs, f"type {shown(kind)} with num_bits {bits}", "symmetric float with 8")
+    strategy, dynamic = _strategy(inputs), inputs.flag("dynamic", default=False)
+    if dynamic and strategy in ("token", "tensor"):
+        # One scale for all tokens of a step would make answers depend on the neighbours; one for each is no worse.
+        return "token"
+    if dynamic and strategy == "group" and block[1] == GROUP and inputs.integer("group_size", -1, 2**20) == GROUP:
+        return "group"
+    if not dynamic and strategy == "tensor":
+        return "static"
+    raise unsupported(
+        inputs,
+        f"strategy {shown(strategy)}, {'dynamic' if dynamic else 'static'},",
+        f"token (dynamic), tensor (static), and group of {GROUP} (dynamic) with weights in blocks",
+    )
+
+
+def _kv_scales(fields: Fields) -> bool:
+    """Whether there are static FP8 scales for keys and values."""
+    scheme = fields.section("kv_cache_scheme")
+    if scheme is None or scheme.flag("dynamic", default=False):
+        return False
+    bits, kind, strategy = scheme.integer("num_bits", 1, 64, 8), scheme.text("type", "int").lower(), _strategy(scheme)
+    if (bits, kind, strategy) != (8, "float", "tensor"):
+        raise unsupported(
+            scheme, f"type {shown(kind)} with num_bits {bits}, strategy {shown(strategy)}", "float with 8, tensor"
+        )
+    return True

@@ -1,0 +1,41 @@
+"""Reading `quantization_config` of config.json."""
+
+from __future__ import annotations
+
+from aengine.errors import UnsupportedModelError
+from aengine.model.fields import Fields, shown
+from aengine.model.quant.awq import read_awq
+from aengine.model.quant.compressed_tensors import read_compressed_tensors
+from aengine.model.quant.fp8 import read_fp8
+from aengine.model.quant.gptq import read_gptq
+from aengine.model.quant.mxfp4 import read_mxfp4
+from aengine.model.quant.scheme import QuantConfig
+
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+METHODS = {
+    "fp8": read_fp8,
+    "compressed-tensors": read_compressed_tensors,
+    "awq": read_awq,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
+}
+
+
+def read_quantization(fields: Fields) -> QuantConfig | None:
+    """What config.json says of quantisation, in its present or its older spelling; None: nothing.
+
+    Raises `UnsupportedModelError` for formats that are not known, with those that are, and for parameters that are not
+    supported, by name; `CheckpointError`, naming the key, for values that no checkpoint has.
+    """
+    section = fields.section("quantization_config")
+    if section is None:
+        section = fields.section("compression_config")
+        if section is None:
+            return None
+        section = section.section("quantization_config") or section
+    default = "compressed-tensors" if section.present("config_groups") else ""
+    method = section.text("quant_method", default).lower().replace("_", "-")
+    if method not in METHODS:
+        what = f"quant_method {shown(method)} is not supported" if method else "quant_method is missing"
+        raise UnsupportedModelError(f"{section.source}: {what}; supported are {', '.join(METHODS)}")
+    return METHODS[method](section)

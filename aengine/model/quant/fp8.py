@@ -1,0 +1,101 @@
+"""FP8 with a scale for each block, each output or the whole matrix (Qwen, DeepSeek, Mistral; compressed-tensors)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aengine.kernels.linear.weights import Activations, Fp8Weight
+from aengine.model.fields import Fields, shown
+from aengine.model.quant.base import SCALES, StoredTensor, check_finite, not_fused, unsupported
+from aengine.model.quant.names import Names, hugging_face_names
+from aengine.model.quant.scheme import QuantConfig
+
+GROUP = 128  # columns of a token that share a scale where activations are "group"
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """`weight` [n, k] e4m3 times a scale for each block; 0 in `block` means the whole length of that axis."""
+
+    block: tuple[int, int]  # (128, 128), (1, 0) for each output, (0, 0) for the whole
+    activations: Activations
+    scale: str = "weight_scale"  # names of tensors
+    input_scale: str = "input_scale"
+
+    @property
+    def name(self) -> str:
+        rows, columns = self.block
+        return f"FP8 with a scale for each {rows or 'n'} x {columns or 'k'}, {self.activations} activations"
+
+    def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
+        if experts is not None and self.scale != "weight_scale_inv":
+            raise not_fused(self.name, prefix)
+        lead = () if experts is None else (experts,)
+        grid = self._grid(outputs, inputs)
+        # Scales of a whole matrix are spelled as scalars, those of outputs as vectors as well.
+        flat = ((outputs,),) if self.block == (1, 0) else ((), (1,)) if self.block == (0, 0) else ()
+        weight, scale = self._name(prefix, "weight", experts), self._name(prefix, self.scale, experts)
+        tensors = [
+            StoredTensor("weight", weight, (*lead, outputs, inputs), ("F8_E4M3",)),
+            StoredTensor("scale", scale, (*lead, *grid), SCALES, tuple((*lead, *shape) for shape in flat)),
+        ]
+        if self.activations == "static":
+            name = self._name(prefix, self.input_scale, experts)
+            tensors.append(StoredTensor("input_scale", name, lead, SCALES, ((*lead, 1),)))
+        return tuple(tensors)
+
+    def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Fp8Weight:
+        experts = len(tensors["weight"]) if len(prefixes) == 1 and tensors["weight"].dim() > 2 else None
+        scale, input_scale = tensors["scale"].float(), tensors.get("input_scale")
+        check_finite(scale, [self._name(prefix, self.scale, experts) for prefix in prefixes])
+        if input_scale is not None:
+            names = [self._name(prefix, self.input_scale, experts) for prefix in prefixes]
+            check_finite(input_scale, names, zero=False)
+            input_scale = input_scale.float()
+        block = (self.block[0] or outputs, self.block[1] or inputs)
+        return Fp8Weight(tensors["weight"], scale, block, self.activations, input_scale)
+
+    def _grid(self, outputs: int, inputs: int) -> tuple[int, int]:
+        """How many blocks there are along both axes."""
+        rows, columns = self.block
+        return -(-outputs // (rows or outputs)), -(-inputs // (columns or inputs))
+
+    def _name(self, prefix: str, tensor: str, experts: int | None) -> str:
+        if experts is None:
+            return f"{prefix}.{tensor}"
+        return prefix if tensor == "weight" else f"{prefix}_{tensor.removeprefix('weight_')}"
+
+
+def read_fp8(fields: Fields) -> QuantConfig:
+    """`quant_method: "fp8"`: 128 x 128 blocks, or one scale a matrix in the spelling of transformers or of AutoFP8."""
+    for key, known in (("fmt", ("e4m3",)), ("scale_fmt", ("float", "ue8m0")), ("expert_dtype", ("fp8",))):
+        value = fields.text(key, known[0])
+        if value not in known:
+            raise unsupported(fields, f"{key} {shown(value)}", known[0])
+    if fields.present("modules_to_convert") and fields.strings("modules_to_convert"):
+        raise unsupported(fields, "modules_to_convert", "modules_to_not_convert")
+    scheme = fields.text("activation_scheme", "dynamic").lower()
+    if scheme not in ("dynamic", "static"):
+        raise unsupported(fields, f"activation_scheme {shown(scheme)}", "dynamic and static")
+    if fields.present("weight_block_size"):
+        if scheme == "static":
+            raise unsupported(fields, "activation_scheme static with weight_block_size", "dynamic")
+        linear = Fp8(read_block(fields, "weight_block_size"), "group", "weight_scale_inv")
+    else:
+        # A null says that there are no blocks; older files, by AutoFP8, do not know the key, and use other names.
+        names = ("weight_scale_inv", "activation_scale") if fields.named("weight_block_size") else ()
+        linear = Fp8((0, 0), "static" if scheme == "static" else "token", *names)
+    skipped = "modules_to_not_convert" if fields.present("modules_to_not_convert") else "ignored_layers"
+    unchanged = hugging_face_names(fields, skipped, "lm_head")
+    return QuantConfig(fields.source, "fp8", ((Names(all=True), linear),), unchanged)
+
+
+def read_block(fields: Fields, key: str) -> tuple[int, int]:
+    """Rows and columns of a block that shares a scale. Raises `UnsupportedModelError` for what no kernel is for."""
+    rows, columns = fields.integers(key, 2, 1, 2**20)
+    if columns != GROUP or GROUP % rows:
+        raise unsupported(fields, f"{key} {[rows, columns]}", f"[{GROUP}, {GROUP}] and divisors of its rows")
+    return rows, columns

@@ -1,0 +1,124 @@
+"""GPTQ's int4: eight inputs in a word, zeros less one in all but `gptq_v2`, columns grouped by `g_idx`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aengine.errors import UnsupportedModelError
+from aengine.kernels.linear.weights import INT4_MIDDLE, Int4Weight
+from aengine.model.fields import Fields, shown
+from aengine.model.quant.base import (
+    INTEGERS,
+    SCALES,
+    StoredTensor,
+    check_finite,
+    grouped,
+    nibbles,
+    not_fused,
+    unsupported,
+)
+from aengine.model.quant.int4_order import sort_columns
+from aengine.model.quant.names import Names, hugging_face_names, pattern
+from aengine.model.quant.scheme import QuantConfig
+
+_ONES = 0x11111111  # one in each of a word's eight numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """`qweight` [k/8, n], `qzeros` [k/group, n/8], `scales` [k/group, n], `g_idx` [k]."""
+
+    group_size: int  # -1: the whole row
+    version: int = 1  # 1: the stored zero is one less than the zero
+    ordered: bool = False  # whether `g_idx` has to be there
+
+    @property
+    def name(self) -> str:
+        return f"GPTQ v{self.version}, groups of {self.group_size}{', desc_act' if self.ordered else ''}"
+
+    def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
+        if experts is not None:
+            raise not_fused("GPTQ", prefix)
+        if inputs % 8 or outputs % 8:
+            raise UnsupportedModelError(f"{prefix}: [{outputs}, {inputs}] is no multiple of 8, as GPTQ needs it")
+        groups, _ = grouped(prefix, inputs, self.group_size)
+        return (
+            StoredTensor("qweight", f"{prefix}.qweight", (inputs // 8, outputs), ("I32",)),
+            StoredTensor("qzeros", f"{prefix}.qzeros", (groups, outputs // 8), ("I32",)),
+            StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES),
+            StoredTensor("g_idx", f"{prefix}.g_idx", (inputs,), INTEGERS, optional=not self.ordered),
+        )
+
+    def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:
+        check_finite(tensors["scales"], [f"{prefix}.scales" for prefix in prefixes], negative=True)
+        codes = nibbles(tensors["qweight"].mT).contiguous()  # [..., n, k]
+        order = None
+        if (g_idx := tensors.get("g_idx")) is not None:
+            _, group = grouped(prefixes[0], inputs, self.group_size)
+            codes, order = sort_columns(codes, g_idx, group, [f"{prefix}.g_idx" for prefix in prefixes])
+        # Whole words, as the writers do it: what one number borrows of the next on its way out, it gives back here.
+        words = tensors["qzeros"] + _ONES if self.version == 1 else tensors["qzeros"]
+        zero = nibbles(words).mT.contiguous()  # [..., n, groups]
+        return Int4Weight(codes, tensors["scales"].mT.contiguous(), without_middle(zero), order)
+
+
+def without_middle(zero: Tensor) -> Tensor | None:
+    """None where all zeros are 8, as in every symmetric checkpoint. Waits for the device."""
+    return None if bool((zero == INT4_MIDDLE).all()) else zero
+
+
+def read_gptq(fields: Fields) -> QuantConfig:
+    """`quant_method: "gptq"`, by AutoGPTQ, GPTQModel or optimum."""
+    read_bits(fields, "GPTQ")
+    key = "checkpoint_format" if fields.present("checkpoint_format") else "format"
+    layout = fields.text(key, "gptq").lower()
+    if layout not in ("gptq", "gptq_v2"):
+        raise unsupported(fields, f"{key} {shown(layout)} of GPTQ", "gptq and gptq_v2")
+    if fields.flag("is_marlin_format", default=False):
+        raise unsupported(fields, "is_marlin_format", "gptq and gptq_v2")
+    if (words := fields.text("pack_dtype", "int32")) != "int32":
+        raise unsupported(fields, f"pack_dtype {shown(words)}", "int32")
+    ordered = fields.flag("desc_act", default=False)
+    linear = Gptq(read_group_size(fields), 2 if layout == "gptq_v2" else 1, ordered)
+    always = () if fields.flag("lm_head", default=False) else ("lm_head",)
+    unchanged = hugging_face_names(fields, "modules_to_not_convert", *always)
+    patterns = (*unchanged.patterns, *_excluded(fields))
+    unchanged = Names(runs=unchanged.runs, endings=unchanged.endings, patterns=patterns)
+    return QuantConfig(fields.source, "gptq", ((_included(fields), linear),), unchanged)
+
+
+def read_bits(fields: Fields, method: str) -> None:
+    bits = fields.integer("bits", 1, 64, 4)
+    if bits != 4:
+        raise unsupported(fields, f"{method} with bits {bits}", "4")
+
+
+def read_group_size(fields: Fields, default: int | None = 128) -> int:
+    """A number of columns, or -1 for all of them."""
+    size = fields.integer("group_size", -1, 2**20, default)
+    if size != -1 and (size < 8 or size % 8):
+        raise unsupported(fields, f"group_size {size}", "multiples of 8, and -1")
+    return size
+
+
+def _included(fields: Fields) -> Names:
+    """The modules that are quantised: all, or those of `modules_in_block_to_quantize`, a list of lists."""
+    key = "modules_in_block_to_quantize"
+    if not fields.present(key):
+        return Names(all=True)
+    return Names(runs=frozenset(name for names in fields.lists_of_strings(key) for name in names))
+
+
+def _excluded(fields: Fields) -> list[re.Pattern[str]]:
+    """The modules that `dynamic` leaves as they are: an object of patterns, those with "-:" exclude."""
+    rules = fields.section("dynamic")
+    if rules is None:
+        return []
+    for rule in rules.names():
+        if not rule.startswith("-:"):
+            raise unsupported(rules, f"{shown(rule)}: settings of single modules", 'patterns that begin with "-:"')
+    return [pattern(fields, "dynamic", rule.removeprefix("-:")) for rule in rules.names()]

@@ -1,0 +1,29 @@
+"""Groups of columns that are no neighbours (`g_idx`): sorted, so that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aengine.errors import WeightsError
+
+
+def sort_columns(codes: Tensor, g_idx: Tensor, group: int, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+    """The codes with the columns of each group side by side, and the order that this took; None: they were.
+
+    codes [..., n, k]; g_idx [..., k] is the group of each column, or -1 throughout where there is no such order.
+    Raises `WeightsError` unless every group has `group` columns. Waits for the device.
+    """
+    groups = g_idx.long()
+    expected = torch.arange(groups.shape[-1], device=groups.device) // group
+    if bool((groups == expected).all()) or bool((groups == -1).all()):
+        return codes, None
+    order = groups.argsort(dim=-1, stable=True)
+    tiles = (groups.gather(-1, order) == expected).all(-1).flatten().tolist()
+    if not all(tiles):
+        raise WeightsError(
+            f"{names[tiles.index(False) if len(names) > 1 else 0]} does not name {group} columns a group"
+        )
+    return codes.gather(-1, order.unsqueeze(-2).expand_as(codes)), order

@@ -1,0 +1,58 @@
+"""MXFP4 experts as gpt-oss stores them: all of a layer in one tensor, rows of gate and up by turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aengine.errors import UnsupportedModelError
+from aengine.kernels.linear.weights import MXFP4_GROUP, Mxfp4Weight
+from aengine.model.fields import Fields
+from aengine.model.quant.base import StoredTensor, check_range
+from aengine.model.quant.names import Names, hugging_face_names
+from aengine.model.quant.scheme import QuantConfig
+
+_LARGEST_SCALE = 252  # 6 * 2 ** (253 - 127) is more than a float32 holds; 255 is NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """`*_blocks` [experts, n, k/32, 16] uint8, the lower half of a byte first, and `*_scales` [experts, n, k/32]."""
+
+    @property
+    def name(self) -> str:
+        return "MXFP4 experts"
+
+    def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
+        if experts is None:
+            raise UnsupportedModelError(f"{prefix}: MXFP4 is known of experts fused in one tensor only")
+        if inputs % MXFP4_GROUP:
+            raise UnsupportedModelError(
+                f"{prefix}: {inputs} inputs are no multiple of {MXFP4_GROUP}, as MXFP4 needs them"
+            )
+        scales = (experts, outputs, inputs // MXFP4_GROUP)
+        return (
+            StoredTensor("blocks", f"{prefix}_blocks", (*scales, MXFP4_GROUP // 2), ("U8",)),
+            StoredTensor("scales", f"{prefix}_scales", scales, ("U8",)),
+        )
+
+    def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Mxfp4Weight:
+        """As stored: rows that alternate between gate and up still do; see `gate_first`."""
+        check_range(tensors["scales"], [f"{prefix}_scales" for prefix in prefixes], 0, _LARGEST_SCALE)
+        pairs = tensors["blocks"].flatten(-2)  # [..., n, k/2]
+        codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
+        return Mxfp4Weight(codes, tensors["scales"])
+
+
+def gate_first(rows: Tensor) -> Tensor:
+    """Rows of gate and up by turns, brought into two halves: [experts, 2 * inner, ...] -> the same, gate above up."""
+    return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)
+
+
+def read_mxfp4(fields: Fields) -> QuantConfig:
+    """`quant_method: "mxfp4"`: experts only; every other matrix stays as it is."""
+    unchanged = hugging_face_names(fields, "modules_to_not_convert", "router", "lm_head")
+    return QuantConfig(fields.source, "mxfp4", ((Names(runs=frozenset(["experts"])), Mxfp4()),), unchanged)

@@ -1,0 +1,91 @@
+"""A decoder as data: what its layers are made of, and what follows from that."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from aengine.kernels.experts.routing import Router
+
+
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Causal self-attention with grouped queries."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    # RMS norm before the rotation: of each q and k head, or of all of a token's q, and of all of its k.
+    qk_norm: Literal["none", "head", "all"] = "none"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    window: int | None = None  # how many positions, its own included, a query sees; None: all before it
+
+    @property
+    def queries(self) -> int:
+        """The width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """The width of all key heads, which is that of all value heads."""
+        return self.kv_heads * self.head_dim
+
+    def parameters(self, hidden: int) -> int:
+        projection = self.queries + 2 * self.keys
+        norms = {"none": 0, "head": 2 * self.head_dim, "all": self.queries + self.keys}[self.qk_norm]
+        biases = projection * self.qkv_bias + hidden * self.out_bias
+        return (projection + self.queries) * hidden + norms + biases
+
+
+class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
+    """down(silu(gate) * up)."""
+
+    inner: int
+    bias: bool = False
+
+    def parameters(self, hidden: int) -> int:
+        return 3 * hidden * self.inner + (2 * self.inner + hidden) * self.bias
+
+    def active_parameters(self, hidden: int) -> int:
+        return self.parameters(hidden)
+
+
+class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
+    """A mixture of experts: a router sends each token to some of many MLPs, and maybe to one that all share."""
+
+    count: int
+    inner: int  # of each
+    router: Router
+    correction: bool = False  # of the router's scores, in the checkpoint
+    shared: MLPSpec | None = None  # that every token passes
+    shared_gate: bool = False  # whose result is weighted by a sigmoid
+    # Names in checkpoints.
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    def parameters(self, hidden: int) -> int:
+        return 3 * hidden * self.inner * self.count + self._for_all_tokens(hidden)
+
+    def active_parameters(self, hidden: int) -> int:
+        return 3 * hidden * self.inner * self.router.top_k + self._for_all_tokens(hidden)
+
+    def _for_all_tokens(self, hidden: int) -> int:
+        shared = 0 if self.shared is None else self.shared.parameters(hidden)
+        return hidden * (self.count + self.shared_gate) + self.count * self.correction + shared
+
+
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention, then a feed-forward part, each behind a norm of its own."""
+
+    attention: AttentionSpec
+    ffn: MLPSpec | ExpertsSpec
+
+    def parameters(self, hidden: int) -> int:
+        return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + 2 * hidden
+
+    def active_parameters(self, hidden: int) -> int:
+        """Of these, how many a token is multiplied with."""
+        return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + 2 * hidden

@@ -1,0 +1,31 @@
+"""The table of call formats, and detection of the one that a checkpoint's chat template uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from aengine.text.answer.formats.base import CallFormat
+from aengine.text.answer.formats.hermes import Hermes
+from aengine.text.answer.formats.llama3 import Llama3
+from aengine.text.answer.formats.mistral import Mistral, MistralList
+from aengine.text.answer.formats.pythonic import Pythonic
+from aengine.text.answer.formats.qwen3_coder import Qwen3Coder
+
+FormatName = Literal["hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder"]
+
+# Those with the most particular marks first.
+FORMATS: Mapping[FormatName, CallFormat] = {
+    "qwen3_coder": Qwen3Coder(),
+    "hermes": Hermes(),
+    "mistral": Mistral(),
+    "mistral_list": MistralList(),
+    "pythonic": Pythonic(),
+    "llama3": Llama3(),
+}
+
+
+def call_format_of(templates: Iterable[str]) -> FormatName | None:
+    """The format that chat templates use; None where they know no tools, or another way to call them."""
+    text = "\n".join(templates)
+    return next((name for name, form in FORMATS.items() if form.detect(text)), None)

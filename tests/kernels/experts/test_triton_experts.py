@@ -1,0 +1,137 @@
+"""Every kernel of a mixture of experts against a float64 reference, however the tokens are spread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.kernels.conftest import relative_error, tolerance
+
+pytest.importorskip("triton")
+
+from aengine.kernels.experts.config import experts_config
+from aengine.kernels.experts.few_rows import FewConfig, FewCut
+from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
+from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
+from aengine.kernels.experts.triton_experts import TritonExperts
+from aengine.kernels.launch import Launch
+
+pytestmark = [
+    pytest.mark.gpu,
+    # What lies behind an expert's last row is computed with, and not stored.
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
+]
+
+CUTS = {
+    "single": SingleConfig(SingleCut(8, 32, 2, 1), SingleCut(16, 16, 2, 1)),
+    "few": FewConfig(16, FewCut(16, 32, 2, 4), FewCut(32, 32, 2, 4)),
+    "few-summed-apart": FewConfig(32, FewCut(32, 32, 2, 4), FewCut(64, 32, 2, 4), sum_last=False),
+    "many": ManyConfig(16, ManyCut(16, 32, 2, 4), ManyCut(32, 32, 2, 4, crowd=0)),
+    "many-sorted-flat": ManyConfig(32, ManyCut(32, 32, 2, 4, flatten=True), ManyCut(32, 32, 2, 4, 2), gather=False),
+}
+# tokens, experts, top_k, hidden, inter
+SHAPES = [
+    pytest.param(5, 4, 3, 40, 24, id="tiny"),
+    pytest.param(1, 5, 5, 32, 16, id="tiny-one-token-to-all"),
+    pytest.param(4097, 64, 8, 1024, 704),
+    pytest.param(33, 128, 8, 2048, 768),
+]
+SPREADS = ["even", "one", "nowhere", "row_of_equals"]
+
+
+def reference(h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+    """float64; experts in order."""
+    total = residual.double()
+    for expert in range(len(down)):
+        token, j = (ids == expert).nonzero(as_tuple=True)
+        gate, up = F.linear(h[token].double(), gate_up[expert].double()).chunk(2, dim=-1)
+        rows = F.linear(F.silu(gate) * up, down[expert].double())
+        total.index_add_(0, token, weights[token, j, None].double() * rows)
+    return total
+
+
+def spread(how: str, tokens: int, experts: int, top_k: int) -> Tensor:
+    """ids int32 [tokens, top_k]."""
+    ids = torch.rand(tokens, experts).argsort(dim=1)[:, :top_k]
+    if how == "one":  # one expert has every token, and those behind the top_k-th have none
+        ids = torch.arange(top_k).expand(tokens, -1)
+    if how == "nowhere":  # padding
+        ids[tokens // 2 :] = torch.tensor([-1, experts]).repeat(top_k)[:top_k]
+    if how == "row_of_equals":  # padding as well
+        ids[-1] = experts - 1
+    return ids.to(torch.int32).contiguous()
+
+
+def make(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """h, gate_up, down, weights, residual."""
+    tokens, experts, top_k, hidden, inter = shape
+    h, gate_up, down, residual = (
+        torch.randn(*size, device=device).mul(scale).to(dtype)
+        for size, scale in (
+            ((tokens, hidden), 1),
+            ((experts, 2 * inter, hidden), hidden**-0.5),
+            ((experts, hidden, inter), inter**-0.5),
+            ((tokens, hidden), 1),
+        )
+    )
+    return h, gate_up, down, torch.rand(tokens, top_k, device=device), residual
+
+
+@pytest.mark.parametrize("how", SPREADS)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("shape", [(param.values, param.id) for param in SHAPES], ids=lambda s: s[1] or "large")
+def test_every_cut_gives_the_weighted_sum(
+    shape: Any, cut: str, how: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    ids = spread(how, *shape[0][:3]).to(device)
+    h, gate_up, down, weights, residual = make(shape[0], dtype, device)
+    if cut.startswith("many") and (dtype == torch.float32 and device.type == "cuda"):
+        return  # these are not for four bytes an element
+    expected = reference(h, gate_up, down, ids, weights, residual)
+    layer = TritonExperts(gate_up, down)
+    outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]  # type: ignore[arg-type]
+    assert relative_error(outs[0], expected) < tolerance(dtype)
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_the_chosen_cut_gives_the_weighted_sum_tiny(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    shape = (tokens, 4, 2, 64, 48)
+    h, gate_up, down, weights, residual = make(shape, dtype, device)
+    ids = spread("even", *shape[:3]).to(device)
+    expected = reference(h, gate_up, down, ids, weights, residual)
+    out = TritonExperts(gate_up, down).add_to(h, ids, weights, residual)
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, 32, 64, 256, 1000, 4097])
+def test_the_chosen_cut_gives_the_weighted_sum(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    shape = (tokens, 128, 8, 2048, 768)
+    h, gate_up, down, weights, residual = make(shape, dtype, device)
+    ids = spread("even", *shape[:3]).to(device)
+    expected = reference(h, gate_up, down, ids, weights, residual)
+    out = TritonExperts(gate_up, down).add_to(h, ids, weights, residual)
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
+def test_no_tokens_are_no_work_tiny(device: torch.device) -> None:
+    layer = TritonExperts(torch.zeros(4, 32, 16, device=device), torch.zeros(4, 16, 16, device=device))
+    residual = torch.zeros(0, 16, device=device)
+    ids = torch.zeros(0, 2, dtype=torch.int32, device=device)
+    assert layer.add_to(residual, ids, ids.float(), residual).shape == (0, 16)
+
+
+def test_weights_that_do_not_belong_together_are_refused_tiny(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="does not belong"):
+        TritonExperts(torch.zeros(4, 32, 16, device=device), torch.zeros(4, 16, 8, device=device))
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 4096, 16384])
+@pytest.mark.parametrize("shared_memory", [99, 163, 227])
+def test_every_choice_fits_into_shared_memory_tiny(tokens: int, shared_memory: int) -> None:
+    config = experts_config(tokens, 8, 128, 2048, 768, 2, Launch(132, True, shared_memory * 1024))
+    assert isinstance(config, SingleConfig) or config.shared_memory(2) <= shared_memory * 1024

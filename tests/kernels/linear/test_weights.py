@@ -1,0 +1,53 @@
+"""What the numbers of quantised weights mean, against plain loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, dequantize
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 128), (1, 200), (130, 200), (1, 128)])
+@pytest.mark.parametrize("experts", [(), (3,)])
+def test_fp8(block: tuple[int, int], experts: tuple[int, ...]) -> None:
+    n, k = 130, 200
+    weight = torch.randn(*experts, n, k, generator=GENERATOR).to(torch.float8_e4m3fn)
+    scale = torch.rand(*experts, -(-n // block[0]), -(-k // block[1]), generator=GENERATOR)
+    out = dequantize(Fp8Weight(weight, scale, block, "group"))
+    rows, columns = torch.arange(n) // block[0], torch.arange(k) // block[1]
+    torch.testing.assert_close(out, weight.float() * scale[..., rows, :][..., columns], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("experts", [0, 3])
+def test_int4(ordered: bool, zeros: bool, experts: int) -> None:
+    n, k, group = 5, 24, 8
+    lead = (experts,) if experts else ()
+    codes = torch.randint(0, 16, (*lead, n, k), dtype=torch.uint8, generator=GENERATOR)
+    scale = torch.rand(*lead, n, k // group, generator=GENERATOR).bfloat16()
+    zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8, generator=GENERATOR) if zeros else None
+    orders = torch.stack([torch.randperm(k, generator=GENERATOR) for _ in range(experts or 1)])
+    order = (orders if experts else orders[0]) if ordered else None
+    out = dequantize(Int4Weight(codes, scale, zero, order)).view(-1, n, k)
+    for e in range(experts or 1):
+        at = (e,) if experts else ()
+        for i in range(n):
+            for j in range(k):
+                middle = int(zero[(*at, i, j // group)]) if zero is not None else 8
+                value = (int(codes[(*at, i, j)]) - middle) * float(scale[(*at, i, j // group)])
+                assert out[e, i, int(orders[e, j]) if ordered else j] == value
+
+
+def test_mxfp4_has_sixteen_values_and_powers_of_two_down_to_the_subnormal_one() -> None:
+    codes = torch.arange(16, dtype=torch.uint8).repeat(2).repeat(1, 4, 1).reshape(4, 32)
+    scale = torch.tensor([[127], [128], [0], [252]], dtype=torch.uint8)
+    magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    values = torch.tensor([*magnitudes, *(-value for value in magnitudes)] * 2, dtype=torch.float64)
+    out = dequantize(Mxfp4Weight(codes, scale))
+    for row, exponent in zip(out, (0, 1, -127, 125)):
+        assert torch.equal(row.double(), values * 2.0**exponent)
+    assert out.isfinite().all()

@@ -1,0 +1,55 @@
+"""Tiny checkpoints in every quantised format, each with a twin that holds what its matrices mean in float32."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..checkpoints import write_checkpoint
+from .schemes import SCHEMES
+
+_FILE = "model.safetensors"
+# Linears whose columns must be in one order because they are computed as one matrix.
+_FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv"} | dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "in")
+
+
+def write_quantized(scheme: str, case: str, folder: Path, twin: Path) -> None:
+    """Write a random model of `case` (a key of the `CASES` of tests/model/checkpoints.py) into both folders.
+
+    `folder` has it in the format `scheme` (a key of `SCHEMES`), `twin` the same matrices dequantised, in float32;
+    what is not quantised is equal in both. The two compute the same but for the quantisation of activations.
+    """
+    write_checkpoint(case, twin)
+    chosen, plain = SCHEMES[scheme], load_file(twin / _FILE)
+    stored: dict[str, Tensor] = {}
+    for name, tensor in plain.items():
+        module = name.removesuffix(".weight")
+        if not is_linear(name) or is_in(module, chosen.unchanged):
+            stored[name] = tensor
+            continue
+        layer, last = module.rsplit(".", 1)
+        generator = torch.Generator().manual_seed(sum(f"{layer}.{_FUSED.get(last, last)}".encode()))
+        encoded = chosen.encode(tensor.float(), generator)
+        stored.update({f"{module}.{suffix}": part.contiguous() for suffix, part in encoded.tensors.items()})
+        plain[name] = encoded.meant
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in twin.glob("*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((twin / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": chosen.config}))
+    save_file(stored, folder / _FILE, {"format": "pt"})
+    save_file(plain, twin / _FILE, {"format": "pt"})
+
+
+def is_linear(name: str) -> bool:
+    """Whether a parameter is a matrix that formats quantise: not an embedding, norm, bias or router."""
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
+
+
+def is_in(module: str, parts: Iterable[str]) -> bool:
+    return any(f".{part}." in f".{module}." for part in parts)

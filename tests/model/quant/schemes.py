@@ -1,0 +1,109 @@
+"""Every format that checkpoints are published in, as config.json says it, with the encoder of its matrices."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from .encoders import Scheme, awq, fp8, gptq, pack_quantized
+
+
+def _compressed(form: str, weights: dict[str, object], inputs: dict[str, object] | None) -> dict[str, object]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+    }
+
+
+def _float8(**changes: object) -> dict[str, object]:
+    return {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "group_size": None, **changes}
+
+
+def _int4(**changes: object) -> dict[str, object]:
+    return {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False, "strategy": "group", **changes}
+
+
+def _gptq(**changes: object) -> dict[str, object]:
+    return {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": True, **changes}
+
+
+_BLOCK_INPUTS = _float8(strategy="group", group_size=128, dynamic=True)
+_TOKEN_INPUTS = _float8(strategy="token", dynamic=True)
+_STATIC_INPUTS = _float8(strategy="tensor")
+
+SCHEMES: dict[str, Scheme] = {
+    "fp8-blocks": Scheme(
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+        },
+        partial(fp8, block=(128, 128), scale="weight_scale_inv", dtype=torch.bfloat16),
+    ),
+    "fp8-blocks-part-unchanged": Scheme(
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [32, 128],
+            "modules_to_not_convert": ["model.layers.1.mlp", "lm_head"],
+        },
+        partial(fp8, block=(32, 128), scale="weight_scale_inv"),
+        ("lm_head", "model.layers.1.mlp"),
+    ),
+    "fp8-tensor-static": Scheme(
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        partial(fp8, block=(0, 0), scale="weight_scale_inv", input_scale="activation_scale", shape=()),
+    ),
+    "autofp8": Scheme(
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        partial(fp8, block=(0, 0), scale="weight_scale", input_scale="input_scale", shape=()),
+    ),
+    "ct-fp8-channel": Scheme(
+        _compressed("float-quantized", _float8(strategy="channel"), _TOKEN_INPUTS),
+        partial(fp8, block=(1, 0), scale="weight_scale", dtype=torch.bfloat16),
+    ),
+    "ct-fp8-tensor-static": Scheme(
+        _compressed("float-quantized", _float8(strategy="tensor"), _STATIC_INPUTS),
+        partial(fp8, block=(0, 0), scale="weight_scale", input_scale="input_scale", shape=(1,)),
+    ),
+    "ct-fp8-block": Scheme(
+        _compressed("float-quantized", _float8(strategy="block", block_structure=[128, 128]), _BLOCK_INPUTS),
+        partial(fp8, block=(128, 128), scale="weight_scale"),
+    ),
+    "ct-int4": Scheme(
+        _compressed("pack-quantized", _int4(group_size=32), None), partial(pack_quantized, group=32, symmetric=True)
+    ),
+    "ct-int4-zeros": Scheme(
+        _compressed("pack-quantized", _int4(group_size=16, symmetric=False), None),
+        partial(pack_quantized, group=16, symmetric=False),
+    ),
+    "ct-int4-channel": Scheme(
+        _compressed("pack-quantized", _int4(strategy="channel"), None),
+        partial(pack_quantized, group=-1, symmetric=True, dtype=torch.float16),
+    ),
+    "ct-int4-actorder": Scheme(
+        _compressed("pack-quantized", _int4(group_size=16, actorder="group"), None),
+        partial(pack_quantized, group=16, symmetric=True, shuffled=True),
+    ),
+    "awq": Scheme(
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
+        partial(awq, group=32),
+    ),
+    "gptq": Scheme(_gptq(), partial(gptq, group=16, symmetric=True, version=1)),
+    "gptq-asymmetric": Scheme(
+        _gptq(sym=False, group_size=-1), partial(gptq, group=-1, symmetric=False, version=1, with_g_idx=False)
+    ),
+    "gptq-desc-act": Scheme(_gptq(desc_act=True), partial(gptq, group=16, symmetric=True, version=1, shuffled=True)),
+    "gptq-v2": Scheme(
+        _gptq(sym=False, desc_act=True, checkpoint_format="gptq_v2"),
+        partial(gptq, group=16, symmetric=False, version=2, shuffled=True),
+    ),
+}

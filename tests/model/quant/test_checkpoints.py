@@ -1,0 +1,61 @@
+"""Whole checkpoints: every tensor of the files is read, and the matrices are those of the twin, fused or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from aengine.kernels.linear.weights import QuantizedWeight, dequantize
+from aengine.model.checkpoint.safetensors import read_header
+from aengine.model.fields import Fields, read_json_object
+from aengine.model.quant.base import LinearFormat
+from aengine.model.quant.config import read_quantization
+from aengine.model.quant.fuse import fuse
+
+from .checkpoints import is_linear, write_quantized
+from .schemes import SCHEMES
+
+
+@pytest.mark.parametrize("case", ["qwen3", "llama-all-biases"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_checkpoint_holds_what_its_twin_does(scheme: str, case: str, tmp_path: Path) -> None:
+    folder, twin = tmp_path / "quantised", tmp_path / "twin"
+    write_quantized(scheme, case, folder, twin)
+    quant = read_quantization(Fields(read_json_object(folder / "config.json"), "config.json"))
+    assert quant is not None
+    header, stored, plain = (
+        read_header(folder / "model.safetensors"),
+        load_file(folder / "model.safetensors"),
+        load_file(twin / "model.safetensors"),
+    )
+    unread = set(stored)
+    quantised: dict[str, tuple[LinearFormat, QuantizedWeight]] = {}
+    for name, meant in plain.items():
+        module = name.removesuffix(".weight")
+        linear = quant.format_of(module) if is_linear(name) else None
+        if linear is None:
+            assert torch.equal(stored[name], meant)
+            unread.remove(name)
+            continue
+        n, k = meant.shape
+        tensors = {}
+        for one in linear.stored(module, n, k):
+            if one.name in header:
+                one.check(header[one.name].dtype, header[one.name].shape)
+                tensors[one.key] = stored[one.name].view(one.shape)
+                unread.remove(one.name)
+            else:
+                assert one.optional
+        quantised[module] = linear, linear.unpack([module], n, k, tensors)
+        torch.testing.assert_close(dequantize(quantised[module][1]), meant, rtol=0, atol=0)
+    assert not unread
+    for layer in range(2):
+        for block, parts in (("self_attn", ["q_proj", "k_proj", "v_proj"]), ("mlp", ["gate_proj", "up_proj"])):
+            modules = [f"model.layers.{layer}.{block}.{part}" for part in parts]
+            if quant.format_of(*modules) is not None:
+                fused = fuse([quantised[module][1] for module in modules], modules)
+                meant = torch.cat([plain[f"{module}.weight"] for module in modules])
+                torch.testing.assert_close(dequantize(fused), meant, rtol=0, atol=0)
