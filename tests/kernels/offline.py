@@ -12,10 +12,13 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
+from aengine.kernels.experts import few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
 
-KERNELS = (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear)  # those that ask the device
+EXPERTS = (few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum)
+# Those that ask the device.
+KERNELS = (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear, *EXPERTS)
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
     pytest.mark.skipif(not isinstance(norms._rms_norm_kernel, JITFunction), reason="the interpreter compiles nothing"),

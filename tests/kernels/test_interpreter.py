@@ -25,6 +25,9 @@ TINY = " or ".join(
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
         "(test_decode_attention.py and (page-of-4 or (hides and 16)))",
         "test_fused.py",
+        "test_plan.py",
+        "(test_route.py and (not every_rule or narrow))",
+        "(test_triton_experts.py and (not every_cut or (float32 and (even or nowhere) and not single) or one-token))",
         "(test_prefix_attention.py and (float32-tiny or without))",
     )
 )
