@@ -130,7 +130,7 @@ def test_experts(
     assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size) + 1024
 
 
-@pytest.mark.parametrize("tokens", [1, 64, 300, 16384])
+@pytest.mark.parametrize("tokens", [1, 16384])
 @pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (256, 7168), (512, 2880)])
 def test_the_router(compiler: Compiler, tokens: int, experts: int, hidden: int) -> None:
     Route()(half(tokens, hidden), half(experts, hidden), Router(8, "sigmoid", True, 8, 4), correction=single(experts))
