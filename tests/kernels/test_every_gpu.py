@@ -18,6 +18,11 @@ from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
 from aengine.kernels.draw import cutoff, gumbel
+from aengine.kernels.experts.config import experts_config
+from aengine.kernels.experts.route import Route
+from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.single_rows import SingleConfig
+from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
@@ -120,6 +125,34 @@ def test_attention_to_shared_runs(compiler: Compiler) -> None:
     runs = prefix_attention.SharedRuns(ints(64), ints(3), ints(2), ints(64))
     shared = prefix_attention.attend_shared(q, cache, cache, table, runs, 0.1)
     decode_attention.PagedDecode()(q, cache, cache, table, ints(64), 0.1, shared=shared)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden", "inter", "new"),
+    [
+        (1, 128, 8, 2048, 768, half),
+        (64, 128, 8, 2048, 768, half),
+        (1024, 128, 8, 2048, 768, half),
+        (16384, 128, 8, 2048, 768, half),
+        (300, 8, 2, 4096, 14336, half),
+        (16, 8, 2, 1024, 512, single),
+    ],
+)
+def test_experts(
+    compiler: Compiler, tokens: int, experts: int, top_k: int, hidden: int, inter: int, new: Callable[..., Tensor]
+) -> None:
+    h, gate_up, down = new(tokens, hidden), new(experts, 2 * inter, hidden), new(experts, hidden, inter)
+    size, ids = h.element_size(), ints(tokens, top_k)
+    config = experts_config(tokens, top_k, experts, hidden, inter, size, compiler.gpu.launch)
+    TritonExperts(gate_up, down).add_to(h, ids, single(tokens, top_k), new(tokens, hidden))
+    assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size) + 1024
+
+
+@pytest.mark.parametrize("tokens", [1, 16384])
+@pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (256, 7168), (512, 2880)])
+def test_the_router(compiler: Compiler, tokens: int, experts: int, hidden: int) -> None:
+    Route()(half(tokens, hidden), half(experts, hidden), Router(8, "sigmoid", True, 8, 4), correction=single(experts))
+    Route()(half(tokens, hidden), single(experts, hidden), Router(8, "softmax", True))
 
 
 def test_the_sampler(compiler: Compiler) -> None:

@@ -29,6 +29,10 @@ TINY = " or ".join(
         "(test_fp8_few_rows.py and uneven and blocks and ((exact and narrow) or (scaled and plain)))",
         "(test_fp8_many_rows.py and blocks and (GROUP or (TOKEN and tall)) and not tiny-one)",
         "(test_fp8_linear.py and (before or (blocks and GROUP)))",
+        "test_plan.py",
+        "(test_route.py and (not every_rule or narrow))",
+        "(test_triton_experts.py and (not every_cut or (float32 and nowhere and not single)))",
+        "(test_triton_experts.py and one-token and narrow and even)",
         "(test_prefix_attention.py and (float32-tiny or without))",
     )
 )
