@@ -13,9 +13,18 @@ from aengine.kernels import norms, rope
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import small_linear
+from aengine.kernels.linear import int4_launch, small_linear
 
-KERNELS = (cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear)  # those that ask the device
+KERNELS = (
+    cutoff,
+    decode_attention,
+    gumbel,
+    int4_launch,
+    norms,
+    prefix_attention,
+    rope,
+    small_linear,
+)  # those that ask the device
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
     pytest.mark.skipif(not isinstance(norms._rms_norm_kernel, JITFunction), reason="the interpreter compiles nothing"),

@@ -19,7 +19,8 @@ from aengine.kernels.attention import decode_attention, gather_pages, prefix_att
 from aengine.kernels.attention.decode_config import decode_config
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import small_linear
+from aengine.kernels.linear import int4_launch, small_linear
+from aengine.kernels.linear.packed_codes import PackedCodes
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -38,6 +39,7 @@ class Gpu:
 
 
 GPUS = {
+    "A100": Gpu(80, 108, 163),
     "RTX 4090": Gpu(89, 128, 99),
     "H200": Gpu(90, 132, 227),
     "RTX 5090": Gpu(120, 170, 99),
@@ -83,6 +85,25 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     assert config is not None
     small_linear.SmallLinear()(half(m, k), half(n, k))
     assert compiler.shared[-1] <= config.shared_memory(m, 2)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "group", "mxfp4"),
+    [
+        (1, 4096, 4096, 128, False),
+        (16, 4096, 12288, 32, False),
+        (64, 4096, 4096, 32, True),
+        (256, 6144, 4096, 128, False),
+    ],
+)
+def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, mxfp4: bool) -> None:
+    words = torch.empty(n, k // 4, dtype=torch.int16, device=META)
+    weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, k, mxfp4)
+    product = int4_launch.Int4Product()
+    product(half(m, k), weight)
+    config = int4_launch.int4_config(m, n, k // 128, 2, compiler.gpu.launch)
+    assert compiler.shared[-1] <= config.shared_memory(2)
+    product.dequantised(weight, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
