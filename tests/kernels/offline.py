@@ -14,11 +14,11 @@ from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.experts import few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import fp8_few_rows, fp8_inputs, fp8_linear, fp8_many_rows, small_linear
+from aengine.kernels.linear import fp8_few_rows, fp8_inputs, fp8_linear, fp8_many_rows, int4_launch, small_linear
 
 KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear),
-    *(fp8_few_rows, fp8_inputs, fp8_linear, fp8_many_rows),
+    *(fp8_few_rows, fp8_inputs, fp8_linear, fp8_many_rows, int4_launch),
     *(few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum),
 )
 MARKS = [

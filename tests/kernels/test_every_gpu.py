@@ -25,11 +25,12 @@ from aengine.kernels.experts.single_rows import SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import small_linear
+from aengine.kernels.linear import int4_launch, small_linear
 from aengine.kernels.linear.fp8_config import few_rows_config, many_rows_config
 from aengine.kernels.linear.fp8_few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8_linear import Fp8Linear
 from aengine.kernels.linear.fp8_weight import E4M3, Fp8Weight
+from aengine.kernels.linear.packed_codes import PackedCodes
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -48,6 +49,7 @@ class Gpu:
 
 
 GPUS = {
+    "A100": Gpu(80, 108, 163),
     "RTX 4090": Gpu(89, 128, 99),
     "H200": Gpu(90, 132, 227),
     "RTX 5090": Gpu(120, 170, 99),
@@ -106,6 +108,25 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
     linear.add_to(half(m, k), half(m, n))
     bound = few.shared_memory(m, 2) if few else many_rows_config(m, n, compiler.gpu.launch).shared_memory()
     assert compiler.shared[-1] <= bound
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "group", "mxfp4"),
+    [
+        (1, 4096, 4096, 128, False),
+        (16, 4096, 12288, 32, False),
+        (64, 4096, 4096, 32, True),
+        (256, 6144, 4096, 128, False),
+    ],
+)
+def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, mxfp4: bool) -> None:
+    words = torch.empty(n, k // 4, dtype=torch.int16, device=META)
+    weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, k, mxfp4)
+    product = int4_launch.Int4Product()
+    product(half(m, k), weight)
+    config = int4_launch.int4_config(m, n, k // 128, 2, compiler.gpu.launch)
+    assert compiler.shared[-1] <= config.shared_memory(2)
+    product.dequantised(weight, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

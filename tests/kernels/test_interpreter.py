@@ -22,6 +22,8 @@ TINY = " or ".join(
         "test_gather_pages.py",
         "(test_gumbel.py and (blocks or finite or floor))",
         "(test_cutoff.py and ladders and ((sort and float32) or equals or broken))",
+        "(test_int4_product.py and (written or no_rows or (narrow and (zeros-32 or mxfp4))))",
+        "(test_int4_linear.py and narrow)",
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
         "(test_decode_attention.py and (page-of-4 or (hides and 16)))",
         "test_fused.py",
