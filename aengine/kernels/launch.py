@@ -24,12 +24,14 @@ import torch
 @dataclass(frozen=True, slots=True)
 class Launch:
     """processors: streaming multiprocessors of the device; overlap: whether it knows programmatic dependent launch;
-    shared_memory: bytes that one program may have, which is also about what all programs of a processor have together.
+    shared_memory: bytes that one program may have, which is also about what all programs of a processor have together;
+    fp8: whether it converts 8-bit floats.
     """
 
     processors: int
     overlap: bool
     shared_memory: int
+    fp8: bool = False
 
 
 @lru_cache
@@ -42,6 +44,7 @@ def launch_for(device: torch.device) -> Launch:
         processors=properties.multi_processor_count,
         overlap=properties.major >= 9,
         shared_memory=properties.shared_memory_per_multiprocessor - 1024,  # CUDA keeps 1 KB for each program
+        fp8=(properties.major, properties.minor) >= (8, 9),
     )
 
 

@@ -14,7 +14,12 @@ from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.experts import few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import fp8_few_rows, fp8_inputs, fp8_linear, fp8_many_rows, int4_launch, small_linear
+from aengine.kernels.linear import small_linear
+from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows
+from aengine.kernels.linear.fp8 import inputs as fp8_inputs
+from aengine.kernels.linear.fp8 import linear as fp8_linear
+from aengine.kernels.linear.fp8 import many_rows as fp8_many_rows
+from aengine.kernels.linear.int4 import launch as int4_launch
 
 KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear),

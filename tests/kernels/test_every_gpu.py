@@ -25,12 +25,14 @@ from aengine.kernels.experts.single_rows import SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import int4_launch, small_linear
-from aengine.kernels.linear.fp8_config import few_rows_config, many_rows_config
-from aengine.kernels.linear.fp8_few_rows import Fp8FewRows
-from aengine.kernels.linear.fp8_linear import Fp8Linear
-from aengine.kernels.linear.fp8_weight import E4M3, Fp8Weight
-from aengine.kernels.linear.packed_codes import PackedCodes
+from aengine.kernels.linear import small_linear
+from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config
+from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
+from aengine.kernels.linear.fp8.linear import Fp8Linear
+from aengine.kernels.linear.fp8.quantize import E4M3
+from aengine.kernels.linear.int4 import launch as int4_launch
+from aengine.kernels.linear.int4.packed_codes import PackedCodes
+from aengine.kernels.linear.weights import Fp8Weight
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -102,7 +104,7 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     ("m", "n", "k"), [(1, 6144, 4096), (16, 4096, 4096), (64, 4096, 12288), (256, 4096, 12288), (8192, 24576, 4096)]
 )
 def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -> None:
-    weight = Fp8Weight(eighth(n, k), single(n // 128, k // 128), (128, 128))
+    weight = Fp8Weight(eighth(n, k), single(n // 128, k // 128), (128, 128), "group")
     linear = Fp8Linear(weight, None, Fp8FewRows())
     few = few_rows_config(m, n, k, 2, compiler.gpu.launch)
     linear.add_to(half(m, k), half(m, n))

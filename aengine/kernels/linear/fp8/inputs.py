@@ -11,7 +11,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.fp8_weight import E4M3, GROUP, Activations
+from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
+from aengine.kernels.linear.weights import Activations
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -84,7 +85,7 @@ def round_inputs(
     m, k = x.shape
     k = k // 2 if silu else k
     groups = -(-k // GROUP)
-    grouped, token = activations is Activations.GROUP, activations is Activations.TOKEN
+    grouped, token = activations == "group", activations == "token"
     out = x.new_empty(m, k, dtype=E4M3)
     if input_scale is not None:
         scale = input_scale

@@ -1,9 +1,6 @@
-"""Weights in FP8 (e4m3) with a float32 scale for each block: what a checkpoint holds, and how one is made."""
+"""Matrices of floats in FP8 (e4m3), with a float32 scale for each block."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from enum import Enum
 
 import torch
 import torch.nn.functional as F
@@ -14,52 +11,6 @@ LARGEST = 448.0  # of e4m3
 GROUP = 128  # columns that share a scale
 
 _SLAB = 2**24  # elements that are quantised at once: 64 MB in float32
-
-
-class Activations(Enum):
-    """How the format rounds the inputs of a product: what share one scale."""
-
-    GROUP = "128 columns of a token, as they come"
-    TOKEN = "a token, as it comes"
-    TENSOR = "all tokens, known beforehand"
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """A matrix [n, k] of e4m3 numbers times the scales of their blocks.
-
-    block: (rows, columns) that share a scale; columns are 128, a multiple of it, or all k.
-    input_scale: of `Activations.TENSOR` only. Raises ValueError where a shape or a type is not as said here.
-    """
-
-    values: Tensor  # [n, k] float8_e4m3fn
-    scale: Tensor  # [ceil(n / rows), ceil(k / columns)] float32
-    block: tuple[int, int]
-    activations: Activations = Activations.GROUP
-    input_scale: Tensor | None = None  # [] float32
-
-    def __post_init__(self) -> None:
-        rows, columns = self.block
-        n, k = self.values.shape
-        if self.values.dtype != E4M3 or self.scale.dtype != torch.float32:
-            raise ValueError(
-                f"an FP8 weight is float8_e4m3fn with float32 scales, not {self.values.dtype} with {self.scale.dtype}"
-            )
-        if rows < 1 or (columns < k and columns % GROUP):
-            raise ValueError(f"blocks of {rows} x {columns}: columns must be a multiple of {GROUP}, or all {k}")
-        if self.scale.shape != (-(-n // rows), -(-k // columns)):
-            raise ValueError(f"scales of shape {list(self.scale.shape)} do not fit [{n}, {k}] in {rows} x {columns}")
-        if (self.activations is Activations.TENSOR) != (self.input_scale is not None):
-            raise ValueError("input_scale goes with activations whose scale is known beforehand, and only with those")
-
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """The matrix [n, k] as plain numbers; a product of float32 and one rounding each."""
-        n, k = self.values.shape
-        out = torch.empty(n, k, dtype=dtype, device=self.values.device)
-        for start, end in _slabs(n, k, self.block[0]):
-            scale = self.scale[start // self.block[0] : -(-end // self.block[0])]
-            out[start:end] = self.values[start:end].float().mul_(_spread(scale, self.block, end - start, k))
-        return out
 
 
 def quantize_fp8(weight: Tensor, block: tuple[int, int] = (GROUP, GROUP)) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aengine.kernels.linear.fp8_weight import GROUP, Fp8Weight
+from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.linear.weights import Fp8Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class KernelScales:
 
 def kernel_scales(weight: Fp8Weight) -> KernelScales:
     """Wider blocks are repeated; a scale of the inputs that is known beforehand stays apart."""
-    k = weight.values.shape[1]
+    k = weight.weight.shape[1]
     scale = weight.scale
     if scale.shape[1] > 1:
         scale = scale.repeat_interleave(weight.block[1] // GROUP, 1)[:, : -(-k // GROUP)]

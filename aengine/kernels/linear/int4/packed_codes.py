@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.linear.four_bit import Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 
 BLOCK = 128  # columns
 QUARTER = 32  # columns: the words of a block; the smallest group
@@ -56,7 +56,7 @@ def pack_codes(weight: Int4Weight | Mxfp4Weight) -> PackedCodes:
     if isinstance(weight, Mxfp4Weight):
         return PackedCodes(_words(weight.codes, padded), _exponents(weight.scale), None, weight.group, k, mxfp4=True)
     order = weight.order
-    if order is not None and torch.equal(order, torch.arange(k, device=order.device)):
+    if order is not None and not order.is_meta and torch.equal(order, torch.arange(k, device=order.device)):
         order = None
     group = weight.group if weight.group < k else padded
     scales = _scales_and_zeros(weight.scale, weight.zero, -(-padded // group))

@@ -17,8 +17,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.fp8_scales import KernelScales
-from aengine.kernels.linear.fp8_weight import GROUP, Activations
+from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.linear.fp8.scales import KernelScales
+from aengine.kernels.linear.weights import Activations
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -167,8 +168,8 @@ def many_rows(
         TensorDescriptor(x, [m, k], [k, 1], [config.block_m, GROUP]),
         TensorDescriptor(weight, [n, k], [k, 1], [config.block_n, GROUP]),
         x_scale, scales.scale, x if bias is None else bias, x if residual is None else residual, out, m,
-        N=n, K=k, SCALE_ROWS=scales.rows, GROUPED=scales.grouped, X_GROUPED=activations is Activations.GROUP,
-        X_TOKEN=activations is Activations.TOKEN, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BAND=config.band,
+        N=n, K=k, SCALE_ROWS=scales.rows, GROUPED=scales.grouped, X_GROUPED=activations == "group",
+        X_TOKEN=activations == "token", BLOCK_M=config.block_m, BLOCK_N=config.block_n, BAND=config.band,
         PROGRAMS=programs, STAGES=config.stages, SPECIALIZED=config.specialized, BIAS=bias is not None,
         ADD=residual is not None, OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
         maxnreg=config.registers or None,

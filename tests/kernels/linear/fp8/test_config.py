@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.fp8_config import few_rows_config, many_rows_config
+from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config
 
 H200, SMALL = Launch(132, True, 227 * 1024), Launch(128, False, 99 * 1024)
 SHAPES = [

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.four_bit import Int4Weight, Mxfp4Weight
-from aengine.kernels.linear.packed_codes import pack_codes
+from aengine.kernels.linear.int4.packed_codes import pack_codes
+from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 
 
 def codes(n: int, k: int) -> torch.Tensor:

@@ -6,15 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.linear.fp8_weight import GROUP, Activations, Fp8Weight
+from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.linear.weights import Fp8Weight
 
 
 class LibraryFp8:
     """A weight as cuBLAS reads it: its scales in float32, along k padded to a multiple of four."""
 
     def __init__(self, weight: Fp8Weight) -> None:
-        self._weight = weight.values.t()
-        self._grouped = weight.activations is Activations.GROUP
+        self._weight = weight.weight.t()
+        self._grouped = weight.activations == "group"
         scale = weight.scale
         if self._grouped:
             self._scale = F.pad(scale, (0, -scale.shape[1] % 4)).t()  # [groups, n / 128], strides (1, groups)
@@ -24,12 +25,12 @@ class LibraryFp8:
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
         """Whether cuBLAS knows this kind of scales."""
-        n, k = weight.values.shape
+        n, k = weight.weight.shape
         if n % 16 or k % 16:
             return False
-        if weight.activations is Activations.GROUP:
+        if weight.activations == "group":
             return weight.block == (GROUP, GROUP)
-        return weight.activations is Activations.TOKEN and weight.block[0] == 1 and weight.block[1] >= k
+        return weight.activations == "token" and weight.block[0] == 1 and weight.block[1] >= k
 
     def takes(self, m: int) -> bool:
         """Whether it multiplies m rows."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.fp8_config import few_rows_config, many_rows_config
-from aengine.kernels.linear.fp8_few_rows import FewRowsConfig, FewRowsOptions, Fp8FewRows
-from aengine.kernels.linear.fp8_inputs import round_inputs
-from aengine.kernels.linear.fp8_many_rows import many_rows
-from aengine.kernels.linear.fp8_scales import kernel_scales
-from aengine.kernels.linear.fp8_weight import GROUP, Fp8Weight
+from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config
+from aengine.kernels.linear.fp8.few_rows import FewRowsConfig, FewRowsOptions, Fp8FewRows
+from aengine.kernels.linear.fp8.inputs import round_inputs
+from aengine.kernels.linear.fp8.many_rows import many_rows
+from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.linear.fp8.scales import kernel_scales
+from aengine.kernels.linear.weights import Fp8Weight
 from aengine.kernels.norms import silu_mul
 
 
@@ -25,9 +25,9 @@ class Fp8Linear:
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, few_rows: Fp8FewRows) -> None:
         """bias [outputs]; few_rows: shared by all linears of a model, for its scratch. ValueError: see `fits`."""
         if not self.fits(weight):
-            raise ValueError(f"an FP8 weight {list(weight.values.shape)} has no kernel; use it dequantised")
-        self.outputs, self.inputs = weight.values.shape
-        self._weight = weight.values
+            raise ValueError(f"an FP8 weight {list(weight.weight.shape)} has no kernel; use it dequantised")
+        self.outputs, self.inputs = weight.weight.shape
+        self._weight = weight.weight
         self._scales = kernel_scales(weight)
         self._activations = weight.activations
         self._input_scale = weight.input_scale
@@ -36,8 +36,9 @@ class Fp8Linear:
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
-        """Whether the kernels can read it: rows must begin at multiples of 16 bytes."""
-        return weight.values.is_contiguous() and weight.values.shape[1] % 16 == 0
+        """Whether the kernels can read it: rows must begin at multiples of 16 bytes, blocks at multiples of 128."""
+        k, columns = weight.weight.shape[1], weight.block[1]
+        return weight.weight.is_contiguous() and k % 16 == 0 and (columns >= k or columns % GROUP == 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, None)
@@ -78,8 +79,3 @@ class Fp8Linear:
             rounded, scale, self._activations, self._weight, self._scales, config,
             bias=self._bias, residual=residual, out=residual, dtype=x.dtype,
         )  # fmt: skip
-
-
-def has_fp8(device: torch.device) -> bool:
-    """Whether the device converts FP8: otherwise a weight is to be dequantised when it is loaded."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.launch import Launch, launch_for, power_of_two
-from aengine.kernels.linear.int4_product import dequantise_kernel, int4_product_kernel
-from aengine.kernels.linear.packed_codes import BLOCK, PackedCodes
-from aengine.kernels.linear.unpacking import unpacking
+from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
+from aengine.kernels.linear.int4.product import dequantise_kernel, int4_product_kernel
+from aengine.kernels.linear.int4.unpacking import unpacking
 
 LEAST_ROWS = 8  # of a product
 MAX_ROWS = 64  # beyond, the scale goes onto the weights

@@ -3,13 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.fp8_weight import Activations
 from tests.kernels.conftest import relative_error, tolerance
-from tests.kernels.linear.fp8_reference import BLOCKS, exact_product, exact_weight, random_inputs, random_weight
+from tests.kernels.linear.fp8.reference import BLOCKS, exact_product, exact_weight, random_inputs, random_weight
 
-few_rows = pytest.importorskip("aengine.kernels.linear.fp8_few_rows")
-fp8_inputs = pytest.importorskip("aengine.kernels.linear.fp8_inputs")
-fp8_scales = pytest.importorskip("aengine.kernels.linear.fp8_scales")
+few_rows = pytest.importorskip("aengine.kernels.linear.fp8.few_rows")
+fp8_inputs = pytest.importorskip("aengine.kernels.linear.fp8.inputs")
+fp8_scales = pytest.importorskip("aengine.kernels.linear.fp8.scales")
 pytestmark = pytest.mark.gpu
 
 Config, Options = few_rows.FewRowsConfig, few_rows.FewRowsOptions
@@ -45,7 +44,7 @@ def test_every_cut_gives_the_product_with_the_exact_weight(
     scales = fp8_scales.kernel_scales(weight)
     product = few_rows.Fp8FewRows()
     twice = [
-        product(x, weight.values, scales, config, bias, Options(residual=added, out=added))
+        product(x, weight.weight, scales, config, bias, Options(residual=added, out=added))
         for added in (residual.clone(), residual.clone())
     ]
     assert relative_error(twice[0], expected) < tolerance(dtype)
@@ -58,9 +57,9 @@ def test_every_cut_gives_the_product_with_the_exact_weight(
 def test_inputs_in_fp8_are_scaled(m: int, n: int, k: int, block: str, cut: str, device: torch.device) -> None:
     weight = random_weight(n, k, BLOCKS[block], device)
     x = random_inputs(m, k, device)
-    x8, x_scale = fp8_inputs.round_inputs(x, Activations.GROUP)
+    x8, x_scale = fp8_inputs.round_inputs(x, "group")
     out = few_rows.Fp8FewRows()(
-        x8, weight.values, fp8_scales.kernel_scales(weight), CUTS[cut], None,
+        x8, weight.weight, fp8_scales.kernel_scales(weight), CUTS[cut], None,
         Options(x_scale=x_scale, dtype=torch.float32),
     )  # fmt: skip
     assert relative_error(out, exact_product(x, weight)) < 1e-4
@@ -79,5 +78,5 @@ def test_a_single_row_is_normed_on_the_way(n: int, k: int, dtype: torch.dtype, d
     normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
     product = few_rows.Fp8FewRows()
     scales = fp8_scales.kernel_scales(weight)
-    out = product(x, weight.values, scales, CUTS["one-row"], None, Options(norm=Norm()))
+    out = product(x, weight.weight, scales, CUTS["one-row"], None, Options(norm=Norm()))
     assert relative_error(out, normed @ exact_weight(weight).T) < tolerance(dtype)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.fp8_few_rows import FEW_ROWS, MAX_ROWS, FewRowsConfig
-from aengine.kernels.linear.fp8_many_rows import ManyRowsConfig
-from aengine.kernels.linear.fp8_weight import GROUP
+from aengine.kernels.linear.fp8.few_rows import FEW_ROWS, MAX_ROWS, FewRowsConfig
+from aengine.kernels.linear.fp8.many_rows import ManyRowsConfig
+from aengine.kernels.linear.fp8.quantize import GROUP
 
 
 @lru_cache

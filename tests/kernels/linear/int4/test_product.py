@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.linear.four_bit import Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight, dequantize
 from tests.kernels.conftest import relative_error, tolerance
 
-int4_launch = pytest.importorskip("aengine.kernels.linear.int4_launch")
-packed_codes = pytest.importorskip("aengine.kernels.linear.packed_codes")
+int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
+packed_codes = pytest.importorskip("aengine.kernels.linear.int4.packed_codes")
 pytestmark = pytest.mark.gpu
 
 Int4Config = int4_launch.Int4Config
@@ -46,7 +46,7 @@ def test_every_cut_gives_the_product(
     weight = random_weight(form, n, k, device)
     packed = packed_codes.pack_codes(weight)
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n,), (m, n)))
-    expected = x.double() @ weight.dequantised(torch.float64).t() + bias.double() + residual.double()
+    expected = x.double() @ dequantize(weight).double().t() + bias.double() + residual.double()
     product = int4_launch.Int4Product()
     again = product(x, packed, bias, residual=residual.clone(), config=CUTS[cut])
     out = product(x, packed, bias, residual=residual, config=CUTS[cut])
@@ -60,7 +60,7 @@ def test_every_cut_gives_the_product(
 def test_a_weight_is_written_out_dense(n: int, k: int, form: str, dtype: torch.dtype, device: torch.device) -> None:
     weight = random_weight(form, n, k, device)
     dense = int4_launch.Int4Product().dequantised(packed_codes.pack_codes(weight), dtype)
-    assert relative_error(dense, weight.dequantised(torch.float64)) < tolerance(dtype)
+    assert relative_error(dense, dequantize(weight).double()) < tolerance(dtype)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_chosen_cut_gives_the_product(
     weight = random_weight(form, n, k, device)
     x = torch.randn(m, k, device=device).to(dtype)
     out = int4_launch.Int4Product()(x, packed_codes.pack_codes(weight))
-    assert relative_error(out, x.double() @ weight.dequantised(torch.float64).t()) < tolerance(dtype)
+    assert relative_error(out, x.double() @ dequantize(weight).double().t()) < tolerance(dtype)
 
 
 def test_no_rows_are_no_work_tiny(device: torch.device) -> None:

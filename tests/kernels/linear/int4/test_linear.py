@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from aengine.kernels.linear.four_bit import Int4Weight
+from aengine.kernels.linear.weights import Int4Weight, dequantize
 from tests.kernels.conftest import relative_error, tolerance
 
-int4_launch = pytest.importorskip("aengine.kernels.linear.int4_launch")
-int4_linear = pytest.importorskip("aengine.kernels.linear.int4_linear")
+int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
+int4_linear = pytest.importorskip("aengine.kernels.linear.int4.linear")
 pytestmark = pytest.mark.gpu
 
 
@@ -44,7 +44,7 @@ def test_every_call_of_the_protocol(
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((5, k), (n,), (5, n)))
     linear = int4_linear.Int4Linear(weight, bias, int4_launch.Int4Product(), dtype)
     assert (linear.inputs, linear.outputs) == (k, n)
-    expected = x.double() @ weight.dequantised(torch.float64).t()
+    expected = x.double() @ dequantize(weight).double().t()
     assert relative_error(linear(x), expected + bias.double()) < tolerance(dtype)
     assert relative_error(linear.after(Halved(), x), expected / 2 + bias.double()) < tolerance(dtype)
     total = expected + bias.double() + residual.double()

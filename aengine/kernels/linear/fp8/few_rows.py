@@ -18,8 +18,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.fp8_scales import KernelScales
-from aengine.kernels.linear.fp8_weight import GROUP
+from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.linear.fp8.scales import KernelScales
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64

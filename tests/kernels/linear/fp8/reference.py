@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.kernels.linear.fp8_weight import E4M3, GROUP, LARGEST, Activations, Fp8Weight, quantize_fp8
+from aengine.kernels.linear.fp8.quantize import E4M3, GROUP, LARGEST, quantize_fp8
+from aengine.kernels.linear.weights import Activations, Fp8Weight
 
 BLOCKS = {"blocks": (128, 128), "finer-rows": (64, 128), "channels": (1, 0), "tensor": (0, 0)}  # 0: all
 
 
 def random_weight(
-    n: int, k: int, block: tuple[int, int], device: torch.device, activations: Activations = Activations.GROUP
+    n: int, k: int, block: tuple[int, int], device: torch.device, activations: Activations = "group"
 ) -> Fp8Weight:
     """Blocks of very different magnitudes, so that a scale in the wrong place shows."""
     rows, columns = block[0] or n, block[1] or k
@@ -19,7 +20,7 @@ def random_weight(
     weight *= torch.logspace(-2, 0, n, device=device)[torch.randperm(n, device=device)][:, None]
     weight *= torch.logspace(-1, 1, k, device=device)[None, :]
     values, scale = quantize_fp8(weight, (rows, columns))
-    known = torch.tensor(2.0**-4, device=device) if activations is Activations.TENSOR else None
+    known = torch.tensor(2.0**-4, device=device) if activations == "static" else None
     return Fp8Weight(values, scale, (rows, columns), activations, known)
 
 
@@ -38,10 +39,10 @@ def random_inputs(m: int, k: int, device: torch.device) -> Tensor:
 
 def exact_weight(weight: Fp8Weight) -> Tensor:
     """The matrix [n, k] in float64, element by element."""
-    n, k = weight.values.shape
+    n, k = weight.weight.shape
     rows = torch.arange(n, device=weight.scale.device) // weight.block[0]
     columns = torch.arange(k, device=weight.scale.device) // weight.block[1]
-    return weight.values.double() * weight.scale.double()[rows][:, columns]
+    return weight.weight.double() * weight.scale.double()[rows][:, columns]
 
 
 def rounded_inputs(x: Tensor, weight: Fp8Weight) -> Tensor:
@@ -49,9 +50,9 @@ def rounded_inputs(x: Tensor, weight: Fp8Weight) -> Tensor:
     m, k = x.shape
     wide = torch.zeros(m, -(-k // GROUP) * GROUP, device=x.device)
     wide[:, :k] = x
-    if weight.activations is Activations.GROUP:
+    if weight.activations == "group":
         largest = wide.view(m, -1, GROUP).abs().amax(2).repeat_interleave(GROUP, 1)[:, :k]
-    elif weight.activations is Activations.TOKEN:
+    elif weight.activations == "token":
         largest = wide.abs().amax(1, keepdim=True)
     else:
         assert weight.input_scale is not None
