@@ -29,9 +29,9 @@ pytestmark = [
 CUTS = {
     "single": SingleConfig(SingleCut(8, 32, 2, 1), SingleCut(16, 16, 2, 1)),
     "few": FewConfig(16, FewCut(16, 32, 2, 4), FewCut(32, 32, 2, 4)),
-    "few-summed-apart": FewConfig(32, FewCut(32, 32, 2, 4), FewCut(64, 32, 2, 4), sum_last=False),
-    "many": ManyConfig(16, ManyCut(16, 32, 2, 4), ManyCut(32, 32, 2, 4, crowd=0)),
-    "many-sorted-flat": ManyConfig(32, ManyCut(32, 32, 2, 4, flatten=True), ManyCut(32, 32, 2, 4, 2), gather=False),
+    "few-tall": FewConfig(32, FewCut(32, 32, 2, 4), FewCut(64, 32, 2, 4)),
+    "many": ManyConfig(16, ManyCut(16, 32, 2, 4), ManyCut(32, 32, 2, 4, crowd=0), gather=True),
+    "many-sorted-flat": ManyConfig(32, ManyCut(32, 32, 2, 4, flatten=True), ManyCut(32, 32, 2, 4, 2)),
 }
 # tokens, experts, top_k, hidden, inter
 SHAPES = [
@@ -134,4 +134,4 @@ def test_weights_that_do_not_belong_together_are_refused_tiny(device: torch.devi
 @pytest.mark.parametrize("shared_memory", [99, 163, 227])
 def test_every_choice_fits_into_shared_memory_tiny(tokens: int, shared_memory: int) -> None:
     config = experts_config(tokens, 8, 128, 2048, 768, 2, Launch(132, True, shared_memory * 1024))
-    assert isinstance(config, SingleConfig) or config.shared_memory(2) <= shared_memory * 1024
+    assert isinstance(config, SingleConfig) or config.shared_memory(2, 2) <= shared_memory * 1024
