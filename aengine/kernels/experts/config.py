@@ -9,12 +9,16 @@ from typing import TypeVar
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.fp8_many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
+from aengine.kernels.experts.plan import AT_ONCE
+from aengine.kernels.experts.route import route_borders
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.launch import Launch, power_of_two
 from aengine.kernels.linear.fp8.quantize import GROUP
 
+HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
 FEW_AVERAGE = 32  # rows of an expert on average, up to which the weights are what takes time
+TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
 Config = SingleConfig | FewConfig | ManyConfig
 Fp8Config = SingleConfig | FewConfig | Fp8ManyConfig
 _C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig)
@@ -40,7 +44,7 @@ def experts_config(
     # Before Hopper, what comes through descriptors is not on its way early.
     if pairs <= FEW_AVERAGE * experts or not launch.overlap:
         return _fitting(FewConfig(height, FewCut(32, 64, 6, 4), FewCut(64, 64, 6, 4)), element_size, launch)
-    if pairs <= 96 * experts:
+    if pairs <= TALL_AVERAGE * experts:
         return _fitting(ManyConfig(64, ManyCut(128, 64, 4, 8), ManyCut(128, 64, 4, 4, 2)), element_size, launch)
     return _fitting(ManyConfig(128, ManyCut(128, 64, 4, 8), ManyCut(256, 64, 3, 8)), element_size, launch)
 
@@ -68,9 +72,16 @@ def fp8_experts_config(
     )
 
 
+def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
+    """Numbers of tokens, ascending: beyond each, another router, plan or mixture of experts may be launched."""
+    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]
+    pairs += [((height + 1) * experts - 1) // 2 for height in HEIGHTS[:-1]]  # see `_height`
+    return sorted({SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
+
+
 def _height(pairs: int, experts: int) -> int:
-    """Rows of a tile, of so many pairs a few of each expert."""
-    return min(64, max(16, power_of_two(max(1, 2 * pairs // experts))))
+    """Rows of a tile, of so many pairs a few of each expert: twice as many as an expert has on average."""
+    return next((height for height in HEIGHTS if 2 * pairs // experts <= height), HEIGHTS[-1])
 
 
 def _at_most(most: int, n: int) -> int:

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
 
-MOST_AT_ONCE = 4096  # pairs that the programs of all experts read
+AT_ONCE = (256, 1024, 2048, 4096)  # pairs that the programs of all experts read, padded to one of these
 BLOCK = 1024  # pairs of a program, where there are more
 
 
@@ -185,8 +185,8 @@ def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
     places, order = ids.new_empty(2, pairs)
     plan = Plan(order, places, ids.new_empty(experts), ids.new_empty(3, capacity), ids.new_empty(1))
     sizes = {"E": experts, "BINS": power_of_two(experts + 1), "OVERLAP": overlap, "launch_pdl": overlap}
-    if pairs <= MOST_AT_ONCE:
-        block = max(32, power_of_two(pairs))
+    if pairs <= AT_ONCE[-1]:
+        block = next(size for size in AT_ONCE if pairs <= size)
         _plan_kernel[(experts,)](
             ids, plan.order, plan.places, plan.ends, plan.tiles, plan.count, pairs, capacity,
             HEIGHT=height, BLOCK=block, num_warps=8 if block >= 2048 else 4, **sizes,

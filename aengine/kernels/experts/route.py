@@ -245,6 +245,11 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
     return RouteConfig(height, 16 if wide else 32, splits, 2, warps)
 
 
+def route_borders(launch: Launch) -> tuple[int, ...]:
+    """Numbers of tokens beyond each of which a router may be cut differently."""
+    return 16, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
+
+
 class Route:
     """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
 
