@@ -19,6 +19,6 @@ from .schemes import SCHEMES
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_asks_for_a_value(scheme: str, tmp_path: Path) -> None:
-    write_quantized(scheme, "qwen3-moe", tmp_path / "quantised", tmp_path / "twin")
+    write_quantized(scheme, "mixtral", tmp_path / "quantised", tmp_path / "twin")
     config = ModelConfig.from_folder(tmp_path / "quantised")
     leave_empty(Decoder(config, TorchKernels(), TorchAttention(), torch.bfloat16).groups)
