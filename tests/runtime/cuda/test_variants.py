@@ -49,7 +49,9 @@ pytestmark = [*MARKS, pytest.mark.slow]
 DEVICE, META = torch.device("cpu"), torch.device("meta")
 empty = torch.empty
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, fp8=True)
-EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "norm_topk_prob": True}
+# Two layers: the last one's experts have the rows that are drawn from.
+EXPERTS: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 32, "num_experts_per_tok": 4}
+EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
 GIB = 2**30
 
