@@ -21,6 +21,8 @@ TINY = " or ".join(
         "test_row_steps.py",
         "test_gather_pages.py",
         "(test_gumbel.py and (blocks or finite or floor))",
+        "test_likeliest.py",
+        "test_penalties.py",
         "(test_cutoff.py and ladders and ((sort and float32) or equals or broken))",
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
         "(test_decode_attention.py and (page-of-4 or (hides and 16)))",
