@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -10,6 +11,9 @@ import msgspec
 from aengine.errors import InvalidRequestError
 
 Thought = Literal["never", "possible", "open"]
+LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')  # strings and regexes of a Lark grammar
+_RULE_ATTRIBUTES = re.compile(r"^[ \t]*[\w.-]+\[([^]\n]*)\][ \t]*:", re.MULTILINE)
+_TEMPERATURE = re.compile(r"\btemperature[ \t]*=[ \t]*([0-9.]+(?:[eE][+-]?[0-9]+)?)")
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
@@ -43,6 +47,20 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The name of the field in errors."""
         given = self._given()
         return self.origin or (f"structured.{given[0]}" if len(given) == 1 else "structured")
+
+    def temperatures(self) -> frozenset[float]:
+        """What the rules of a grammar say of the temperature, as in `a[temperature=0.7]: /.*/`.
+
+        Raises `InvalidRequestError` for what is not a number.
+        """
+        if not isinstance(self.grammar, str):
+            return frozenset()
+        attributes = _RULE_ATTRIBUTES.findall(LARK_TEXT.sub("_", self.grammar))
+        found = [value for each in attributes for value in _TEMPERATURE.findall(each)]
+        try:
+            return frozenset(map(float, found))
+        except ValueError as error:
+            raise InvalidRequestError(f"{self.param}: {error}", self.param) from None
 
     def validate(self) -> None:
         """Raise `InvalidRequestError`, naming the field, unless one is given and of its type."""

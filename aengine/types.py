@@ -106,6 +106,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._validate_allowed(vocab_size)
         if self.structured is not None:
             self.structured.validate()
+            if self.structured.temperatures() - {self.temperature}:
+                rules = " and ".join(map(str, sorted(self.structured.temperatures())))
+                raise InvalidRequestError(
+                    f"{self.structured.param}: its rules ask for temperature {rules}, the request for "
+                    f"{self.temperature}; an output has one temperature",
+                    self.structured.param,
+                )
+
+    def with_rule_temperature(self) -> SamplingParams:
+        """With the temperature that the rules of a grammar agree upon: for a caller who gives none."""
+        temperatures = frozenset() if self.structured is None else self.structured.temperatures()
+        return msgspec.structs.replace(self, temperature=min(temperatures)) if len(temperatures) == 1 else self
 
     def _validate_stop(self, vocab_size: int) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

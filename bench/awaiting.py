@@ -211,8 +211,10 @@ def combined(runs: list[dict[str, float]]) -> dict[str, float]:
 async def measure_shape(shape: str, options: argparse.Namespace, report: Report) -> None:
     started: list[Runtime] = []
 
-    def start(config: aengine.EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
-        started.append(start_runtime(config, folder, model))
+    def start(
+        config: aengine.EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+    ) -> Runtime:
+        started.append(start_runtime(config, folder, model, wait_for_text))
         return started[0]
 
     found: dict[tuple[int, str], list[dict[str, float]]] = {}

@@ -1,10 +1,11 @@
 """How long the engine takes from nothing to its first token, on a checkpoint of Qwen3-8B's or 0.6B's shape.
 
-    python bench/startup.py [--shape 8b] [--folder /dev/shm/NAME] [--keep] [--warm 2]
+    python bench/startup.py [--shape 8b] [--folder /dev/shm/NAME] [--keep] [--cold 1] [--warm 2]
 
 Writes random weights (sharded safetensors, bfloat16) and a tokenizer of full size, unless the folder already has them.
-Then fresh processes load it one after the other: a cold one, whose kernel caches are empty, and warm ones, which
-find what it compiled. Prints a JSON line for each and a table. In all of them the files are in memory already.
+Then fresh processes load it one after the other: cold ones, whose kernel caches are empty, and warm ones, which
+find what those compiled. Prints a JSON line for each and a table. In all of them the files are in memory already, and
+the packages byte-compiled, as pip leaves them: where they were only unpacked, that is done first.
 """
 
 from __future__ import annotations
@@ -36,6 +37,21 @@ VOCAB = 151643  # without the special tokens
 PROMPT_TOKENS = 16
 # Whatever compiles kernels keeps them in one of these.
 CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+# Imports what a start-up imports, and prints where it lies.
+FOLDERS = """
+import importlib, json, sys
+import aengine
+aengine.Engine
+try:
+    from aengine.attention.flash_backend import import_flash4
+    from aengine.runtime.startup import rehearsal, start_cuda
+    import_flash4()
+except ImportError:
+    pass
+import sympy, torch._subclasses.fake_tensor  # of the processes that compile kernels
+names = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+print(json.dumps(sorted({path for name in names for path in getattr(sys.modules.get(name), "__path__", [])})))
+"""
 
 
 def say(text: str) -> None:
@@ -111,6 +127,29 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+# ---- byte code ---------------------------------------------------------------------------------------------------
+
+
+def byte_compile(scratch: Path) -> tuple[dict[str, str], str]:
+    """Compile the packages that a start-up imports: the environment of processes that find the code, and a line on it.
+
+    Beside the packages, or, where they cannot be written to, under `scratch`.
+    """
+    began = time.monotonic()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    look = [sys.executable, "-c", FOLDERS]
+    found = subprocess.run(look, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
+    folders = [folder for folder in json.loads(found.stdout.splitlines()[-1]) if Path(folder).is_dir()]
+    where = "beside the packages"
+    if not all(os.access(folder, os.W_OK) for folder in folders):
+        environment["PYTHONPYCACHEPREFIX"] = where = str(scratch)
+    # Its status tells of files that are no Python of this version, which packages do carry.
+    command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", *folders]
+    subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    subprocess.run(look, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)  # the standard library too
+    return environment, f"{len(folders)} packages byte-compiled, {where}, in {time.monotonic() - began:.0f} s"
+
+
 # ---- a fresh process ---------------------------------------------------------------------------------------------
 
 
@@ -135,8 +174,10 @@ async def serve(folder: Path, knobs: dict[str, str]) -> None:
     print(json.dumps({"stamps": stamps, "log": logged, "host_peak_gib": round(host_peak / 2**30, 2)}))
 
 
-def measure(folder: Path, caches: Path, kind: str, options: argparse.Namespace, report: Report) -> Result:
-    environment = {**os.environ, **{name: str(caches / name.lower()) for name in CACHES}}
+def measure(
+    folder: Path, caches: Path, kind: str, environment: dict[str, str], options: argparse.Namespace, report: Report
+) -> Result:
+    environment = environment | {name: str(caches / name.lower()) for name in CACHES}
     command = [sys.executable, "-m", "bench.startup", "--child", "serve", "--folder", str(folder), "--knob"]
     began = time.monotonic()
     done = subprocess.run(
@@ -174,7 +215,7 @@ def _logged_seconds(messages: list[str]) -> list[tuple[str, str]]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Seconds of each phase; warm ones are medians."""
+    """Seconds of each phase, medians of the runs of a kind."""
     kinds = list(dict.fromkeys(str(result.case["kind"]) for result in results))
     rows = [f"| seconds | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
     for phase in dict.fromkeys(name for result in results for name in result.figures if "_gb" not in name):
@@ -195,6 +236,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=["8b", "0.6b"], default="8b")
     parser.add_argument("--folder", type=Path, help="where the checkpoint is or goes; default: a temporary one")
     parser.add_argument("--keep", action="store_true", help="leave the checkpoint that was made here")
+    parser.add_argument("--cold", type=int, default=1, help="how many cold starts")
     parser.add_argument("--warm", type=int, default=2, help="how many warm starts")
     parser.add_argument("--knob", nargs="*", default=[], help="name=value of an EngineConfig knob")
     parser.add_argument("--out", type=Path)
@@ -218,11 +260,16 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "bench.startup", "--child", "make", "--folder", str(folder)]
             subprocess.run([*command, "--shape", options.shape], cwd=ROOT, check=True)
-        with tempfile.TemporaryDirectory() as caches:
-            kinds = ["cold"] + ["warm"] * options.warm
+        with tempfile.TemporaryDirectory() as scratch:
+            environment, line = byte_compile(Path(scratch, "bytecode"))
+            say(line)
+            caches = [Path(scratch, f"caches-{number}") for number in range(options.cold)]
+            for each in caches:
+                each.mkdir()
+            starts = [("cold", each) for each in caches] + [("warm", caches[-1])] * options.warm
             report = Report("startup", options.out)
-            results = [measure(folder, Path(caches), kind, options, report) for kind in kinds]
-        print(f"{table(results)}\n\n{source_line(origin())}")
+            results = [measure(folder, each, kind, environment, options, report) for kind, each in starts]
+        print(f"{table(results)}\n\n{line}\n\n{source_line(origin())}")
     finally:
         if made_here and not options.keep:
             shutil.rmtree(folder)

@@ -6,9 +6,14 @@ import io
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
 import pytest
 
+from aengine.pipe_writer import MOST
 from aengine.standard_streams import LossyStream, lossy_streams
 
 
@@ -64,3 +69,51 @@ def test_a_process_ends_as_if_it_had_been_heard(output: str) -> None:
     else:
         shell = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]
         assert subprocess.run(shell, timeout=30, check=False).returncode == 7
+
+
+@contextmanager
+def pipe_as(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BinaryIO]:
+    """The end at which `sys.stdout` or `sys.stderr` is read."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as out, os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, name, stream)
+        yield out
+
+
+def write_lines(count: int) -> threading.Thread:
+    def write() -> None:
+        for number in range(count):
+            print(f"{number:099}", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_reader_that_pauses_stops_nobody_and_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pipe_as("stderr", monkeypatch) as out, lossy_streams():
+        writing = write_lines(3000)  # 300 kB; the pipe holds 64
+        writing.join(10)
+        assert not writing.is_alive()
+        assert [int(out.readline()) for _ in range(3000)] == list(range(3000))
+        print("at once", file=sys.stderr)
+        assert out.readline() == b"at once\n"
+
+
+def test_what_waits_for_a_reader_is_bounded_and_what_was_dropped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pipe_as("stderr", monkeypatch) as out, lossy_streams():
+        writing = write_lines(30_000)
+        writing.join(20)
+        assert not writing.is_alive()
+        came = 0
+        while not (line := out.readline()).startswith(b"aengine"):
+            assert int(line) == came
+            came += 1
+        assert line == b"aengine: %d lines were dropped here, which nobody read\n" % (30_000 - came)
+        assert MOST < came * 100 < MOST + 2**18
+
+
+def test_a_process_does_not_wait_for_a_reader_that_does_not_read() -> None:
+    code = "from aengine.standard_streams import lossy_streams\nwith lossy_streams():\n  print('x' * 10**6)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.wait(30) == 0

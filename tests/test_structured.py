@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aengine.engine.arguments import resolved_params
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
 from aengine.types import SamplingParams
@@ -47,3 +48,38 @@ def test_anything_else_is_refused_by_name(structured: Structured, param: str, wo
         SamplingParams(structured=structured).validate(10)
     assert caught.value.param == param
     assert param in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "temperatures"),
+    [
+        ("start: a\na[capture, temperature=0, max_tokens=20]: /.*/", {0.0}),
+        ('start: a b\na[temperature=0.5]: /a/\n  b[stop="]", temperature = 5e-1]: /b/', {0.5}),
+        ("start: a b\na[temperature=0]: /a/\nb[temperature=1.5]: /b/", {0.0, 1.5}),
+        ('start: "a[temperature=1]: " /[temperature=2]:/', set()),
+        ("start: /a/", set()),
+    ],
+)
+def test_rules_may_say_a_temperature(grammar: str, temperatures: set[float]) -> None:
+    assert Structured(grammar=grammar).temperatures() == temperatures
+
+
+def test_which_is_the_requests_where_it_says_none() -> None:
+    form = Structured(grammar="start[temperature=0.5]: /a/")
+    assert resolved_params(SamplingParams(), None, {"structured": form}, 10).temperature == 0.5
+    assert resolved_params(SamplingParams(), None, {"structured": form, "temperature": 0.5}, 10).temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ("start[temperature=0.5]: /a/", "its rules ask for temperature 0.5, the request for 1.0"),
+        ("start: a b\na[temperature=0]: /a/\nb[temperature=1]: /b/", "temperature 0.0 and 1.0, the request for 1.0"),
+        ("start[temperature=1.2.3]: /a/", "could not convert"),
+    ],
+)
+def test_and_never_passed_over(grammar: str, words: str) -> None:
+    params = SamplingParams(structured=Structured(grammar=grammar), temperature=1.0)
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        params.validate(10)
+    assert caught.value.param == "structured.grammar"

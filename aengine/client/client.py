@@ -210,7 +210,8 @@ class Client:
         tasks = self._task_group()
         names, resolved = _resolved(params, sampling)
         check_routing(priority, cache_salt)
-        body = request_body(fields, resolved, names, {"priority": priority, "cache_salt": cache_salt})
+        routing = {"priority": priority, "cache_salt": cache_salt, "fill_context": True}
+        body = request_body(fields, resolved, names, routing)
         stream = self._new_stream(request_id)
         tasks.start_soon(self._read, stream, body, resolved)
         try:

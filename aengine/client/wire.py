@@ -177,11 +177,11 @@ def request_error(
 def request_body(
     prompt: Mapping[str, Any], params: SamplingParams, names: Iterable[str], routing: Mapping[str, Any]
 ) -> bytes:
-    """The body of `/generate`: `prompt` as its fields, and the fields `names` of the parameters.
+    """The body of a streamed request: `prompt` as its fields, and the fields `names` of the parameters.
 
     Raises `InvalidRequestError` for what JSON cannot say.
     """
-    body = {**prompt, **routing, "fill_context": True, "stream": True}
+    body = {**prompt, **routing, "stream": True}
     for name in names:
         value = getattr(params, name)
         if isinstance(value, Structured):

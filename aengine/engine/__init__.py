@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from aengine.engine.stream import Stream
+from aengine.engine.without_collections import without_collections
 
 if TYPE_CHECKING:
     from aengine.engine.engine import Engine
@@ -13,7 +14,8 @@ __all__ = ["Engine", "Stream"]
 def __getattr__(name: str) -> object:
     # The client shares this room's mailbox and argument checks, but does not wait for torch.
     if name == "Engine":
-        from aengine.engine.engine import Engine
+        with without_collections():
+            from aengine.engine.engine import Engine
 
         return Engine
     raise AttributeError(f"module 'aengine.engine' has no attribute {name!r}")

@@ -27,6 +27,8 @@ def resolved_params(
     elif not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"params must be SamplingParams, got {type(params).__name__}", "params")
     params = _normalized(params)
+    if sampling and "temperature" not in sampling:
+        params = params.with_rule_temperature()
     params.validate(vocab_size)
     return params
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -11,6 +15,7 @@ import msgspec
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.engine.live import begin, make_sibling
+from aengine.engine.without_collections import without_collections
 from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.model.config import ModelConfig
 from aengine.model.generation import GenerationDefaults
@@ -26,6 +31,8 @@ from aengine.timeline import Timeline
 from aengine.types import SamplingParams, check_token_ids
 
 log = logging.getLogger("aengine")
+
+SWITCH_SECONDS = 0.0005  # after which a thread that waits for the interpreter gets it
 
 
 class Loaded:
@@ -121,23 +128,44 @@ def _maximum(context: int) -> str:
 def load(config: EngineConfig, start: Start) -> Loaded:
     """Load what the config asks for; blocks for as long as that takes.
 
-    What takes a second comes before what takes many, so that a checkpoint that cannot be used is refused at once.
+    Text is loaded beside what opens the device, and before weights are read: a checkpoint that cannot be used is told
+    after a second.
     """
     folder = resolve_model(config.model, config.revision)
     model = ModelConfig.from_folder(folder)
     generation = GenerationDefaults.from_folder(folder, model)
+    with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as beside:
+        text = beside.submit(_load_text, config, folder, model, generation)
+        try:
+            timeline = None if config.timeline is None else Timeline(config.timeline)
+            runtime = start(config, folder, model, text.result)
+            tokenizer, grammars = text.result()
+            if timeline is not None:
+                runtime.runner.trace(timeline)
+            return Loaded(config, runtime, tokenizer, grammars, generation, timeline)
+        except BaseException:
+            if text.exception() is None:
+                text.result()[1].close()
+            raise
+
+
+def _load_text(
+    config: EngineConfig, folder: Path, model: ModelConfig, generation: GenerationDefaults
+) -> tuple[Tokenizer, Grammars]:
     tokenizer = _load_tokenizer(config, folder, model)
     limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
-    grammars = Grammars(tokenizer, model.vocab_size, generation.eos_token_ids, limits)
+    return tokenizer, Grammars(tokenizer, model.vocab_size, generation.eos_token_ids, limits)
+
+
+@contextmanager
+def _quick_switches() -> Iterator[None]:
+    """Threads that hold the interpreter for microseconds at a time do not wait 5 ms for each of them."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        timeline = None if config.timeline is None else Timeline(config.timeline)
-        runtime = start(config, folder, model)
-        if timeline is not None:
-            runtime.runner.trace(timeline)
-        return Loaded(config, runtime, tokenizer, grammars, generation, timeline)
-    except BaseException:
-        grammars.close()
-        raise
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def _load_tokenizer(config: EngineConfig, folder: Path, model: ModelConfig) -> Tokenizer:

@@ -8,6 +8,7 @@ that one drains. Three rules keep this safe:
   before that one are.
 - Before the wait only two things are read: weights, and the tensors of the batch (`seq_lens`, `page_table`, ...), which
   must have been written before the last ordinary launch that precedes the layers (the embedding lookup is one).
+  A kernel whose predecessor releases it only after its own wait may also read what that one had waited for.
 - A program releases its dependents at once. They may take room on a processor before the last programs of this launch
   get there, so a grid whose programs must spread evenly has to leave no room.
 """
@@ -23,12 +24,14 @@ import torch
 @dataclass(frozen=True, slots=True)
 class Launch:
     """processors: streaming multiprocessors of the device; overlap: whether it knows programmatic dependent launch;
-    shared_memory: bytes that one program may have, which is also about what all programs of a processor have together.
+    shared_memory: bytes that one program may have, which is also about what all programs of a processor have together;
+    fp8: whether it converts 8-bit floats.
     """
 
     processors: int
     overlap: bool
     shared_memory: int
+    fp8: bool = False
 
 
 @lru_cache
@@ -41,6 +44,7 @@ def launch_for(device: torch.device) -> Launch:
         processors=properties.multi_processor_count,
         overlap=properties.major >= 9,
         shared_memory=properties.shared_memory_per_multiprocessor - 1024,  # CUDA keeps 1 KB for each program
+        fp8=(properties.major, properties.minor) >= (8, 9),
     )
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit
 def _rms_norm_kernel(
     x_ptr,  # [tokens, SIZE]
@@ -65,6 +67,7 @@ class TritonNorm:
         return rms_norm(x, self.weight, self.eps)
 
 
+@keep_variants
 @triton.jit
 def _silu_mul_kernel(
     gate_up_ptr,  # [tokens, 2 * SIZE]

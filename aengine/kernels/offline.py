@@ -67,7 +67,7 @@ def compiling(capability: tuple[int, int], launch: Launch, share: Share, threads
     """
     major, minor = capability
     driver.set_active(OfflineDriver(10 * major + minor, device=0))
-    _pretend(major, launch)
+    _pretend(major, minor, launch)
     leave_out_compiler()
     run = JITFunction.run
 
@@ -111,11 +111,12 @@ def leave_out_compiler() -> None:
     sys.modules[name] = vars(torch)["_dynamo"] = compiler
 
 
-def _pretend(major: int, launch: Launch) -> None:
+def _pretend(major: int, minor: int, launch: Launch) -> None:
     """What torch says of the absent device, as `launch_for` reads it."""
     properties = SimpleNamespace(
         multi_processor_count=launch.processors,
         major=major,
+        minor=minor,
         shared_memory_per_multiprocessor=launch.shared_memory + 1024,
     )
     vars(torch.cuda)["get_device_properties"] = lambda device=None: properties

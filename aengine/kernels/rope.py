@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 
 @triton.jit
@@ -36,6 +37,7 @@ def _store_halves(ptr, low, high, heads, offset, mask, DIM: tl.constexpr):
     tl.store(place + DIM // 2, high, mask=mask)
 
 
+@keep_variants
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _qk_norm_rope_store_kernel(
     qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM]

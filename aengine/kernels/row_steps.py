@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.variants import keep_variants
+
 BLOCK = 1024
 
 
@@ -25,6 +27,7 @@ class DecodeInputs:
     page_table: Tensor  # [n, width] int32; only the entries below the row's length are set
 
 
+@keep_variants
 @triton.jit(
     do_not_specialize_on_alignment=[
         "token_ids_ptr",
@@ -85,6 +88,7 @@ def begin_decode(
     return DecodeInputs(token_ids, positions, slots, seq_lens, next_positions, table)
 
 
+@keep_variants
 @triton.jit(do_not_specialize_on_alignment=["token_ids_ptr"])
 def _end_kernel(row_index_ptr, token_ids_ptr, last_token_ptr, length_ptr, PADDING: tl.constexpr):
     place = tl.program_id(0)

@@ -10,9 +10,16 @@ from aengine.kernels.experts.route import Route, TritonRoute
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
+from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.base import Linear
+from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
+from aengine.kernels.linear.fp8.linear import Fp8Linear
+from aengine.kernels.linear.int4.launch import Int4Product
+from aengine.kernels.linear.int4.linear import Int4Linear
+from aengine.kernels.linear.int4.packed_codes import supported_group
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
-from aengine.kernels.linear.weights import QuantizedWeight, dequantize
+from aengine.kernels.linear.weights import Fp8Weight, QuantizedWeight, dequantize
 
 
 class TritonKernels:
@@ -20,6 +27,8 @@ class TritonKernels:
 
     def __init__(self) -> None:
         self._small_linear = SmallLinear()
+        self._fp8_few_rows = Fp8FewRows()
+        self._int4_product = Int4Product()
         self._route = Route()
 
     def norm(self, weight: Tensor, eps: float) -> norms.TritonNorm:
@@ -28,7 +37,13 @@ class TritonKernels:
     def dense(self, weight: Tensor, bias: Tensor | None) -> TritonLinear:
         return TritonLinear(weight, bias, self._small_linear)
 
-    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TritonLinear:
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """Where there is no kernel for its shape or on this device, of the dequantised weight."""
+        if not isinstance(weight, Fp8Weight):
+            if supported_group(weight.group, weight.codes.shape[-1]) and dtype != torch.float32:
+                return Int4Linear(weight, bias, self._int4_product, dtype)
+        elif Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
+            return Fp8Linear(weight, bias, self._fp8_few_rows)
         return self.dense(dequantize(weight).to(dtype), bias)
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TritonExperts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -39,12 +40,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str  # the checkpoint's: float32, bfloat16 or float16
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-    quantization: dict[str, object] = {}  # what config.json says of it, as it says it
+    quantization: str = "{}"  # what config.json says of it, as it says it: JSON
 
     @property
     def quantized(self) -> QuantConfig | None:
         """How the checkpoint's matrices are quantised; None: they are not."""
-        return read_quantization(Fields(self.quantization, "config.json"))
+        return read_quantization(Fields(msgspec.json.decode(self.quantization), "config.json"))
 
     @property
     def parameters(self) -> int:
@@ -103,7 +104,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             dtype=_dtype(fields),
             eos_token_ids=fields.ids("eos_token_id", vocab),
             bos_token_id=bos[0] if bos else None,
-            quantization={key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None},
+            quantization=_quantization(values),
         )
 
 
@@ -125,6 +126,11 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
     if fields.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:
         raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
+
+
+def _quantization(values: Mapping[str, object]) -> str:
+    kept = {key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None}
+    return msgspec.json.encode(kept).decode()
 
 
 def _dtype(fields: Fields) -> str:

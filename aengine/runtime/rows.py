@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from aengine.sampling.upload import upload
 from aengine.types import NewRow
 
 Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the device, without a host sync
@@ -18,12 +20,12 @@ class Rows:
     `lengths` also exists on the host: lengths advance by known amounts, so both sides agree without a copy.
     """
 
-    def __init__(self, max_rows: int, pages_per_row: int, device: torch.device, upload: Upload | None = None) -> None:
+    def __init__(self, max_rows: int, pages_per_row: int, device: torch.device, send: Upload | None = None) -> None:
         """One row more than `max_rows` is kept: `padding`, whose length is 0 and whose pages are page 0."""
         self.device = device
         self.padding = max_rows
         self.count = max_rows = max_rows + 1
-        self.upload: Upload = upload or torch.tensor
+        self.upload: Upload = send or torch.tensor
         self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.length = torch.zeros(max_rows, dtype=torch.int64, device=device)  # tokens whose KV is written
         self.page_table = torch.zeros((max_rows, pages_per_row), dtype=torch.int32, device=device)
@@ -34,9 +36,11 @@ class Rows:
         own = [new for new in new_rows if new.copy_of is None]
         if own:
             width = max(len(new.pages) for new in own)
-            packed = self.upload(
-                [value for new in own for value in (new.row, new.length, *new.pages, *[0] * (width - len(new.pages)))]
-            ).view(len(own), 2 + width)
+            cells = np.zeros((len(own), 2 + width), dtype=np.int64)
+            for row, new in zip(cells, own, strict=True):
+                row[:2] = new.row, new.length
+                row[2 : 2 + len(new.pages)] = new.pages
+            packed = upload(cells, self.device)
             rows = packed[:, 0]
             self.length[rows] = packed[:, 1]
             self.page_table[rows, :width] = packed[:, 2:].to(torch.int32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from aengine import Client, Engine, Fragment, InvalidRequestError, SamplingParam
 from aengine.engine.arguments import resolved_params
 from aengine.engine.consume import collect
 from aengine.types import Choice, Completion, PromptLogprob, TokenLogprob, TopLogprob
-from tests.http.fake_engine import VOCAB_SIZE, FakeEngine, FakeStream, FragmentStream
+from tests.http.fake_engine import VOCAB_SIZE, WORDS, FakeEngine, FakeStream, FragmentStream
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -191,6 +192,16 @@ async def test_an_option_of_chats_arrives(name: str) -> None:
     async with serving() as server, Client(server.url) as client:
         await client.chat(MESSAGES, **{name: CHAT[name]})
         assert getattr(server.engine.chats[0], name) == CHAT[name]
+
+
+async def test_chunks_of_a_chat_are_asked_for_in_openais_fields() -> None:
+    """Their endpoint refuses those that are `/generate`'s own."""
+    async with serving() as server, Client(server.url) as client:
+        async with aclosing(client.chat_chunks(MESSAGES, temperature=0.25, template_kwargs={"a": 1})) as chunks:
+            deltas = [choice["delta"] async for chunk in chunks for choice in chunk["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "".join(WORDS)
+        (submitted,) = server.engine.submitted
+    assert (submitted.params.temperature, submitted.params.max_tokens) == (0.25, None)
 
 
 @pytest.mark.parametrize("name", fields_of(Fragment))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -214,8 +215,10 @@ class Sabotage:
 def sabotaged() -> tuple[aengine.Engine, list[Sabotage]]:
     made: list[Sabotage] = []
 
-    def start(config: aengine.EngineConfig, folder: object, model: ModelConfig) -> Runtime:
-        runtime = start_runtime(config, folder, model)
+    def start(
+        config: aengine.EngineConfig, folder: object, model: ModelConfig, wait_for_text: Callable[[], object]
+    ) -> Runtime:
+        runtime = start_runtime(config, folder, model, wait_for_text)
         made.append(Sabotage(runtime))
         return Runtime(made[0], runtime.model, runtime.pool, runtime.max_step_tokens)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +18,19 @@ from aengine.errors import AengineError, CheckpointError
 from aengine.model.config import ModelConfig
 from aengine.model.hub import resolve_model
 from aengine.runtime.startup.ready import Runtime
+from aengine.runtime.startup.start import Start
 
 
 class Started(Exception):
     """Weights would be read now."""
 
 
-def start(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+def start(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
+    wait_for_text()
     raise Started
 
 
-def load(folder: Path) -> None:
+def load(folder: Path, start: Start = start) -> None:
     loaded.load(configure(EngineConfig, {}, model=str(folder), device="cpu"), start)
 
 
@@ -70,6 +77,53 @@ def test_its_threads_end_where_the_weights_cannot_be_read(checkpoint: Path, monk
     with pytest.raises(Started):
         load(checkpoint)
     assert len(closed) == 1
+
+
+def test_text_is_loaded_while_the_device_is_opened(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = threading.Event()
+    real = loaded._load_text
+
+    def load_text(*args: Any) -> Any:
+        assert opening.wait(5), "the device was not opened meanwhile"
+        return real(*args)
+
+    def begin(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
+        opening.set()
+        return start(config, folder, model, wait_for_text)
+
+    monkeypatch.setattr(loaded, "_load_text", load_text)
+    with pytest.raises(Started):
+        load(checkpoint, begin)
+
+
+def test_its_threads_end_where_the_device_cannot_be_opened(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_device(*_: object) -> Runtime:
+        raise Started
+
+    closed = []
+    monkeypatch.setattr(loaded.Grammars, "close", lambda grammars: closed.append(grammars))
+    with pytest.raises(Started):
+        load(checkpoint, no_device)
+    assert len(closed) == 1
+
+
+def test_the_interpreter_is_as_before_afterwards(checkpoint: Path) -> None:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(0.004)
+    meanwhile = []
+
+    def begin(*_: object) -> Runtime:
+        meanwhile.append((gc.isenabled(), sys.getswitchinterval()))
+        raise Started
+
+    try:
+        with pytest.raises(Started):
+            load(checkpoint, begin)
+        assert sys.getswitchinterval() == pytest.approx(0.004)
+    finally:
+        sys.setswitchinterval(usual)
+    assert meanwhile == [(False, pytest.approx(loaded.SWITCH_SECONDS))]
+    assert gc.isenabled()
 
 
 def test_config_json_is_parsed_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,21 @@ from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
+from aengine.kernels.experts.config import experts_config
+from aengine.kernels.experts.route import Route
+from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.single_rows import SingleConfig
+from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
+from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config
+from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
+from aengine.kernels.linear.fp8.linear import Fp8Linear
+from aengine.kernels.linear.fp8.quantize import E4M3
+from aengine.kernels.linear.int4 import launch as int4_launch
+from aengine.kernels.linear.int4.packed_codes import PackedCodes
+from aengine.kernels.linear.weights import Fp8Weight
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -39,6 +51,7 @@ class Gpu:
 
 
 GPUS = {
+    "A100": Gpu(80, 108, 163),
     "RTX 4090": Gpu(89, 128, 99),
     "H200": Gpu(90, 132, 227),
     "RTX 5090": Gpu(120, 170, 99),
@@ -74,6 +87,7 @@ def maker(dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 half, single, ints, longs = map(maker, (torch.bfloat16, torch.float32, torch.int32, torch.int64))
+eighth = maker(E4M3)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +98,37 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     assert config is not None
     small_linear.SmallLinear()(half(m, k), half(n, k))
     assert compiler.shared[-1] <= config.shared_memory(m, 2)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 6144, 4096), (16, 4096, 4096), (64, 4096, 12288), (256, 4096, 12288), (8192, 24576, 4096)]
+)
+def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -> None:
+    weight = Fp8Weight(eighth(n, k), single(n // 128, k // 128), (128, 128), "group")
+    linear = Fp8Linear(weight, None, Fp8FewRows())
+    few = few_rows_config(m, n, k, 2, compiler.gpu.launch)
+    linear.add_to(half(m, k), half(m, n))
+    bound = few.shared_memory(m, 2) if few else many_rows_config(m, n, compiler.gpu.launch).shared_memory()
+    assert compiler.shared[-1] <= bound
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "group", "mxfp4"),
+    [
+        (1, 4096, 4096, 128, False),
+        (16, 4096, 12288, 32, False),
+        (64, 4096, 4096, 32, True),
+        (256, 6144, 4096, 128, False),
+    ],
+)
+def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, mxfp4: bool) -> None:
+    words = torch.empty(n, k // 4, dtype=torch.int16, device=META)
+    weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, k, mxfp4)
+    product = int4_launch.Int4Product()
+    product(half(m, k), weight)
+    config = int4_launch.int4_config(m, n, k // 128, 2, compiler.gpu.launch)
+    assert compiler.shared[-1] <= config.shared_memory(2)
+    product.dequantised(weight, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +148,34 @@ def test_attention_to_shared_runs(compiler: Compiler) -> None:
     runs = prefix_attention.SharedRuns(ints(64), ints(3), ints(2), ints(64))
     shared = prefix_attention.attend_shared(q, cache, cache, table, runs, 0.1)
     decode_attention.PagedDecode()(q, cache, cache, table, ints(64), 0.1, shared=shared)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden", "inter", "new"),
+    [
+        (1, 128, 8, 2048, 768, half),
+        (64, 128, 8, 2048, 768, half),
+        (1024, 128, 8, 2048, 768, half),
+        (16384, 128, 8, 2048, 768, half),
+        (300, 8, 2, 4096, 14336, half),
+        (16, 8, 2, 1024, 512, single),
+    ],
+)
+def test_experts(
+    compiler: Compiler, tokens: int, experts: int, top_k: int, hidden: int, inter: int, new: Callable[..., Tensor]
+) -> None:
+    h, gate_up, down = new(tokens, hidden), new(experts, 2 * inter, hidden), new(experts, hidden, inter)
+    size, ids = h.element_size(), ints(tokens, top_k)
+    config = experts_config(tokens, top_k, experts, hidden, inter, size, compiler.gpu.launch)
+    TritonExperts(gate_up, down).add_to(h, ids, single(tokens, top_k), new(tokens, hidden))
+    assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size) + 1024
+
+
+@pytest.mark.parametrize("tokens", [1, 16384])
+@pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (256, 7168), (512, 2880)])
+def test_the_router(compiler: Compiler, tokens: int, experts: int, hidden: int) -> None:
+    Route()(half(tokens, hidden), half(experts, hidden), Router(8, "sigmoid", True, 8, 4), correction=single(experts))
+    Route()(half(tokens, hidden), single(experts, hidden), Router(8, "softmax", True))
 
 
 def test_the_sampler(compiler: Compiler) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,9 @@ def lost() -> torch.AcceleratorError:
     return torch.AcceleratorError("CUDA error: unspecified launch failure")
 
 
-def start(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+def start(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
     """For `Engine(start=...)`."""
-    runtime = start_runtime(config, folder, model)
+    runtime = start_runtime(config, folder, model, wait_for_text)
     assert isinstance(runtime.runner, CpuRunner)
     return Runtime(Faulty(runtime.runner), runtime.model, runtime.pool, runtime.max_step_tokens)
 

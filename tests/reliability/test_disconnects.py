@@ -85,8 +85,10 @@ class Range:
         self.hit: Counter[str] = Counter()  # where those who were given up really were
         self.living = 0  # given up, and yet not ended
 
-    def _start(self, config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
-        runtime = start_runtime(config, folder, model)
+    def _start(
+        self, config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+    ) -> Runtime:
+        runtime = start_runtime(config, folder, model, wait_for_text)
         return Runtime(Watching(runtime.runner, self), runtime.model, runtime.pool, runtime.max_step_tokens)
 
     def watch(self) -> None:

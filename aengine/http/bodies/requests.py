@@ -99,7 +99,8 @@ class Sampling(msgspec.Struct, kw_only=True):
                 forms[name] = form
         if forms and (structured := single_form(forms)) is not None:
             fields["structured"] = structured
-        return msgspec.structs.replace(defaults, **fields, logprobs=logprobs)
+        params = msgspec.structs.replace(defaults, **fields, logprobs=logprobs)
+        return params.with_rule_temperature() if self.temperature is None else params
 
 
 _SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
@@ -131,6 +132,16 @@ class GenerateRequest(Sampling, kw_only=True):
     logprobs: Logprobs | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     stream: bool | None = None  # None: true
+
+
+_OF_CHATS = ("tools", "chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message")
+
+
+def refuse_chat_fields(body: GenerateRequest | TokenizeRequest) -> None:
+    """Raise `InvalidRequestError` where a prompt comes with what only a chat template would read."""
+    for name in _OF_CHATS:
+        if getattr(body, name) not in (None, False, [], {}):
+            raise InvalidRequestError(f"{name} goes with messages; a prompt passes no chat template", name)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):

@@ -27,6 +27,11 @@ class Unsupported(NamedTuple):
     remedy: str
     harmless: tuple[Any, ...] = ()
 
+    def check(self, name: str, value: msgspec.Raw) -> None:
+        given = msgspec.json.decode(value)
+        if given is not None and given not in self.harmless:
+            raise InvalidRequestError(f"{name}: {self.remedy}", name)
+
 
 def _off(remedy: str) -> Unsupported:
     return Unsupported(remedy, (False,))
@@ -37,6 +42,8 @@ _TEXT_ONLY = "only text is read and written here"
 _NO_BEAMS = "there is no beam search; draw n answers and choose by logprobs"
 _NO_ADAPTERS = Unsupported("there are no adapters here")
 _NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, allowed_token_ids and bad_words")
+_CALLS_ARE_TEXT = Unsupported("calls are part of the text here; /v1/chat/completions takes it", ("auto", True))
+_UNCUT = Unsupported("all tokens are given here; take the last ones of them")
 _NO_WHITESPACE = "whitespace in JSON is the model's own choice here"
 
 REFUSED: Mapping[str, Unsupported] = {
@@ -118,6 +125,16 @@ _OF_NO_CONSEQUENCE = (
 )
 
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest)
+_OF_A_PROMPT = (  # what its tokens depend on
+    "functions",
+    "reasoning",
+    "thinking",
+    "enable_thinking",
+    "documents",
+    "chat_template",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+)
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
 _NAMES = {struct: frozenset(struct.__struct_fields__) for struct in _STRUCTS}
 _ELSEWHERE = frozenset().union(*_NAMES.values()) - _WITHOUT_EFFECT
@@ -141,11 +158,18 @@ class UnknownFields:
         for name, value in _unknown(fields, struct).items():
             refused = _refused(name, struct, path)
             if refused is not None:
-                given = msgspec.json.decode(value)
-                if given is not None and given not in refused.harmless:
-                    raise InvalidRequestError(f"{name}: {refused.remedy}", name)
+                refused.check(name, value)
             elif name not in _HARMLESS:
                 self._log(name, path)
+
+    def check_tokenized(self, body: bytes | bytearray) -> None:
+        """Of `/tokenize`: only what changes a prompt matters, whichever request the prompt is then made for."""
+        fields = decode(body, _decoder)
+        for name in _OF_A_PROMPT:
+            if name in fields:
+                REFUSED[name].check(name, fields[name])
+        if "truncate_prompt_tokens" in fields:
+            _UNCUT.check("truncate_prompt_tokens", fields["truncate_prompt_tokens"])
 
     def _log(self, name: str, path: str) -> None:
         name = name[:_LONGEST_NAME]
@@ -162,8 +186,8 @@ def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported 
     if name == "add_special_tokens":
         usual = struct is not ChatRequest
         return Unsupported("prompts get the tokenizer's special tokens, chats those of their template", (usual,))
-    if name == "fill_context" and struct is ChatRequest:
-        return Unsupported("send max_tokens", (True, False))  # chats do so without being asked
+    if name in ("tool_choice", "parallel_tool_calls") and struct is GenerateRequest:
+        return _CALLS_ARE_TEXT
     if name == "max_completion_tokens":
         return Unsupported("it is called max_tokens here")
     if name in _ELSEWHERE:

@@ -46,8 +46,8 @@ class ServedPaths:
     async def no_such_path(self, request: Request, error: Exception) -> Response:
         """The 404, with the path that comes nearest."""
         path = request.scope["path"]
-        nearest = get_close_matches(path[:_LONGEST].lower(), self._methods, n=1, cutoff=0.75)
-        hint = f"did you mean {self._methods[nearest[0]]} {nearest[0]}?" if nearest else "GET /openapi.json lists all"
+        nearest = self._nearest(path[:_LONGEST].lower())
+        hint = f"did you mean {self._methods[nearest]} {nearest}?" if nearest else "GET /openapi.json lists all"
         refusal = f"{request.method} {_printable(path)}: there is no such path here; {hint}"
         return error_response(HTTPError(404, "not_found", refusal))
 
@@ -57,6 +57,15 @@ class ServedPaths:
         allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
         refusal = f"{request.method} {_printable(request.scope['path'])}: this path takes {allowed} only"
         return error_response(HTTPError(405, "method_not_allowed", refusal), {"Allow": allowed})
+
+    def _nearest(self, path: str) -> str | None:
+        """The served path that it ends with, that is most like it, or that begins with it."""
+        like = get_close_matches(path, self._methods, n=1, cutoff=0.75)
+        parts = path.rstrip("/").split("/")[1:]
+        ends = (self.canonical(f"/{'/'.join(parts[cut:])}") for cut in range(1, len(parts)))
+        rest = _VERSIONS.sub("", path.rstrip("/") + "/", count=1)
+        longer = (one for one in self._methods if rest and one.startswith((f"/{rest}", f"/v1/{rest}")))
+        return next((one for one in (*ends, *like, *longer) if one in self.exact), None)
 
     def _serves(self, path: str) -> bool:
         if path in self._with_parameter:

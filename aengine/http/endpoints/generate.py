@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
-from aengine.http.bodies.requests import GenerateRequest, template_options
+from aengine.http.bodies.requests import GenerateRequest, refuse_chat_fields, template_options
 from aengine.http.endpoints.base import Endpoint, submit_within_context
 from aengine.http.endpoints.prompts import cut
 from aengine.http.engine_like import EngineLike, StreamLike
@@ -59,6 +59,7 @@ async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
     if [body.prompt, body.input_ids, body.messages].count(None) != 2:
         raise InvalidRequestError("exactly one of prompt, input_ids and messages must be given", "prompt")
     if body.messages is None:
+        refuse_chat_fields(body)
         return body.prompt if body.prompt is not None else body.input_ids or []
     chat = await engine.encode_chat(
         messages_for_template(body.messages),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
-from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest, template_options
+from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest, refuse_chat_fields, template_options
 from aengine.http.bodies.responses import Detokenized, Tokenized
 from aengine.http.door.body import decode
 from aengine.http.door.errors import HTTPError
@@ -35,6 +35,7 @@ class Tokens:
         data = await self._state.bodies.read(request)
         engine = self._state.require_engine()
         body = decode(data, _tokenize_decoder)
+        self._state.unknown_fields.check_tokenized(data)
         self._state.check_model(body.model)
         ids = await _encode(engine, body)
 
@@ -68,6 +69,7 @@ async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("exactly one of prompt and messages must be given", "prompt")
     if body.messages is None:
+        refuse_chat_fields(body)
         special = body.add_special_tokens is not False
         return await engine.tokenizer.encode(body.prompt or "", add_special_tokens=special)
     if body.add_special_tokens:

@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
 REGISTERS = 65536  # of a processor
@@ -56,6 +57,7 @@ def softmax_step(scores, best, total, acc):
     return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
 
 
+@keep_variants
 @triton.jit(
     do_not_specialize=["rows", "table_stride", "window", "workers"],
     do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr"],

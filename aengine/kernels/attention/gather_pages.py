@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.launch import power_of_two
+from aengine.kernels.variants import keep_variants
 
 # A kernel that reads whole tiles of keys looks up to so many tokens past a sequence's end. There it must find nothing
 # of another sequence: a NaN weighed with zero is still NaN.
@@ -40,6 +41,7 @@ def plan_gather(seq_lens: Tensor, page_size: int) -> GatherPlan:
 
 
 # Slices of a batch begin anywhere: no variants by the alignment of what is read a number at a time.
+@keep_variants
 @triton.jit(
     do_not_specialize=["table_stride", "seqs"],
     do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "first_pages_ptr"],

@@ -19,10 +19,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.decode_attention import LOG2_E, SharedPart, softmax_step
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 MOST_PARTS = 16
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["rows", "groups", "table_stride"])
 def _prefix_kernel(
     q_ptr,  # [rows, KV_HEADS * GROUP, DIM]

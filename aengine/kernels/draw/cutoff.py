@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.draw.cutoff_search import key_of, last_kept, scale_of, share_of, tally
 from aengine.kernels.launch import launch_for
+from aengine.kernels.variants import keep_variants
 
 LADDERS = 4
 CANDIDATES = 4096
@@ -79,6 +80,7 @@ def _candidates(k, top_p, from_low, from_high):
     return tl.where((k > 0) & (top_p <= 1), from_low, from_low - from_high)
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["parameter_stride", "pieces"])
 def _range_kernel(
     logits_ptr,  # [rows, VOCAB]
@@ -148,6 +150,7 @@ def _range_kernel(
         _store_counts(counts_ptr, row, 0, 0, 0, 0, 0)
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["parameter_stride", "pieces"])
 def _ladder_kernel(
     logits_ptr,
@@ -212,6 +215,7 @@ def _ladder_kernel(
             _store_counts(counts_ptr, row, k, from_low, from_high, weight_from_high, total)
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["parameter_stride", "pieces"])
 def _gather_kernel(
     logits_ptr,
@@ -248,6 +252,7 @@ def _gather_kernel(
             tl.store(list_ptr + row * CANDIDATES + place, x, mask=chosen)
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["parameter_stride"])
 def _finish_kernel(
     logits_ptr,

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 BLOCK = 1024
 PIECES = 64  # at most
@@ -90,6 +91,7 @@ def _best(values, ids):
     return highest, tl.min(tl.where(values == highest, ids, 0x7FFFFFFF), axis=0)
 
 
+@keep_variants
 @triton.jit(
     do_not_specialize=["parameter_stride", "pieces"],
     do_not_specialize_on_alignment=["positions_ptr", "ids_ptr", "finite_ptr"],  # parts of a step's numbers

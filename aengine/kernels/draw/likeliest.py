@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aengine.kernels.draw.cutoff_search import key_of, value_of
 from aengine.kernels.launch import power_of_two
+from aengine.kernels.variants import keep_variants
 from aengine.types import MAX_LOGPROBS
 
 GROUP = 64  # tokens
@@ -40,6 +41,7 @@ def _id_of(ranked):
     return (ranked & _ALL_BITS) ^ _ALL_BITS
 
 
+@keep_variants
 @triton.jit
 def _groups_kernel(
     logits_ptr,  # [all draws, VOCAB]
@@ -65,6 +67,7 @@ def _groups_kernel(
     tl.store(sum_ptr + tl.program_id(0), tl.sum(tl.sum(weights, axis=1), axis=0))
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["k"])
 def _pick_kernel(
     logits_ptr,

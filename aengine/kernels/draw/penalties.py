@@ -11,9 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.variants import keep_variants
+
 BLOCK = 2048
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["parameter_stride"])
 def _penalize_kernel(
     logits_ptr,  # [all draws, VOCAB] float32

@@ -35,7 +35,8 @@ def experts_config(
             gate_up=SingleCut(2, _at_most(2048, hidden), 2, 4),
             down=SingleCut(2, min(8192 // power_of_two(top_k), power_of_two(inter)), 2, 4),
         )
-    if pairs <= FEW_AVERAGE * experts:
+    # Before Hopper, what comes through descriptors is not on its way early.
+    if pairs <= FEW_AVERAGE * experts or not launch.overlap:
         return _fitting(
             FewConfig(height, FewCut(32, 64, 6, 4), FewCut(64, 64, 6, 4), sum_last=tokens <= 64), element_size, launch
         )

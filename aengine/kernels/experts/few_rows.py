@@ -95,7 +95,7 @@ def _add_up_last(
             place = residual_ptr + t.to(tl.int64) * N + n
             total = tl.load(place, mask=inside, other=0.0).to(tl.float32)
             total = add_weighted_rows(
-                total, rows_ptr, ids_ptr, ids_ptr, weights_ptr, t, n, tokens, N, E, TOP_K, False
+                total, rows_ptr, ids_ptr, ids_ptr, weights_ptr, tl.minimum(t, tokens - 1), n, N, E, TOP_K, False
             )  # fmt: skip
             tl.store(place, total.to(residual_ptr.dtype.element_ty), mask=inside)
 

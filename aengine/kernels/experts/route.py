@@ -21,6 +21,7 @@ from aengine.kernels.launch import Launch, launch_for, power_of_two
 
 MAX_EXPERTS = 512
 FEW_TOKENS = 64  # up to which the columns are split
+MOST_SPLITS = 16
 _TINY = tl.constexpr(TINY)
 
 
@@ -112,8 +113,8 @@ def _route_kernel(
 def _product(x, w, acc, WIDE: tl.constexpr):
     """x [M, BLOCK_K], w [EXPERTS, BLOCK_K], acc [M, EXPERTS] -> acc + x w^T."""
     if WIDE:
-        return tl.dot(x.to(tl.float32), tl.trans(w.to(tl.float32)), acc, input_precision="ieee")
-    return tl.dot(x, tl.trans(w), acc)
+        x, w = x.to(tl.float32), w.to(tl.float32)
+    return tl.dot(x, tl.trans(w), acc, input_precision="ieee")
 
 
 @triton.jit
@@ -158,7 +159,7 @@ def _choose(
     j = tl.arange(0, WIDTH)[None, :]
     ids = tl.zeros([M, WIDTH], tl.int32)
     weights = tl.zeros([M, WIDTH], tl.float32)
-    for turn in tl.static_range(TOP_K):
+    for turn in range(TOP_K):
         best = tl.argmax(choice, axis=1)[:, None]  # the lowest id among equals
         weight = tl.sum(tl.where(e == best, scores, 0.0), axis=1)[:, None]
         ids = tl.where(j == turn, best, ids)
@@ -197,14 +198,14 @@ def _best_groups_only(
     lowest = float("-inf")
     g = tl.arange(0, WIDTH)[None, :]
     scores = tl.full([M, WIDTH], lowest, tl.float32)
-    for index in tl.static_range(GROUPS):
+    for index in range(GROUPS):
         own = tl.where(group == index, choice, lowest)
         best = tl.max(own, axis=1)
         if BEST_TWO:
             best += tl.max(tl.where(e == tl.argmax(own, axis=1)[:, None], lowest, own), axis=1)
         scores = tl.where(g == index, best[:, None], scores)
-    kept = group < 0
-    for _ in tl.static_range(CHOSEN_GROUPS):
+    kept = choice < lowest  # none
+    for _ in range(CHOSEN_GROUPS):
         best = tl.argmax(scores, axis=1)[:, None]
         kept = kept | (group == best)
         scores = tl.where(g == best, lowest, scores)
@@ -229,15 +230,17 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
         height = 64 if padded <= 256 else 32
         if tokens <= 64 * launch.processors:
             height //= 2
-        return RouteConfig(height, 64, 1, 3, 8 if padded > 128 else 4)
+        stages = min(3, max(1, (launch.shared_memory - 1024) // ((height + padded) * 64 * 2)))
+        return RouteConfig(height, 64, 1, stages, 8 if padded > 128 else 4)
     height = min(32, max(16, power_of_two(tokens)))
-    piece = 32 if wide else 256 if padded <= 128 else 128 if padded <= 256 else 64
+    piece = 256 if padded <= 128 else 128 if padded <= 256 else 64
     splits = 1
-    while tokens <= FEW_TOKENS and hidden % (2 * splits) == 0 and hidden // splits > piece:
+    while tokens <= FEW_TOKENS and splits < MOST_SPLITS and hidden % (32 * splits) == 0 and hidden // splits > piece:
         splits *= 2
-    if hidden // splits == piece:
-        return RouteConfig(height, piece, splits, 1, 8 if padded > 128 else 4)
-    return RouteConfig(height, min(piece, 64), splits, 1 if wide else 2, 8 if padded > 128 else 4)
+    warps = 8 if padded > 128 else 4
+    if hidden // splits == piece and not wide:
+        return RouteConfig(height, piece, splits, 1, warps)
+    return RouteConfig(height, 16 if wide else 32, splits, 2, warps)
 
 
 class Route:

@@ -18,9 +18,8 @@ def add_weighted_rows(
     ids_ptr,  # [pairs]
     places_ptr,  # [pairs], SORTED only: the row of each pair; otherwise the pair is its row
     weights_ptr,  # [pairs]
-    t,  # [T, 1] or a scalar
+    t,  # [T, 1] or a scalar; below the number of tokens
     n,  # [1, BLOCK] or [BLOCK]
-    tokens,
     N: tl.constexpr,
     E: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -29,19 +28,20 @@ def add_weighted_rows(
     """total + the sum over j of weights[t, j] * the row of the pair (t, j), for those pairs that go somewhere."""
     for j in tl.static_range(TOP_K):
         pair = t * TOP_K + j
-        expert = tl.load(ids_ptr + pair, mask=t < tokens, other=-1)
+        expert = tl.load(ids_ptr + pair)
         used = (expert >= 0) & (expert < E)
         row = pair
         if SORTED:
-            row = tl.load(places_ptr + pair, mask=used, other=0)
-        weight = tl.load(weights_ptr + pair, mask=used, other=0.0)
+            row = tl.load(places_ptr + pair)  # anything, where the pair goes nowhere
+        weight = tl.load(weights_ptr + pair)
+        inside = n < tl.where(used, N, 0)
         # Other processors wrote these, maybe in this launch: read past the first-level cache.
-        value = tl.load(rows_ptr + row.to(tl.int64) * N + n, mask=used & (n < N), other=0.0, cache_modifier=".cg")
+        value = tl.load(rows_ptr + row.to(tl.int64) * N + n, mask=inside, other=0.0, cache_modifier=".cg")
         total += weight * value.to(tl.float32)
     return total
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit
 def _weighted_sum_kernel(
     rows_ptr,
     ids_ptr,
@@ -49,7 +49,6 @@ def _weighted_sum_kernel(
     weights_ptr,
     residual_ptr,  # [tokens, N]; may be out_ptr
     out_ptr,  # [tokens, N]
-    tokens,
     N: tl.constexpr,
     E: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -64,7 +63,7 @@ def _weighted_sum_kernel(
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = t.to(tl.int64) * N + n
     total = tl.load(residual_ptr + place, mask=n < N, other=0.0).to(tl.float32)
-    total = add_weighted_rows(total, rows_ptr, ids_ptr, places_ptr, weights_ptr, t, n, tokens, N, E, TOP_K, SORTED)
+    total = add_weighted_rows(total, rows_ptr, ids_ptr, places_ptr, weights_ptr, t, n, N, E, TOP_K, SORTED)
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -80,7 +79,7 @@ def weighted_sum(
     block = min(2048, power_of_two(n))
     overlap = launch_for(rows.device).overlap
     _weighted_sum_kernel[(tokens, triton.cdiv(n, block))](
-        rows, ids, ids if places is None else places, weights, residual, residual, tokens,
+        rows, ids, ids if places is None else places, weights, residual, residual,
         N=n, E=experts, TOP_K=ids.shape[1], BLOCK=block, SORTED=places is not None, OVERLAP=overlap,
         num_warps=max(1, block // 512), launch_pdl=overlap,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
@@ -36,6 +37,7 @@ def _not_before(x, OVERLAP: tl.constexpr):
     return x
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _small_linear_kernel(
     x_ptr,  # [m, K]

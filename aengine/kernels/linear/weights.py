@@ -36,7 +36,7 @@ class Int4Weight:
 
     codes: Tensor  # [..., n, k] uint8, 0 to 15
     scale: Tensor  # [..., n, k / group] bfloat16, float16 or float32
-    zero: Tensor | None  # [..., n, k / group] uint8; None: 8 everywhere
+    zero: Tensor | None = None  # [..., n, k / group] uint8; None: 8 everywhere
     order: Tensor | None = None  # [..., k] int64: column j multiplies x[order[j]]; None: x[j]
 
     @property
@@ -51,6 +51,11 @@ class Mxfp4Weight:
 
     codes: Tensor  # [..., n, k] uint8, 0 to 15; bit 3 is the sign
     scale: Tensor  # [..., n, k / 32] uint8: 2 ** (scale - 127)
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return MXFP4_GROUP
 
 
 QuantizedWeight = Fp8Weight | Int4Weight | Mxfp4Weight

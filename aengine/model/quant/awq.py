@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights import Int4Weight
 from aengine.model.fields import Fields, shown
-from aengine.model.quant.base import SCALES, StoredTensor, check_finite, grouped, nibbles, not_fused, unsupported
+from aengine.model.quant.base import SCALES, StoredTensor, check_finite, grouped, not_fused, unsupported
 from aengine.model.quant.gptq import read_bits, read_group_size, without_middle
 from aengine.model.quant.names import Names, hugging_face_names
 from aengine.model.quant.scheme import QuantConfig
@@ -48,10 +49,10 @@ class Awq:
 
 def _outputs_first(words: Tensor) -> Tensor:
     """[..., rows, n/8] int32 -> [..., n, rows] uint8."""
-    numbers = nibbles(words).unflatten(-1, (-1, 8))  # [..., rows, n/8, 8]
-    out: Tensor = numbers.new_empty(*words.shape[:-2], words.shape[-1], 8, words.shape[-2])
+    columns = words.mT.contiguous()  # words are fewer to move than their numbers
+    out = torch.empty((*columns.shape[:-1], 8, columns.shape[-1]), dtype=torch.uint8, device=words.device)
     for output, place in enumerate(_PLACES):
-        out[..., output, :] = numbers[..., place].mT
+        out[..., output, :] = (columns >> 4 * place) & 15
     return out.flatten(-3, -2)
 
 

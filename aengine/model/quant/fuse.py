@@ -98,10 +98,14 @@ def _common_order(parts: Sequence[Int4Weight], names: Sequence[str]) -> Tensor |
     first = parts[0].order
     for part, name in zip(parts, names, strict=True):
         if (part.order is None) != (first is None) or (
-            first is not None and part.order is not None and not torch.equal(part.order, first)
+            first is not None and part.order is not None and not _equal(part.order, first)
         ):
             raise WeightsError(f"{name} orders its columns otherwise than {names[0]}; they cannot be one matrix")
     return first
+
+
+def _equal(order: Tensor, other: Tensor) -> bool:
+    return order.is_meta or torch.equal(order, other)
 
 
 def _orders(parts: Sequence[Int4Weight]) -> Tensor | None:

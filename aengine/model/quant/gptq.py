@@ -68,7 +68,7 @@ class Gptq:
 
 def without_middle(zero: Tensor) -> Tensor | None:
     """None where all zeros are 8, as in every symmetric checkpoint. Waits for the device."""
-    return None if bool((zero == INT4_MIDDLE).all()) else zero
+    return None if not zero.is_meta and bool((zero == INT4_MIDDLE).all()) else zero
 
 
 def read_gptq(fields: Fields) -> QuantConfig:

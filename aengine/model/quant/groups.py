@@ -87,8 +87,9 @@ class QuantizedExperts:
             _Stack(gate_up, [f"{name}.gate_up_proj"], 2 * inner, hidden, count),
             _Stack(down, [f"{name}.down_proj"], hidden, inner, count),
         )
-        if not any(stack.known for stack in (*self._fused, self._gate)):
-            gate_up.stored(self._gate.name, inner, hidden)  # says why
+        for fused, single in zip(self._fused, (self._gate, self._down)):
+            if not fused.known and not single.known:
+                single.refuse()
         self.entries: dict[str, Entry] = {}
         for fused, singles in zip(self._fused, ((self._gate, self._up), (self._down,))):
             for one in fused.stored:
@@ -133,6 +134,10 @@ class _Stack:
     def known(self) -> bool:
         """Whether the format has such matrices."""
         return bool(self._each)
+
+    def refuse(self) -> None:
+        """Raise `UnsupportedModelError`, saying why the format does not have such matrices."""
+        self._form.stored(self.name, *self._sizes)
 
     @property
     def stored(self) -> Iterator[StoredTensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,8 +23,8 @@ from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, ste
 from aengine.sampling.sampler import Sampler
 
 
-def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
-    """Load the model. Raises `ConfigError` and `CheckpointError`."""
+def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
+    """Load the model. Raises `ConfigError` and `CheckpointError`. wait_for_text: as `start_runtime`."""
     phases = Phases()
     device = torch.device("cpu")
     if config.attention not in ("auto", "torch"):
@@ -32,6 +33,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime
     max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)
     pool = size_pool(config, model, dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), host_memory())
     attention = TorchAttention()
+    wait_for_text()
     decoder = load_model(
         folder,
         model,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from triton.runtime.cache import triton_key
 
 from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
@@ -16,6 +17,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
+from aengine.model.checkpoint.staging import staging_ring
 from aengine.model.config import ModelConfig
 from aengine.model.load import load_model
 from aengine.runtime.cuda.capture import GraphSizes, capture, make_executor
@@ -31,8 +33,17 @@ from aengine.runtime.startup.warm_up import greediest_steps, uncaptured_steps
 
 
 @torch.inference_mode()
-def start_cuda(config: EngineConfig, folder: Path, model: ModelConfig, device: torch.device) -> Runtime:
-    """Load the model on `device` and make it ready to serve. Raises `ConfigError` and `CheckpointError`."""
+def start_cuda(
+    config: EngineConfig,
+    folder: Path,
+    model: ModelConfig,
+    device: torch.device,
+    wait_for_text: Callable[[], object],
+) -> Runtime:
+    """Load the model on `device` and make it ready to serve. Raises `ConfigError` and `CheckpointError`.
+
+    wait_for_text: as `start_runtime`.
+    """
     phases = Phases()
     if config.attention == "torch":
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
@@ -47,11 +58,15 @@ def start_cuda(config: EngineConfig, folder: Path, model: ModelConfig, device: t
     job = _job(config, model, dtype, device)
     # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
     with (
-        _no_collections(),
         compile_ahead(job) as ahead,
         ThreadPoolExecutor(1, "imports") as imports,
         torch.cuda.stream(stream),
     ):
+        _load_libraries(device, dtype)
+        if config.load_format == "auto":
+            staging_ring(device)  # torch keeps its pinned memory, and the loader gets it at once
+        wait_for_text()
+        phases.end("text")
         prefill = imports.submit(choose_prefill, device, dtype)
         attention = TritonAttention(prefill.result)
         decoder = load_model(
@@ -113,16 +128,12 @@ def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: t
     )
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Packages and vocabularies are millions of objects that stay: looking through them took a sixth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+def _load_libraries(device: torch.device, dtype: torch.dtype) -> None:
+    """What the first product and the first kernel would wait for: cuBLAS, and the digest that keys Triton's cache."""
+    square = torch.zeros((64, 64), dtype=dtype, device=device)
+    F.linear(square, square)
+    square.addmm_(square, square)
+    triton_key()  # a hash of all of Triton's files, 0.3 s; it is remembered
 
 
 @contextmanager

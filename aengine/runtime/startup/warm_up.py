@@ -130,6 +130,7 @@ def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: i
         )
         for row in range(rows)
     ]
+    # One prompt alone is scored: the others' scores come one after the other, in the same memory.
     scored = 0 if params.prompt_logprobs is None else length
     prefill = [
         PrefillChunk(
@@ -137,7 +138,7 @@ def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: i
             start=0,
             token_ids=[0] * length,
             samples=True,
-            score_ids=[0] * scored,
+            score_ids=[0] * scored if row == 0 else [],
             top=params.prompt_logprobs or 0,
         )
         for row in range(rows)

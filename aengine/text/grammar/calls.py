@@ -23,6 +23,7 @@ from aengine.text.answer.lark import (
 )
 from aengine.text.answer.thought import THINK, ThoughtMarkers
 from aengine.text.grammar.schema_formats import compilable_schema
+from aengine.text.grammar.schema_numbers import bounded_numbers
 from aengine.text.grammar.thoughts import thought_rules
 
 
@@ -119,6 +120,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
         ]
         for name, tool in zip(names, self.tools, strict=True):
             if tool.parameters is not None:
-                tool = replace(tool, parameters=compilable_schema(tool.parameters, tool.where, strict=tool.strict))
+                parameters = compilable_schema(tool.parameters, tool.where, strict=tool.strict)
+                tool = replace(tool, parameters=bounded_numbers(parameters))
             rules += self.form.rules(name, tool, self.tokens)
         return list(dict.fromkeys(rules))  # some may be the same for all tools

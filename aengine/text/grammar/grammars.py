@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
 from aengine.text.answer.lark import PLACED
-from aengine.text.grammar.matcher import SLOW_SECONDS, Mask, line_of, reason
+from aengine.text.grammar.matcher import SLOW_SECONDS, Mask, line_of, reason, take_in
 from aengine.text.grammar.matcher import Matcher as Matcher
 from aengine.text.grammar.source import GrammarLimits, grammar_source
 from aengine.text.grammar.threads import CompileThreads
@@ -62,6 +62,7 @@ class Grammars:
         else:
             vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, self.eos_ids))
             self._tokenizer = LLTokenizer(vocabulary, eos_token=list(self.eos_ids))
+            self._in_error = LLMatcher(self._tokenizer, "", log_level=0)
         self._parser_limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         self._cached: OrderedDict[str, _Compiled] = OrderedDict()  # by source, the latest used last
         self._compiling = CompileThreads()
@@ -74,6 +75,8 @@ class Grammars:
         self._slow_fills = ThreadPoolExecutor(
             max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=_lower_priority
         )
+        # Its threads give way as the one that makes them does.
+        self._slow_executor = self._slow_fills.submit(LLExecutor, num_threads=max(1, threads // 4)).result()
 
     async def matcher(self, structured: Structured) -> Matcher:
         """A matcher at the start of the output.
@@ -115,8 +118,12 @@ class Grammars:
         loop = asyncio.get_running_loop()
         masks = await loop.run_in_executor(self._filling, self._fill, matchers)
         for matcher in matchers:
-            if matcher is not None and matcher.error is not None:
+            if matcher is None:
+                continue
+            if matcher.error is not None:
                 self._cached.pop(matcher.source, None)  # what it shares with its copies may have become too large
+            elif matcher.slow and (compiled := self._cached.get(matcher.source)) is not None and not compiled.slow:
+                self._cached[matcher.source] = compiled._replace(slow=True)  # so that nobody finds out once more
         return masks
 
     def prepare(self, matcher: Matcher, done: Callable[[], None]) -> None:
@@ -124,7 +131,7 @@ class Grammars:
         if not matcher.late or matcher.working is not None:
             return
         loop = asyncio.get_running_loop()
-        matcher.working = loop.run_in_executor(self._slow_fills, matcher.fill, np.empty(self.words, dtype=np.int32))
+        matcher.working = loop.run_in_executor(self._slow_fills, self._fill_slowly, matcher)
 
         def filled(future: asyncio.Future[Mask]) -> None:
             matcher.filled(future)
@@ -153,6 +160,10 @@ class Grammars:
                     raise _RefusedError(matcher.get_error())
         return _Compiled(compiled, mask, trials[1].slow)
 
+    def _fill_slowly(self, matcher: Matcher) -> Mask:
+        take_in([matcher], self._slow_executor, self._in_error)
+        return matcher.fill(np.empty(self.words, dtype=np.int32))
+
     def _fill(self, matchers: Sequence[Matcher | None]) -> NDArray[np.int32]:
         masks = np.full((len(matchers), self.words), -1, dtype=np.int32)
         empty: list[tuple[int, Matcher]] = []
@@ -163,6 +174,9 @@ class Grammars:
                 empty.append((place, matcher))
             else:
                 masks[place] = mask
+        begin = time.monotonic()
+        if empty:
+            take_in([matcher for _, matcher in empty], self._executor, self._in_error)
         if len(empty) == 1:
             place, matcher = empty[0]
             matcher.fill(masks[place])
@@ -171,7 +185,6 @@ class Grammars:
             self._measures = False
             self._fills = MEASURE_EVERY if any(matcher.slow for _, matcher in empty) else 0
         elif empty:
-            begin = time.monotonic()
             bound = [(matcher.advance(), place) for place, matcher in empty]
             self._executor.unsafe_compute_mask_ptr(bound, masks.ctypes.data, masks.strides[0], len(masks))
             self._fills += 1

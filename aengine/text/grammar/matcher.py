@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterable
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 Mask = NDArray[np.int32]
@@ -107,6 +108,19 @@ class Matcher:
             self._quick = SLOW_TOKENS
         else:
             self._mask = future.result()
+
+
+def take_in(matchers: Iterable[Matcher], executor: LLExecutor, in_error: LLMatcher) -> None:
+    """Let matchers move on by the tokens that were noted for them, without the interpreter's lock.
+
+    An ambiguous grammar takes a second for a token, and the library gives up the lock only for two matchers or more:
+    a copy of `in_error`, which does nothing, makes two of one.
+    """
+    while behind := [matcher for matcher in matchers if matcher._noted]:
+        steps = [(matcher._matcher, matcher._noted.pop(0)) for matcher in behind]
+        if len(steps) == 1:
+            steps.append((in_error.deep_copy(), 0))
+        executor.consume_token_par(steps)
 
 
 def reason(message: str) -> str:

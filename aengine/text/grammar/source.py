@@ -14,7 +14,7 @@ import msgspec
 from llguidance import LLMatcher
 
 from aengine.errors import InvalidRequestError
-from aengine.structured import Structured
+from aengine.structured import LARK_TEXT, Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.grammar.schema_formats import compilable_schema
@@ -23,7 +23,7 @@ from aengine.text.grammar.thoughts import thought_rules
 
 MAX_DIVISOR = 20_000  # `multipleOf` becomes an automaton with that many states, made before any limit is looked at
 MAX_INTERSECTIONS = 8  # of a Lark grammar: each may multiply the time to compile, whatever the fuel
-_LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')  # strings and regexes
+_NO_OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]*\{[ \t]*\}[ \t]*$", re.MULTILINE)  # guidance begins its grammars so
 
 # Between two tokens of JSON: nothing, a space, or a line break with its indentation. Bounded, or a model that likes
 # white space never ends. What a schema may not ask for: keywords ignored, oneOf read as anyOf.
@@ -113,11 +113,12 @@ def _schema(schema: Mapping[str, Any] | str | None, limits: GrammarLimits) -> di
 
 def _lark_source(grammar: str, limits: GrammarLimits) -> str:
     _check_length(len(grammar), limits)
+    grammar = _NO_OPTIONS.sub("", grammar)
     if re.search(r"^\s*%llguidance", grammar, re.MULTILINE):
         raise ValueError("%llguidance options cannot be set")
-    if _LARK_TEXT.sub("", grammar).count("&") > MAX_INTERSECTIONS:
+    if LARK_TEXT.sub("", grammar).count("&") > MAX_INTERSECTIONS:
         raise ValueError(f"it has more than {MAX_INTERSECTIONS} intersections (&)")
-    texts_blank = _LARK_TEXT.sub(lambda text: "_" * len(text.group()), grammar)
+    texts_blank = LARK_TEXT.sub(lambda text: "_" * len(text.group()), grammar)
     for schema in re.finditer(r"%json\s*", grammar):
         try:
             value, end = json.JSONDecoder().raw_decode(grammar, schema.end())

@@ -27,7 +27,7 @@ def longest_token_bytes(backend: Backend, pieces: PieceTable | None) -> int | No
     """
     if pieces is None or not isinstance(backend.model, BPE):
         return None
-    tokens = {pieces.bytes_of(token_id) for token_id in backend.get_vocab().values()}
+    tokens = pieces.distinct
     before = list(_steps(backend.pre_tokenizer))
     in_bytes = backend.model.byte_fallback or any(step["type"] == "ByteLevel" for step in before)
     if not in_bytes or not all(bytes([byte]) in tokens for byte in _UTF8_BYTES):

@@ -88,3 +88,14 @@ async def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], pa
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert param in (error["param"], *error["message"].split("`"), *error["message"].split("$."))
+
+
+@pytest.mark.parametrize(("path", "body"), [CHAT, COMPLETION, GENERATE])
+async def test_the_temperature_of_a_grammars_rules_is_followed(path: str, body: dict[str, Any]) -> None:
+    form = {"guided_grammar": "start[temperature=0.25]: /a/"}
+    async with serving() as server:
+        assert (await server.post(path, **body, **form)).status_code == 200
+        refused = await server.post(path, **body, **form, temperature=1)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_grammar")
+        (submitted,) = server.engine.submitted
+    assert submitted.params.temperature == 0.25

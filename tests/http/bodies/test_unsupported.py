@@ -19,6 +19,7 @@ from tests.http.serving import serving
 pytestmark = pytest.mark.anyio
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+CALLS = {"tool_choice", "parallel_tool_calls"}
 STRUCTS: Mapping[str, type[msgspec.Struct]] = {
     CHAT: ChatRequest,
     COMPLETIONS: CompletionRequest,
@@ -46,7 +47,7 @@ def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCapt
         outer, _, inner = name.partition(".")
         for value in (None, *refused.harmless):
             check(path, **{outer: {inner: value} if inner else value})
-    for name in _HARMLESS:
+    for name in _HARMLESS - (CALLS if path == GENERATE else set()):
         check(path, **{name: "x"})
     assert caplog.text == ""
 
@@ -61,9 +62,13 @@ def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCapt
         (CHAT, {"echo": True}, "/v1/chat/completions has no such field"),
         (CHAT, {"suffix": "x"}, "/v1/chat/completions has no such field"),
         (COMPLETIONS, {"fill_context": True}, "/v1/completions has no such field"),
+        (CHAT, {"fill_context": True}, "/v1/chat/completions has no such field"),
         (GENERATE, {"best_of": 3}, "/generate has no such field"),
         (CHAT, {"add_special_tokens": True}, "their template"),
         (COMPLETIONS, {"add_special_tokens": False}, "the tokenizer's"),
+        (GENERATE, {"tool_choice": "required"}, "calls are part of the text here"),
+        (GENERATE, {"tool_choice": "none"}, "calls are part of the text here"),
+        (GENERATE, {"parallel_tool_calls": False}, "calls are part of the text here"),
     ],
 )
 def test_fields_of_the_other_endpoints_are_refused(path: str, fields: dict[str, Any], words: str) -> None:
@@ -76,8 +81,7 @@ def test_fields_of_the_other_endpoints_are_refused(path: str, fields: dict[str, 
     [
         (CHAT, {"echo": False, "suffix": "", "add_special_tokens": False, "prompt": None}),
         (COMPLETIONS, {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "add_special_tokens": True}),
-        (CHAT, {"fill_context": True}),
-        (GENERATE, {"stream_options": {"include_usage": True}}),
+        (GENERATE, {"stream_options": {"include_usage": True}, "tool_choice": "auto", "parallel_tool_calls": True}),
     ],
 )
 def test_and_taken_where_they_ask_for_nothing(path: str, fields: dict[str, Any]) -> None:

@@ -71,6 +71,10 @@ async def test_a_client_may_have_any_base_url(base: str) -> None:
         ("GET", "/model", "did you mean GET /v1/models?"),
         ("POST", "/v1/embeddings", "GET /openapi.json lists all"),
         ("GET", "/tokenise", "did you mean POST /tokenize?"),
+        ("POST", "/v1/chat/completions/chat/completions", "did you mean POST /v1/chat/completions?"),  # a base URL
+        ("GET", "/v1/chat/completions/models", "did you mean GET /v1/models?"),
+        ("POST", "/v1/chat", "did you mean POST /v1/chat/completions?"),
+        ("POST", "/v1", "GET /openapi.json lists all"),
     ],
 )
 async def test_a_path_that_is_none(method: str, path: str, said: str) -> None:

@@ -190,3 +190,25 @@ async def test_needs_exactly_one_prompt(body: dict[str, object]) -> None:
         response = await server.post("/generate", **body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": "a"}, {"input_ids": [1]}])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("chat_template_kwargs", {"enable_thinking": True}),
+        ("reasoning_effort", "high"),
+        ("add_generation_prompt", True),
+        ("continue_final_message", True),
+    ],
+)
+async def test_what_a_chat_template_would_read_goes_with_messages(
+    prompt: dict[str, object], field: str, value: object
+) -> None:
+    async with serving() as server:
+        answer = await server.post("/generate", **prompt, **{field: value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+        assert server.engine.submitted == []
+        nothing = {"tools": [], "chat_template_kwargs": {}, "add_generation_prompt": False, "reasoning_effort": None}
+        assert (await server.post("/generate", **prompt, **nothing)).status_code == 200

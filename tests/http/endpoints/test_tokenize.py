@@ -10,6 +10,7 @@ import pytest
 from tests.http.demo_server import demo_server
 
 TEXT = "The capital of France is Paris. 👋"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -39,10 +40,16 @@ def test_a_chat_is_counted_as_it_would_be_sent(demo: httpx2.Client) -> None:
 
 
 def test_the_tools_are_counted_too(demo: httpx2.Client) -> None:
-    chat = CHAT | {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
+    chat = CHAT | {"tools": [TOOL]}
     tokens = demo.post("/tokenize", json=chat).json()["tokens"]
     usage = demo.post("/v1/chat/completions", json=chat | {"max_tokens": 1}).json()["usage"]
     assert len(tokens) == usage["prompt_tokens"] > len(demo.post("/tokenize", json=CHAT).json()["tokens"])
+
+
+def test_a_request_may_be_counted_with_all_its_other_fields(demo: httpx2.Client) -> None:
+    tokens = demo.post("/tokenize", json=CHAT).json()["tokens"]
+    whole = CHAT | {"temperature": 0, "max_tokens": 5, "stream": True, "chat_template": None, "documents": []}
+    assert demo.post("/tokenize", json=whole).json()["tokens"] == tokens
 
 
 def test_a_long_text_does_not_go_through_the_loop(demo: httpx2.Client) -> None:
@@ -59,6 +66,10 @@ def test_a_long_text_does_not_go_through_the_loop(demo: httpx2.Client) -> None:
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", CHAT | {"add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "tools"),
+        ("/tokenize", {"prompt": "a", "reasoning_effort": "high"}, "reasoning_effort"),
+        ("/tokenize", CHAT | {"chat_template": "{{ messages }}"}, "chat_template"),
+        ("/tokenize", CHAT | {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -253,8 +253,10 @@ async def test_launching_a_decode_step_never_waits(checkpoint: Path, sampling: d
         def close(self) -> None:
             self.runner.close()
 
-    def start(config: aengine.EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
-        runtime = start_runtime(config, folder, model)
+    def start(
+        config: aengine.EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+    ) -> Runtime:
+        runtime = start_runtime(config, folder, model, wait_for_text)
         return Runtime(Strict(runtime), runtime.model, runtime.pool, runtime.max_step_tokens)
 
     async with aengine.Engine(

@@ -25,6 +25,7 @@ from aengine.attention.flash4 import Flash4
 from aengine.attention.flash_backend import PrefillAttention, _OnGathered
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
+from aengine.errors import CheckpointError
 from aengine.kernels.draw import gumbel
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import triton_linear
@@ -245,7 +246,7 @@ def test_nothing_is_compiled_while_serving(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
     folder = checkpoint(tmp_path, kv_heads)
-    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
     assert len(compiled.new) > 20
     compiled.new.clear()
     attended = set(compiled.flash)
@@ -277,7 +278,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
     folder = checkpoint(tmp_path, kv_heads=8)
-    start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE)
+    start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     assert len(launched) > 20
     assert bool(attended) == (attention == "flash-attn-4")
@@ -287,3 +288,32 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     assert launched <= compiled.known
     rehearsal.launch_flash(compiled.jobs[0], flash4(compiled.flash), META)
     assert attended <= compiled.flash
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told_before_weights_are(
+    tmp_path: Path, compiled: Variants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And after the processes have begun to compile, which end with the start-up."""
+    ended = []
+
+    @contextlib.contextmanager
+    def processes(job: Job) -> Iterator[CompileAhead]:
+        try:
+            yield CompileAhead([], [])
+        finally:
+            ended.append(job)
+
+    def broken() -> None:
+        assert ended == []
+        raise CheckpointError("tokenizer.json")
+
+    def load_model(*args: object, **options: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(start_cuda, "compile_ahead", processes)
+    monkeypatch.setattr(start_cuda, "load_model", load_model)
+    folder = checkpoint(tmp_path, kv_heads=8)
+    config = EngineConfig(device="cuda", dtype="bfloat16", load_format="dummy", progress=False)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, broken)
+    assert len(ended) == 1

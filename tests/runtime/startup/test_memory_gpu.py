@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,10 @@ async def used_after(folder: Path, work: list[list[tuple[list[int], dict[str, An
     """Bytes of the device in use after all rounds of requests; torch gives nothing back in between."""
     started: list[Runtime] = []
 
-    def start(config: aengine.EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
-        started.append(start_runtime(config, folder, model))
+    def start(
+        config: aengine.EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+    ) -> Runtime:
+        started.append(start_runtime(config, folder, model, wait_for_text))
         return started[0]
 
     share = BUDGET / torch.cuda.mem_get_info()[1]

@@ -16,6 +16,7 @@ pytest.importorskip("triton")  # comes with the runner's kernels
 from aengine.runtime.startup.warm_up import (
     decode_steps,
     greediest_steps,
+    largest_steps,
     long_chunks,
     narrow_steps,
     short_chunks,
@@ -55,3 +56,11 @@ async def test_steps_that_need_no_page_of_their_own(rows: int, tokens: int, cont
             assert await finite(runtime.runner, step) == [True] * len(step.decode or step.prefill)
     finally:
         runtime.runner.close()
+
+
+def test_the_greediest_of_the_largest_steps_scores_one_prompt() -> None:
+    """Each of 256 prompts took as long again on the host, and no memory of its own."""
+    plain, greediest = largest_steps(EngineConfig(max_num_seqs=256), 8192, 40960)
+    assert not plain.scoring
+    assert greediest.scoring
+    assert [bool(chunk.score_ids) for chunk in greediest.prefill] == [True] + [False] * 255

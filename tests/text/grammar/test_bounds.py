@@ -63,7 +63,7 @@ BAD: dict[str, tuple[Structured, str]] = {
     "an open group": (Structured(regex="(a"), "unclosed group"),
     "a lookahead": (Structured(regex="(?=a)b"), "look-around"),
     "no such rule": (Structured(grammar="start: foo"), "unknown name"),
-    "options": (Structured(grammar='start: "a"\n  %llguidance {}'), "options"),
+    "options": (Structured(grammar='start: "a"\n  %llguidance {"no_forcing": false}'), "options"),
     "a broken schema within": (Structured(grammar="start: %json {"), "%json"),
 }
 

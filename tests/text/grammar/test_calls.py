@@ -98,3 +98,14 @@ def test_keywords_that_the_compiler_does_not_know_are_left_to_the_client_unless_
     schema = {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}}
     strict = CallGrammar([CallableTool("f", schema, strict=True)], FORMATS["hermes"]).forced()
     assert "contains" in LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(strict), TOKENIZER)
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_numbers_of_arguments_have_an_end(form: FormatName) -> None:
+    properties = {"i": {"type": "integer"}, "f": {"type": "number"}}
+    tool = CallableTool("f", {"type": "object", "properties": properties, "required": ["i", "f"]})
+    grammar = CallGrammar([tool], FORMATS[form]).forced()
+    assert accepts(grammar, call("f", '{"i": -123456789, "f": 1.5}', form))
+    for many in ("1" * 20, "-" + "1" * 20):
+        assert not accepts(grammar, call("f", f'{{"i": {many}, "f": 1}}', form)), many
+    assert not accepts(grammar, call("f", '{"i": 1, "f": 0.000}', form).replace("0.0", "0.3333333333"))

@@ -326,3 +326,12 @@ async def test_every_tokenizer_family(any_tokenizer: Tokenizer) -> None:
         output = await walk(grammars, await grammars.matcher(Structured(regex=pattern)), seed)
         assert re.fullmatch(pattern, b"".join(map(any_tokenizer.token_bytes, output)).decode())
     grammars.close()
+
+
+async def test_a_grammar_may_say_that_it_has_no_options(grammars: Grammars, demo: Tokenizer) -> None:
+    """As guidance writes its grammars."""
+    matcher = await grammars.matcher(Structured(grammar='%llguidance {}\n\nstart: x\nx[capture]: X\n\nX: "yes"\n'))
+    for token in demo.encode_now("yes"):
+        assert await takes(grammars, matcher, token)
+    (mask,) = await grammars.fill([matcher])
+    assert tokens_of(mask) == [4089, 4091]  # the ends

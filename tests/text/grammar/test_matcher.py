@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +15,7 @@ from aengine.structured import Structured
 from aengine.text.grammar import grammars as grammars_module
 from aengine.text.grammar import matcher as matcher_module
 from aengine.text.grammar.grammars import Grammars
-from aengine.text.grammar.matcher import SLOW_TOKENS, Matcher
+from aengine.text.grammar.matcher import SLOW_TOKENS, Matcher, take_in
 from aengine.text.tokens.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -111,3 +113,54 @@ async def test_one_slow_grammar_among_many_is_found(
 async def test_a_grammar_that_is_slow_from_the_start_is_known_to_be(grammars: Grammars) -> None:
     assert (await grammars.matcher(ambiguous(300))).slow
     assert not (await grammars.matcher(ambiguous(3))).slow
+
+
+class Ticks(threading.Thread):
+    """Counts how often another thread gets the interpreter, about every millisecond if it may."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.count = 0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.001):
+            self.count += 1
+
+    def __enter__(self) -> Ticks:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self.join()
+
+
+async def test_a_token_that_takes_long_holds_nobody_else(grammars: Grammars, demo: Tokenizer) -> None:
+    """What came may have been any of many rules, and is looked up for each."""
+    ways = " | ".join(f'e "{chr(97 + number % 26)}{number}" e' for number in range(400))
+    matcher = await grammars.matcher(Structured(grammar=f"start: e\ne: {ways} | /[a-z0-9 ]/"))
+    longest, ticks = 0.0, 0
+    for character in "aa0":
+        matcher.accept(demo.encode_now(character)[0])
+        with Ticks() as others:
+            begin = time.monotonic()
+            take_in([matcher], grammars._executor, grammars._in_error)
+            took = time.monotonic() - begin
+        if took > longest:
+            longest, ticks = took, others.count
+        matcher.fill(np.empty(grammars.words, dtype=np.int32))
+    assert longest > 0.05
+    assert ticks > longest / 0.01
+
+
+async def test_a_grammar_that_was_slow_once_is_so_for_whoever_comes_next(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = Structured(regex="[a-z ]{1,39}")
+    matcher = await grammars.matcher(pattern)
+    assert not matcher.slow
+    await grammars.fill([matcher])  # the one that was there
+    monkeypatch.setattr(matcher_module, "SLOW_SECONDS", -1.0)
+    await grammars.fill([matcher])
+    assert (await grammars.matcher(pattern)).slow

@@ -1,0 +1,50 @@
+"""cuBLAS on FP8: groups of 128 by blocks of 128 x 128 on Hopper, tokens by channels, and nothing else."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.linear.weights import Fp8Weight
+
+
+class LibraryFp8:
+    """A weight as cuBLAS reads it: its scales in float32, along k padded to a multiple of four."""
+
+    def __init__(self, weight: Fp8Weight) -> None:
+        self._weight = weight.weight.t()
+        self._grouped = weight.activations == "group"
+        scale = weight.scale
+        if self._grouped:
+            self._scale = F.pad(scale, (0, -scale.shape[1] % 4)).t()  # [groups, n / 128], strides (1, groups)
+        else:
+            self._scale = scale.view(1, -1)
+
+    @staticmethod
+    def fits(weight: Fp8Weight) -> bool:
+        """Whether cuBLAS knows this kind of scales."""
+        n, k = weight.weight.shape
+        if n % 16 or k % 16:
+            return False
+        if weight.activations == "group":
+            return weight.block == (GROUP, GROUP)
+        return weight.activations == "token" and weight.block[0] == 1 and weight.block[1] >= k
+
+    def takes(self, m: int) -> bool:
+        """Whether it multiplies m rows."""
+        return m % 4 == 0 if self._grouped else True
+
+    def __call__(self, x: Tensor, x_scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """x [m, k] e4m3 with its scales as `round_inputs` gives them -> [m, n] of `dtype`."""
+        if self._grouped:
+            recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
+            scale_x = x_scale.t()
+        else:
+            recipes = F.ScalingType.RowWise, F.ScalingType.RowWise
+            scale_x = x_scale[:, None]
+        out: Tensor = F.scaled_mm(
+            x, self._weight, scale_x, recipes[0], self._scale, recipes[1], bias=bias, output_dtype=dtype
+        )
+        return out

@@ -1,0 +1,177 @@
+"""x @ weight.T of FP8 by FP8 for many rows: each 128 columns multiplied by tensor cores, scaled and summed in float32.
+
+Tiles are copied by the tensor memory accelerator, through descriptors that the host makes for each launch. A sum with
+a residual goes along in the end.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.linear.fp8.scales import KernelScales
+from aengine.kernels.linear.weights import Activations
+
+
+@triton.jit(do_not_specialize=["m"])
+def _many_rows_kernel(
+    x_desc,  # [m, K] e4m3
+    w_desc,  # [N, K] e4m3
+    x_scale_ptr,  # [groups, m], [m] or []
+    w_scale_ptr,  # [ceil(N / SCALE_ROWS), groups], or 1 in place of groups where not GROUPED
+    bias_ptr,  # [N]
+    residual_ptr,  # [m, N], ADD only; may be out_ptr
+    out_ptr,  # [m, N]
+    m,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    X_GROUPED: tl.constexpr,
+    X_TOKEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BAND: tl.constexpr,  # tiles of rows that are gone through together, so that both operands stay in the cache
+    PROGRAMS: tl.constexpr,  # 0: one for each tile
+    STAGES: tl.constexpr,
+    SPECIALIZED: tl.constexpr,  # warps of their own that copy
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    GROUPS: tl.constexpr = (K + 127) // 128
+    high = tl.cdiv(m, BLOCK_M)
+    WIDE: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    if PROGRAMS == 0:
+        _tile(
+            tl.program_id(0), high, WIDE, x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m,
+            N, GROUPS, SCALE_ROWS, GROUPED, X_GROUPED, X_TOKEN, BLOCK_M, BLOCK_N, BAND, STAGES, SPECIALIZED, BIAS, ADD,
+        )  # fmt: skip
+    else:
+        for tile in tl.range(tl.program_id(0), high * WIDE, PROGRAMS):
+            _tile(
+                tile, high, WIDE, x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m,
+                N, GROUPS, SCALE_ROWS, GROUPED, X_GROUPED, X_TOKEN, BLOCK_M, BLOCK_N, BAND, STAGES, SPECIALIZED,
+                BIAS, ADD,
+            )  # fmt: skip
+
+
+@triton.jit
+def _tile(
+    tile, high, wide, x_desc, w_desc, x_scale_ptr, w_scale_ptr, bias_ptr, residual_ptr, out_ptr, m,
+    N: tl.constexpr, GROUPS: tl.constexpr, SCALE_ROWS: tl.constexpr, GROUPED: tl.constexpr, X_GROUPED: tl.constexpr,
+    X_TOKEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr, STAGES: tl.constexpr,
+    SPECIALIZED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Rows [BLOCK_M] by outputs [BLOCK_N]."""
+    band = tile // (BAND * wide)
+    in_band = tile % (BAND * wide)
+    height = tl.minimum(high - band * BAND, BAND)
+    m0 = (band * BAND + in_band % height) * BLOCK_M
+    n0 = in_band // height * BLOCK_N
+    row, n = m0 + tl.arange(0, BLOCK_M), n0 + tl.arange(0, BLOCK_N)
+    used = row < m
+    scale_rows = tl.minimum(n, N - 1) // SCALE_ROWS
+    ONE_SCALE: tl.constexpr = SCALE_ROWS % BLOCK_N == 0
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for group in tl.range(0, GROUPS, num_stages=STAGES, warp_specialize=SPECIALIZED):
+        x = x_desc.load([m0, group * 128])
+        w = w_desc.load([n0, group * 128])
+        # What tensor cores add up of FP8 has 14 bits: 128 columns at a time, and these in float32.
+        part = tl.dot(x, w.T)
+        if GROUPED and ONE_SCALE:
+            w_scale = tl.load(w_scale_ptr + n0 // SCALE_ROWS * GROUPS + group)
+            if X_GROUPED:
+                acc += part * (tl.load(x_scale_ptr + group * m + row, mask=used, other=0.0) * w_scale)[:, None]
+            else:
+                acc += part * w_scale
+        else:
+            if GROUPED:
+                part *= tl.load(w_scale_ptr + scale_rows * GROUPS + group)[None, :]
+            if X_GROUPED:
+                part *= tl.load(x_scale_ptr + group * m + row, mask=used, other=0.0)[:, None]
+            acc += part
+    if not GROUPED:
+        acc *= tl.load(w_scale_ptr + scale_rows)[None, :]
+    if X_TOKEN:
+        acc *= tl.load(x_scale_ptr + row, mask=used, other=0.0)[:, None]
+    elif not X_GROUPED:
+        acc *= tl.load(x_scale_ptr)
+    if BIAS:
+        acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    inside = used[:, None] & (n < N)[None, :]
+    at = row.to(tl.int64)[:, None] * N + n[None, :]
+    if ADD:
+        acc += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRowsConfig:
+    """How a product is cut into tiles.
+
+    programs: 0 for one a tile, else that many for each processor, which go on; registers: of a thread at most, or 0.
+    """
+
+    block_m: int
+    block_n: int
+    stages: int
+    warps: int
+    programs: int = 0
+    band: int = 8
+    registers: int = 0
+    specialized: bool = False
+
+    def shared_memory(self) -> int:
+        """Bytes at most of the tiles that are on their way or being multiplied."""
+        return self.stages * (self.block_m + self.block_n) * GROUP + 4096
+
+
+def many_rows(
+    x: Tensor,
+    x_scale: Tensor,
+    activations: Activations,
+    weight: Tensor,
+    scales: KernelScales,
+    config: ManyRowsConfig,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """x [m, k] e4m3 with its scales (`round_inputs`), weight [n, k] e4m3, k a multiple of 16 -> [m, n] of `dtype`.
+
+    residual [m, n] is added; it may be `out`.
+    """
+    (m, k), n = x.shape, weight.shape[0]
+    launch = launch_for(x.device)
+    if out is None:
+        out = torch.empty(m, n, dtype=dtype, device=x.device)
+    tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
+    programs = config.programs * launch.processors
+    if not tiles:
+        return out
+    _many_rows_kernel[(min(tiles, programs) if programs else tiles,)](
+        TensorDescriptor(x, [m, k], [k, 1], [config.block_m, GROUP]),
+        TensorDescriptor(weight, [n, k], [k, 1], [config.block_n, GROUP]),
+        x_scale, scales.scale, x if bias is None else bias, x if residual is None else residual, out, m,
+        N=n, K=k, SCALE_ROWS=scales.rows, GROUPED=scales.grouped, X_GROUPED=activations == "group",
+        X_TOKEN=activations == "token", BLOCK_M=config.block_m, BLOCK_N=config.block_n, BAND=config.band,
+        PROGRAMS=programs, STAGES=config.stages, SPECIALIZED=config.specialized, BIAS=bias is not None,
+        ADD=residual is not None, OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
+        maxnreg=config.registers or None,
+    )  # fmt: skip
+    return out

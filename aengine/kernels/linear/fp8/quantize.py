@@ -1,0 +1,57 @@
+"""Matrices of floats in FP8 (e4m3), with a float32 scale for each block."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0  # of e4m3
+GROUP = 128  # columns that share a scale
+
+_SLAB = 2**24  # elements that are quantised at once: 64 MB in float32
+
+
+def quantize_fp8(weight: Tensor, block: tuple[int, int] = (GROUP, GROUP)) -> tuple[Tensor, Tensor]:
+    """A matrix [n, k] of any float type -> e4m3 values [n, k], scales [ceil(n / rows), ceil(k / columns)].
+
+    The largest of each block becomes 448. On the weight's device, a slab of rows at a time.
+    """
+    n, k = weight.shape
+    rows, columns = min(block[0], n), min(block[1], k)
+    values = torch.empty(n, k, dtype=E4M3, device=weight.device)
+    scale = torch.zeros(-(-n // rows), -(-k // columns), device=weight.device)  # the largest magnitudes, at first
+    for start, end in _slabs(n, k, rows):
+        part = scale[start // rows : -(-end // rows)]
+        torch.maximum(part, _largest(weight[start:end], rows, columns, scale.shape[1]), out=part)
+    scale = torch.where(scale > 0, scale / LARGEST, 1.0)
+    for start, end in _slabs(n, k, rows):
+        part = scale[start // rows : -(-end // rows)]
+        scaled = weight[start:end].float() / _spread(part, (rows, columns), end - start, k)
+        values[start:end] = scaled.clamp_(-LARGEST, LARGEST).to(E4M3)
+    return values, scale
+
+
+def _slabs(n: int, k: int, rows: int) -> list[tuple[int, int]]:
+    """Runs of rows of the matrix, whole blocks where these are not larger than a slab."""
+    step = max(1, _SLAB // k)
+    step -= step % rows if step > rows else 0
+    if rows > step:  # one block for several slabs
+        return [(s, min(s + step, b, n)) for b in range(rows, n + rows, rows) for s in range(b - rows, min(b, n), step)]
+    return [(start, min(start + step, n)) for start in range(0, n, step)]
+
+
+def _largest(slab: Tensor, rows: int, columns: int, across: int) -> Tensor:
+    """The largest magnitude of each block [ceil(slab rows / rows), across]."""
+    rows = min(rows, len(slab))
+    height = -(-len(slab) // rows)
+    padded = F.pad(slab.float().abs_(), (0, across * columns - slab.shape[1], 0, height * rows - len(slab)))
+    return padded.view(height, rows, across, columns).amax(dim=(1, 3))
+
+
+def _spread(scale: Tensor, block: tuple[int, int], n: int, k: int) -> Tensor:
+    """Scales of blocks [rows, columns] as ones of elements, [n, k] or what broadcasts to it."""
+    if scale.shape[1] > 1:
+        scale = scale.repeat_interleave(block[1], 1)[:, :k]
+    return scale.repeat_interleave(block[0], 0)[:n] if len(scale) > 1 else scale

@@ -1,0 +1,140 @@
+"""How products with 4-bit weights are cut up, and their launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.launch import Launch, launch_for, power_of_two
+from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
+from aengine.kernels.linear.int4.product import dequantise_kernel, int4_product_kernel
+from aengine.kernels.linear.int4.unpacking import unpacking
+
+LEAST_ROWS = 8  # of a product
+MAX_ROWS = 64  # beyond, the scale goes onto the weights
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Config:
+    """How one shape is cut up.
+
+    rows: of x, per program, a power of two; splits: of k, in whole blocks of 128 columns; early: blocks of each piece
+    that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group.
+    """
+
+    block_n: int
+    rows: int
+    splits: int
+    stages: int
+    warps: int
+    early: int
+    scaled: bool = False
+
+    def shared_memory(self, element_size: int) -> int:
+        """Bytes at most: copies of words, of x and of scales on their way; after them, the sums change places."""
+        words, x = self.block_n * BLOCK // 2, self.rows * BLOCK * element_size
+        return max(self.stages * (words + x + 16 * self.block_n), 4 * (self.rows + 4) * self.block_n)
+
+
+def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) -> Int4Config:
+    """How to cut a weight [n, blocks * 128] for m rows, with fewer stages where there is less shared memory."""
+    config = _chosen(m, n, blocks, launch.processors)
+    while config.stages > 1 and config.shared_memory(element_size) > launch.shared_memory:
+        config = replace(config, stages=config.stages - 1)
+    while config.rows > LEAST_ROWS and config.shared_memory(element_size) > launch.shared_memory:
+        config = replace(config, rows=config.rows // 2)
+    return config
+
+
+def _chosen(m: int, n: int, blocks: int, processors: int) -> Int4Config:
+    """By the instructions that a weight costs; yet to be measured."""
+    rows = min(256, max(LEAST_ROWS, power_of_two(m)))
+    block_n = 64 if rows <= 16 else 128
+    tiles = -(-n // block_n) * -(-m // rows)
+    if m > MAX_ROWS:
+        return Int4Config(block_n, rows, _splits(tiles, blocks, processors), 2, 8, 0, scaled=True)
+    splits = _splits(tiles, blocks, (4 if rows <= 16 else 2) * processors)
+    return Int4Config(block_n, rows, splits, 4 if rows <= 16 else 3, 2 if rows <= 16 else 4, min(2, blocks // splits))
+
+
+def _splits(tiles: int, blocks: int, programs: int) -> int:
+    """Into how many pieces of at least 4 blocks to cut k, for at most so many programs."""
+    return max(1, min(programs // tiles, blocks // 4))
+
+
+class Int4Product:
+    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[torch.device, int, int], tuple[Tensor, Tensor]] = {}
+        self._dense = torch.empty(0)
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: PackedCodes,
+        bias: Tensor | None = None,
+        *,
+        residual: Tensor | None = None,
+        config: Int4Config | None = None,
+    ) -> Tensor:
+        """x [m, k] in the order of the codes' columns, bias [n], residual [m, n] (contiguous; becomes the result)
+        -> [m, n]. Raises ValueError for a config whose early blocks are more than a piece has.
+        """
+        x = x.contiguous()
+        (m, k), n = x.shape, weight.rows
+        launch = launch_for(x.device)
+        config = config or int4_config(m, n, weight.blocks, x.element_size(), launch)
+        if config.early > weight.blocks // config.splits:
+            raise ValueError(f"{config.early} early blocks do not fit {config.splits} pieces of {weight.blocks} blocks")
+        out = x.new_empty(m, n) if residual is None else residual
+        if not m:
+            return out
+        tiles = -(-n // config.block_n) * -(-m // config.rows)
+        parts, arrived = (
+            self._scratch_for(x.device, tiles, config.splits * config.rows * config.block_n)
+            if config.splits > 1
+            else (x, x)
+        )
+        scaled = config.scaled or weight.mxfp4  # powers of two are exact
+        how = unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled)
+        int4_product_kernel[(tiles * config.splits,)](
+            x, weight.words, weight.scales, x if bias is None else bias, out, out, parts, arrived, m, config.splits,
+            N=n, K=k, BLOCKS=weight.blocks, GROUP=weight.group, M=config.rows, BLOCK_N=config.block_n,
+            SPLIT=config.splits > 1, STAGES=config.stages, EARLY=config.early, SCALED=scaled,
+            MXFP4=weight.mxfp4, BIAS=bias is not None, ADD=residual is not None,
+            ASM=how.assembly, BASE=how.base, PRECISION="ieee" if x.element_size() > 2 else "tf32",
+            OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        return out
+
+    def reserve(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Makes room for a dense weight of so many elements; before steps are captured into graphs."""
+        if self._dense.numel() < size:
+            self._dense = torch.empty(size, dtype=dtype, device=device)
+
+    def dequantised(self, weight: PackedCodes, dtype: torch.dtype) -> Tensor:
+        """The weight [n, k], its columns in the order of the codes', in memory that the next weight will take."""
+        n, k = weight.rows, weight.columns
+        self.reserve(n * k, dtype, weight.words.device)
+        dense = self._dense[: n * k].view(n, k)
+        launch = launch_for(dense.device)
+        how = unpacking(dtype if dense.device.type != "cpu" else torch.float32, weight.mxfp4, scaled=True)
+        dequantise_kernel[(-(-n // 64) * weight.blocks,)](
+            weight.words, weight.scales, dense, N=n, K=k, BLOCKS=weight.blocks, GROUP=weight.group, BLOCK_N=64,
+            MXFP4=weight.mxfp4, ASM=how.assembly, BASE=how.base, OVERLAP=launch.overlap,
+            num_warps=4, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        return dense
+
+    def _scratch_for(self, device: torch.device, tiles: int, tile_size: int) -> tuple[Tensor, Tensor]:
+        """Parts and counters."""
+        key = (device, tiles, tile_size)
+        if key not in self._scratch:
+            self._scratch[key] = (
+                torch.empty(tiles * tile_size, dtype=torch.float32, device=device),
+                torch.zeros(tiles, dtype=torch.int32, device=device),
+            )
+        return self._scratch[key]

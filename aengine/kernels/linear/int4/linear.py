@@ -1,0 +1,56 @@
+"""A `Linear` whose weight stays in 4 bits: unpacked on the way, or written out dense first where rows are very many."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.int4.launch import Int4Product
+from aengine.kernels.linear.int4.packed_codes import pack_codes
+from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
+
+# From here on the library's product is so much faster that the weight may be written out for it first.
+DENSE_ROWS = 1024
+
+
+class Int4Linear:
+    """`Linear` of int4 or MXFP4 codes on a GPU.
+
+    product: shared by all linears of a device, for its scratch memory; one stream at a time.
+    """
+
+    def __init__(
+        self, weight: Int4Weight | Mxfp4Weight, bias: Tensor | None, product: Int4Product, dtype: torch.dtype
+    ) -> None:
+        """dtype: of x. Raises ValueError for a group of columns without a kernel."""
+        self.outputs, self.inputs = weight.codes.shape
+        self._weight = pack_codes(weight)
+        self._bias = bias
+        self._product = product
+        product.reserve(self.outputs * self.inputs, dtype, weight.codes.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, inputs] -> [tokens, outputs], in x's dtype."""
+        x = self._in_order(x)
+        if len(x) < DENSE_ROWS:
+            return self._product(x, self._weight, self._bias)
+        return F.linear(x, self._product.dequantised(self._weight, x.dtype), self._bias)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`residual + self(x)`: x [tokens, inputs], residual [tokens, outputs], which is used up."""
+        x = self._in_order(x)
+        if len(x) < DENSE_ROWS:
+            return self._product(x, self._weight, self._bias, residual=residual)
+        if self._bias is not None:
+            residual += self._bias
+        return residual.addmm_(x, self._product.dequantised(self._weight, x.dtype).t())
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]."""
+        return self(norm(x))
+
+    def _in_order(self, x: Tensor) -> Tensor:
+        """x with its columns in the order of the codes'."""
+        return x if self._weight.order is None else x.index_select(1, self._weight.order)

@@ -1,0 +1,285 @@
+"""x @ weight.T with 4-bit weights, each read once and unpacked in registers on its way to the tensor cores.
+
+A program owns BLOCK_N rows of the weight, M rows of x and one of `splits` pieces of K. For few rows the scale goes
+onto the sums of a group, which is exact and rare; for many onto the weights, so that the products need not wait for one
+another. What a program loads before it waits for the kernel that makes x, and how split pieces are added up in order,
+is as in `small_linear`.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _load_scales(scales_ptr, block, n, MXFP4: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr):
+    """The words [BLOCK_N] that hold the scales of the quarters of a block; of the same group, the same."""
+    if MXFP4:
+        first = tl.load(scales_ptr + block * N + n)
+        second, third, fourth = first, first, first
+    else:
+        first = tl.load(scales_ptr + block * 128 // GROUP * N + n)
+        second = tl.load(scales_ptr + (block * 128 + 32) // GROUP * N + n) if GROUP < 64 else first
+        third = tl.load(scales_ptr + (block * 128 + 64) // GROUP * N + n) if GROUP < 128 else first
+        fourth = tl.load(scales_ptr + (block * 128 + 96) // GROUP * N + n) if GROUP < 64 else third
+    return first, second, third, fourth
+
+
+@triton.jit
+def _scale(word, QUARTER: tl.constexpr, MXFP4: tl.constexpr):
+    """[BLOCK_N] -> [BLOCK_N, 1] float32."""
+    bits = ((word >> (8 * QUARTER)) & 255) << 23 if MXFP4 else word & ~255
+    return bits.to(tl.float32, bitcast=True)[:, None]
+
+
+@triton.jit
+def _offset(word, BASE: tl.constexpr, dtype: tl.constexpr):
+    """What is added to a code that stands in the mantissa of BASE, [BLOCK_N, 1]."""
+    return (-BASE - (word & 255)).to(tl.float32).to(dtype)[:, None]
+
+
+@triton.jit
+def _plain(words, scale, QUARTER: tl.constexpr, MXFP4: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr):
+    """One quarter without a word of assembly: any dtype, any device."""
+    code = (words.to(tl.int32) >> (4 * QUARTER)) & 15
+    if MXFP4:
+        magnitude = ((code & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126
+        number = tl.where(code > 7, -magnitude, magnitude)
+    else:
+        number = (code - (scale & 255)[:, None]).to(tl.float32)
+    if SCALED:
+        number *= _scale(scale, QUARTER, MXFP4)
+    return number.to(dtype)
+
+
+@triton.jit
+def _unpack(words, scales, like, MXFP4: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr):
+    """words [BLOCK_N, 32], scales of the quarters [BLOCK_N] -> four quarters of a block [BLOCK_N, 32].
+
+    like: of the dtype that the weights are to have.
+    """
+    dtype: tl.constexpr = like.dtype
+    if ASM == "":
+        return (
+            _plain(words, scales[0], 0, MXFP4, SCALED, dtype),
+            _plain(words, scales[1], 1, MXFP4, SCALED, dtype),
+            _plain(words, scales[2], 2, MXFP4, SCALED, dtype),
+            _plain(words, scales[3], 3, MXFP4, SCALED, dtype),
+        )
+    if MXFP4:
+        tl.static_assert(SCALED)
+        o0, o1, o2, o3 = _offsets_of_none(dtype)
+    else:
+        o0, o1 = _offset(scales[0], BASE, dtype), _offset(scales[1], BASE, dtype)
+        o2, o3 = _offset(scales[2], BASE, dtype), _offset(scales[3], BASE, dtype)
+    if SCALED:
+        s0, s1 = _scale(scales[0], 0, MXFP4).to(dtype), _scale(scales[1], 1, MXFP4).to(dtype)
+        s2, s3 = _scale(scales[2], 2, MXFP4).to(dtype), _scale(scales[3], 3, MXFP4).to(dtype)
+        return tl.inline_asm_elementwise(
+            ASM, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [words, o0, o1, o2, o3, s0, s1, s2, s3],
+            dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,
+        )  # fmt: skip
+    return tl.inline_asm_elementwise(
+        ASM, "=r,=r,=r,=r,r,r,r,r,r", [words, o0, o1, o2, o3],
+        dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _offsets_of_none(dtype: tl.constexpr):
+    zero = tl.zeros([1, 1], dtype)
+    return zero, zero, zero, zero
+
+
+@triton.jit
+def _load_x(x_rows, block, c, used, QUARTER: tl.constexpr, K: tl.constexpr):
+    """A quarter of a block of x, [M, 32]."""
+    k = block * 128 + QUARTER * 32 + c
+    inside = used & (k < K) if K % 128 else used
+    return tl.load(x_rows + k, mask=inside, other=0.0)
+
+
+@triton.jit
+def _add_block(
+    acc, words, scales, x0, x1, x2, x3,
+    MXFP4: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
+    ASM: tl.constexpr, BASE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc [BLOCK_N, M] plus the product of a block of weights [BLOCK_N, 128] with quarters of x [M, 32]."""
+    w0, w1, w2, w3 = _unpack(words, scales, x0, MXFP4, SCALED, ASM, BASE)
+    if SCALED:
+        acc = tl.dot(w0, tl.trans(x0), acc, input_precision=PRECISION)
+        acc = tl.dot(w1, tl.trans(x1), acc, input_precision=PRECISION)
+        acc = tl.dot(w2, tl.trans(x2), acc, input_precision=PRECISION)
+        acc = tl.dot(w3, tl.trans(x3), acc, input_precision=PRECISION)
+    else:
+        part = tl.dot(w0, tl.trans(x0), input_precision=PRECISION)
+        if GROUP < 64:
+            acc += part * _scale(scales[0], 0, MXFP4)
+            part = tl.dot(w1, tl.trans(x1), input_precision=PRECISION)
+        else:
+            part = tl.dot(w1, tl.trans(x1), part, input_precision=PRECISION)
+        if GROUP < 128:
+            acc += part * _scale(scales[1], 1, MXFP4)
+            part = tl.dot(w2, tl.trans(x2), input_precision=PRECISION)
+        else:
+            part = tl.dot(w2, tl.trans(x2), part, input_precision=PRECISION)
+        if GROUP < 64:
+            acc += part * _scale(scales[2], 2, MXFP4)
+            part = tl.dot(w3, tl.trans(x3), input_precision=PRECISION)
+        else:
+            part = tl.dot(w3, tl.trans(x3), part, input_precision=PRECISION)
+        acc += part * _scale(scales[3], 3, MXFP4)
+    return acc
+
+
+@triton.jit(do_not_specialize=["m", "splits"])
+def int4_product_kernel(
+    x_ptr,  # [m, K]
+    words_ptr,  # [N, blocks * 32] int16
+    scales_ptr,  # [groups, N] int32
+    bias_ptr,  # [N], BIAS only
+    residual_ptr,  # [m, N], ADD only; may be out_ptr
+    out_ptr,  # [m, N]
+    part_ptr,  # [tiles, splits, M, BLOCK_N] float32, where K is split
+    arrived_ptr,  # [tiles] int32, zero between launches, where K is split
+    m,
+    splits,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of 128 columns; the last may be filled up
+    GROUP: tl.constexpr,
+    M: tl.constexpr,  # rows of x of a program
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,  # whether K is
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,  # blocks that are loaded before the wait: 0 to 2
+    SCALED: tl.constexpr,  # the weights, rather than the sums of a group
+    MXFP4: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    ASM: tl.constexpr,  # how words are unpacked; empty: without assembly
+    BASE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    split = tl.program_id(0) % splits
+    tiles_m = tl.cdiv(m, M)
+    tile = tl.program_id(0) // splits
+    tile_n = tile // tiles_m
+    rows_m = tile % tiles_m * M + tl.arange(0, M)
+    used = (rows_m < m)[:, None]
+    first = split * BLOCKS // splits
+    end = (split + 1) * BLOCKS // splits
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Rows past the end read the last row, and are not stored.
+    inside_n = tl.minimum(n, N - 1)
+    c = tl.arange(0, 32)[None, :]
+    w_rows = words_ptr + inside_n.to(tl.int64)[:, None] * (BLOCKS * 32) + c
+    x_rows = x_ptr + rows_m.to(tl.int64)[:, None] * K
+    if OVERLAP:
+        gdc_launch_dependents()
+    # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
+    if EARLY > 0:
+        w_early = tl.load(w_rows + first * 32)
+        early_scales = _load_scales(scales_ptr, first, inside_n, MXFP4, GROUP, N)
+    if EARLY > 1:
+        w_later = tl.load(w_rows + first * 32 + 32)
+        later_scales = _load_scales(scales_ptr, first + 1, inside_n, MXFP4, GROUP, N)
+    if OVERLAP:
+        gdc_wait()
+    acc = tl.zeros([BLOCK_N, M], tl.float32)
+    for block in tl.range(first + EARLY, end, num_stages=STAGES):
+        words = tl.load(w_rows + block * 32)
+        scales = _load_scales(scales_ptr, block, inside_n, MXFP4, GROUP, N)
+        x0 = _load_x(x_rows, block, c, used, 0, K)
+        x1 = _load_x(x_rows, block, c, used, 1, K)
+        x2 = _load_x(x_rows, block, c, used, 2, K)
+        x3 = _load_x(x_rows, block, c, used, 3, K)
+        acc = _add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+    if EARLY > 0:
+        x0 = _load_x(x_rows, first, c, used, 0, K)
+        x1 = _load_x(x_rows, first, c, used, 1, K)
+        x2 = _load_x(x_rows, first, c, used, 2, K)
+        x3 = _load_x(x_rows, first, c, used, 3, K)
+        acc = _add_block(acc, w_early, early_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+    if EARLY > 1:
+        x0 = _load_x(x_rows, first + 1, c, used, 0, K)
+        x1 = _load_x(x_rows, first + 1, c, used, 1, K)
+        x2 = _load_x(x_rows, first + 1, c, used, 2, K)
+        x3 = _load_x(x_rows, first + 1, c, used, 3, K)
+        acc = _add_block(acc, w_later, later_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+    result = tl.trans(acc)
+    if not SPLIT:
+        _write(result, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N, BIAS, ADD)
+    else:
+        size: tl.constexpr = M * BLOCK_N
+        inner = tl.arange(0, M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        parts = part_ptr + tile * (splits * size) + inner
+        tl.store(parts + split * size, result, mask=used)
+        tl.debug_barrier()  # every thread's part is stored before one of them announces it
+        if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == splits - 1:
+            tl.debug_barrier()
+            tl.store(arrived_ptr + tile, 0)
+            whole = tl.zeros([M, BLOCK_N], tl.float32)
+            for other in range(splits):
+                # Other processors wrote these: read past the first-level cache.
+                whole += tl.load(parts + other * size, mask=used, other=0.0, cache_modifier=".cg")
+            _write(whole, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N, BIAS, ADD)
+
+
+@triton.jit
+def _write(
+    result, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr
+):
+    inside = (rows_m < m)[:, None] & (n < N)[None, :]
+    offsets = rows_m.to(tl.int64)[:, None] * N + n[None, :]
+    if BIAS:
+        result += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    if ADD:
+        result += tl.load(residual_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offsets, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def dequantise_kernel(
+    words_ptr,  # [N, blocks * 32] int16
+    scales_ptr,  # [groups, N] int32
+    out_ptr,  # [N, K]
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MXFP4: tl.constexpr,
+    ASM: tl.constexpr,
+    BASE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    block = tl.program_id(0) % BLOCKS
+    n = tl.program_id(0) // BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_n = tl.minimum(n, N - 1)
+    c = tl.arange(0, 32)[None, :]
+    if OVERLAP:
+        gdc_launch_dependents()
+    words = tl.load(words_ptr + inside_n.to(tl.int64)[:, None] * (BLOCKS * 32) + block * 32 + c)
+    scales = _load_scales(scales_ptr, block, inside_n, MXFP4, GROUP, N)
+    if OVERLAP:
+        gdc_wait()
+    out = out_ptr + inside_n.to(tl.int64)[:, None] * K
+    w0, w1, w2, w3 = _unpack(words, scales, tl.zeros([1], out_ptr.dtype.element_ty), MXFP4, True, ASM, BASE)
+    _store_quarter(out, w0, block * 128 + c, K)
+    _store_quarter(out, w1, block * 128 + 32 + c, K)
+    _store_quarter(out, w2, block * 128 + 64 + c, K)
+    _store_quarter(out, w3, block * 128 + 96 + c, K)
+
+
+@triton.jit
+def _store_quarter(out, quarter, k, K: tl.constexpr):
+    if K % 128:
+        tl.store(out + k, quarter, mask=k < K)
+    else:
+        tl.store(out + k, quarter)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.kernels.linear.weights import Activations, Fp8Weight
+from tests.kernels.conftest import relative_error
+from tests.kernels.linear.fp8.reference import BLOCKS, exact_product, exact_weight, random_inputs, random_weight
+
+fp8_linear = pytest.importorskip("aengine.kernels.linear.fp8.linear")
+few_rows = pytest.importorskip("aengine.kernels.linear.fp8.few_rows")
+norms = pytest.importorskip("aengine.kernels.norms")
+
+NARROW = {"cuda": torch.bfloat16, "cpu": torch.float16}  # the interpreter's arithmetic knows no bfloat16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["group", "token", "static"])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        pytest.param(1, 24, 272, id="tiny-one"),
+        pytest.param(3, 136, 272, id="tiny-few"),
+        pytest.param(66, 136, 272, id="tiny-many"),
+        (1, 6144, 4096),
+        (64, 4096, 12288),
+        (300, 24576, 4096),
+        (2500, 6144, 4096),
+    ],
+)
+def test_few_rows_meet_the_exact_weight_and_many_the_formats_arithmetic(
+    m: int, n: int, k: int, block: str, kind: Activations, device: torch.device
+) -> None:
+    weight = random_weight(n, k, BLOCKS[block], device, kind)
+    dtype = NARROW[device.type]
+    x, bias = random_inputs(m, k, device).to(dtype), torch.randn(n, device=device).to(dtype)
+    residual = torch.randn(m, n, device=device).to(dtype)
+    linear = fp8_linear.Fp8Linear(weight, bias, few_rows.Fp8FewRows())
+    expected = (x.double() @ exact_weight(weight).T if m <= 64 else exact_product(x, weight)) + bias.double()
+    assert (linear.inputs, linear.outputs) == (k, n)
+    assert relative_error(linear(x), expected) < 5e-3
+    assert relative_error(linear.add_to(x, residual.clone()), expected + residual.double()) < 5e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        pytest.param(1, 24, 256, id="tiny-one"),
+        pytest.param(3, 136, 272, id="tiny-few"),
+        pytest.param(66, 136, 272, id="tiny-many"),
+        (16, 6144, 4096),
+        (256, 6144, 4096),
+    ],
+)
+def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.device) -> None:
+    weight = random_weight(n, k, (128, 128), device)
+    dtype = NARROW[device.type]
+    x, gate_up = torch.randn(m, k, device=device).to(dtype), torch.randn(m, 2 * k, device=device).to(dtype)
+    residual = torch.randn(m, n, device=device).to(dtype)
+
+    class Norm:
+        weight = torch.randn(k, device=device).to(dtype)
+        eps = 1e-5
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return norms.rms_norm(x, self.weight, self.eps)
+
+    norm = Norm()
+    linear = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows())
+    assert relative_error(linear.after(norm, x), linear(norm(x))) < 5e-3
+    apart = linear.add_to(norms.silu_mul(gate_up), residual.clone())
+    assert relative_error(linear.add_gated_to(gate_up, residual.clone()), apart) < 5e-3
+
+
+def test_rows_that_do_not_begin_at_16_bytes_are_refused() -> None:
+    weight = random_weight(32, 24, (128, 128), torch.device("cpu"))
+    assert not fp8_linear.Fp8Linear.fits(weight)
+    with pytest.raises(ValueError, match=r"an FP8 weight \[32, 24\] has no kernel"):
+        fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows())
+    wide = random_weight(32, 256, (128, 128), torch.device("cpu"))
+    cut = Fp8Weight(wide.weight[:, :128], wide.scale[:, :1], (128, 128), "group")
+    assert not fp8_linear.Fp8Linear.fits(cut)
+
+
+@pytest.mark.parametrize(("capability", "there"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)])
+def test_fp8_is_there_from_ada_on(capability: tuple[int, int], there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert fp8_linear.has_fp8(torch.device("cuda", 0)) is there
+    assert not fp8_linear.has_fp8(torch.device("cpu"))

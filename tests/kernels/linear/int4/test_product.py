@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight, dequantize
+from tests.kernels.conftest import relative_error, tolerance
+
+int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
+packed_codes = pytest.importorskip("aengine.kernels.linear.int4.packed_codes")
+pytestmark = pytest.mark.gpu
+
+Int4Config = int4_launch.Int4Config
+CUTS = {
+    "plain": Int4Config(block_n=64, rows=16, splits=1, stages=2, warps=4, early=0),
+    "early-and-split": Int4Config(block_n=32, rows=16, splits=2, stages=3, warps=1, early=1),
+    "eight-rows": Int4Config(block_n=64, rows=8, splits=1, stages=2, warps=2, early=2),
+    "scaled-weights": Int4Config(block_n=64, rows=32, splits=2, stages=2, warps=4, early=0, scaled=True),
+}
+FORMS = ["row", "128", "64", "32", "zeros-128", "zeros-32", "mxfp4"]
+SHAPES = [
+    pytest.param(3, 72, 256, id="tiny"),
+    pytest.param(17, 40, 384, id="tiny-wide"),
+    pytest.param(16, 1000, 1664),
+    pytest.param(61, 4096, 4096),
+    pytest.param(300, 1000, 1664),
+]
+
+
+def random_weight(form: str, n: int, k: int, device: torch.device) -> Int4Weight | Mxfp4Weight:
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+    if form == "mxfp4":
+        return Mxfp4Weight(codes, torch.randint(110, 135, (n, k // 32), dtype=torch.uint8, device=device))
+    group = k if form == "row" else int(form.removeprefix("zeros-"))
+    scale = (torch.rand(n, k // group, device=device) + 0.1).half()
+    zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8, device=device) if "zeros" in form else None
+    return Int4Weight(codes, scale, zero)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_every_cut_gives_the_product(
+    m: int, n: int, k: int, form: str, cut: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    weight = random_weight(form, n, k, device)
+    packed = packed_codes.pack_codes(weight)
+    x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n,), (m, n)))
+    expected = x.double() @ dequantize(weight).double().t() + bias.double() + residual.double()
+    product = int4_launch.Int4Product()
+    again = product(x, packed, bias, residual=residual.clone(), config=CUTS[cut])
+    out = product(x, packed, bias, residual=residual, config=CUTS[cut])
+    assert out is residual
+    assert relative_error(out, expected) < tolerance(dtype)
+    assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("n", "k"), [pytest.param(72, 256, id="tiny"), (1000, 1664), (4096, 12288)])
+def test_a_weight_is_written_out_dense(n: int, k: int, form: str, dtype: torch.dtype, device: torch.device) -> None:
+    weight = random_weight(form, n, k, device)
+    dense = int4_launch.Int4Product().dequantised(packed_codes.pack_codes(weight), dtype)
+    assert relative_error(dense, dequantize(weight).double()) < tolerance(dtype)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "form"),
+    [
+        pytest.param(40, 32, "32", id="tiny"),
+        pytest.param(40, 160, "zeros-32", id="tiny-uneven"),
+        pytest.param(9, 288, "mxfp4", id="tiny-uneven-mxfp4"),
+        pytest.param(24, 320, "row", id="tiny-uneven-row"),
+        (6144, 4096, "128"),
+        (4096, 4096, "zeros-128"),
+        (24576, 4096, "128"),
+        (4096, 12288, "64"),
+        (5760, 2880, "mxfp4"),
+        (896, 4864, "128"),
+    ],
+)
+@pytest.mark.parametrize("m", [1, 2, 16, 27, 64, 65, 256, 500])
+def test_the_chosen_cut_gives_the_product(
+    m: int, n: int, k: int, form: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    if device.type == "cpu" and m > 65:
+        pytest.skip("long in the interpreter, and nothing new")
+    weight = random_weight(form, n, k, device)
+    x = torch.randn(m, k, device=device).to(dtype)
+    out = int4_launch.Int4Product()(x, packed_codes.pack_codes(weight))
+    assert relative_error(out, x.double() @ dequantize(weight).double().t()) < tolerance(dtype)
+
+
+def test_no_rows_are_no_work_tiny(device: torch.device) -> None:
+    packed = packed_codes.pack_codes(random_weight("128", 16, 128, device))
+    assert int4_launch.Int4Product()(torch.zeros(0, 128, device=device), packed).shape == (0, 16)
+
+
+def test_more_early_blocks_than_a_piece_has_are_refused_tiny(device: torch.device) -> None:
+    packed = packed_codes.pack_codes(random_weight("128", 16, 384, device))
+    with pytest.raises(ValueError, match="2 early blocks do not fit 2 pieces of 3 blocks"):
+        int4_launch.Int4Product()(torch.zeros(1, 384, device=device), packed, config=Int4Config(16, 16, 2, 2, 1, 2))

@@ -1,0 +1,24 @@
+"""What a rehearsal makes of a quantised checkpoint: the same linears, of tensors without contents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.groups import leave_empty
+
+from .checkpoints import write_quantized
+from .schemes import SCHEMES
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_nothing_asks_for_a_value(scheme: str, tmp_path: Path) -> None:
+    write_quantized(scheme, "mixtral", tmp_path / "quantised", tmp_path / "twin")
+    config = ModelConfig.from_folder(tmp_path / "quantised")
+    leave_empty(Decoder(config, TorchKernels(), TorchAttention(), torch.bfloat16).groups)
