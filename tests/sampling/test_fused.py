@@ -55,7 +55,7 @@ def test_every_kind_of_row_draws_the_same_tiny() -> None:
     assert_same_logprobs(drawn, reference, logits)
 
 
-WHAT_ROWS_ASK_FOR = {
+BATCHES = {
     "penalties": [SamplingParams(temperature=0, repetition_penalty=1.4), SamplingParams(frequency_penalty=0.4)],
     "logprobs": [SamplingParams(temperature=0, logprobs=0), SamplingParams(logprobs=20, top_k=9)],
     "some": [
@@ -81,12 +81,20 @@ WHAT_ROWS_ASK_FOR = {
 }
 
 
-@pytest.mark.parametrize("asked", WHAT_ROWS_ASK_FOR)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_penalties_and_logprobs_are_the_same_step_after_step_tiny(asked: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("batch", "dtype"),
+    [
+        ("penalties", torch.float32),
+        ("logprobs", torch.float16),
+        ("some", torch.float32),
+        ("some", torch.float16),
+        ("everything", torch.float16),
+    ],
+)
+def test_penalties_and_logprobs_are_the_same_step_after_step_tiny(batch: str, dtype: torch.dtype) -> None:
     """Counts grow by what was drawn, and logprobs are of the logits as they came: float32, or the model's own type."""
     torch.manual_seed(2)
-    params = WHAT_ROWS_ASK_FOR[asked]
+    params = BATCHES[batch]
     mine, theirs = with_kernels(), sampler()
     order = [3, 0, 5, 2]
     for one in (mine, theirs):
