@@ -13,17 +13,16 @@ from aengine.sampling.upload import upload
 from aengine.types import NewRow
 
 
-def penalize(logits: Tensor, counts: Tensor, in_prompt: Tensor, picked: PickedParameters) -> Tensor:
+def penalize(logits: Tensor, cells: Tensor, picked: PickedParameters) -> Tensor:
     """Logits after the three penalties, [rows, vocab] float32.
 
     Repetition weakens every token of prompt and output (division if the logit is positive, else multiplication).
     Presence and frequency look at the output alone: subtracted once, and once per occurrence.
-    counts [rows, vocab] int32 of the output, in_prompt [rows, vocab] bool.
+    cells [rows, vocab] int32, of `TokenCounts`.
     """
-    in_output = counts > 0
     weakened = torch.where(logits < 0, logits * picked.repetition, logits / picked.repetition)
-    logits = torch.where(in_output | in_prompt, weakened, logits)
-    return logits.sub_(counts * picked.frequency).sub_(in_output * picked.presence)
+    logits = torch.where(cells != 0, weakened, logits)
+    return logits.sub_((cells >> 1) * picked.frequency).sub_((cells > 1) * picked.presence)
 
 
 class TokenCounts:
@@ -47,9 +46,9 @@ class TokenCounts:
         prompts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         outputs: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         for new in new_rows:
-            cells = np.array(new.tokens, dtype=np.int64) + new.row * vocab_size
-            prompts.append(cells[: new.prompt_len])
-            outputs.append(cells[new.prompt_len :])
+            places = np.array(new.tokens, dtype=np.int64) + new.row * vocab_size
+            prompts.append(places[: new.prompt_len])
+            outputs.append(places[new.prompt_len :])
         self.cells.view(-1).index_fill_(0, upload(np.concatenate(prompts), self._device), 1)
         self._count(upload(np.concatenate(outputs), self._device))
 
@@ -57,17 +56,16 @@ class TokenCounts:
         """Give rows[i] what sources[i] has, both [n] int64."""
         self.cells.index_copy_(0, rows, self.cells.index_select(0, sources))
 
-    def pick(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Output counts [n, vocab] int32 and prompt membership [n, vocab] bool of rows [n] int64."""
-        cells = self.cells.index_select(0, rows)
-        return cells >> 1, (cells & 1).bool()
+    def pick(self, rows: Tensor) -> Tensor:
+        """The cells [n, vocab] int32 of rows [n] int64."""
+        return self.cells.index_select(0, rows)
 
     def add(self, rows: Tensor, token_ids: Tensor) -> None:
         """Count one more output token for each of these rows, both [n] int64."""
         self._count(rows * self._shape[1] + token_ids)
 
-    def _count(self, cells: Tensor) -> None:
-        self.cells.view(-1).index_add_(0, cells, torch.full_like(cells, 2, dtype=torch.int32))
+    def _count(self, places: Tensor) -> None:
+        self.cells.view(-1).index_add_(0, places, torch.full_like(places, 2, dtype=torch.int32))
 
     @property
     def cells(self) -> Tensor:

@@ -165,7 +165,7 @@ class Sampler:
         self._add_bias(logits, groups, row_index)
         for block in groups.penalized_blocks:
             rows = _take(row_index, block)
-            _put(logits, block, penalize(_take(logits, block), *self._counts.pick(rows), self._parameters.pick(rows)))
+            _put(logits, block, penalize(_take(logits, block), self._counts.pick(rows), self._parameters.pick(rows)))
         self._mask(logits, groups, row_index, positions, bits)
         token_ids = self._draw(logits, groups, row_index, positions)
         return Draws(token_ids, finite, _gather_logprobs(token_ids, groups, raw) if raw else None)

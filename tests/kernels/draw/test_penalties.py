@@ -43,13 +43,12 @@ def test_every_bit_is_that_of_the_samplers_formula(vocab: int, device: torch.dev
     logits[0, :20] = torch.tensor([0.0, -0.0] * 10, device=device)
     expected = logits.clone()
     chosen = row_index[draws]
-    expected[draws] = penalize(logits[draws], *counts.pick(chosen), parameters.pick(chosen))
+    expected[draws] = penalize(logits[draws], counts.pick(chosen), parameters.pick(chosen))
     picked = parameters.pick(row_index)
     columns = (picked.repetition[:, 0], picked.presence[:, 0], picked.frequency[:, 0])
     penalties.penalize_seen(logits, draws, row_index, counts.cells, *columns)
     assert torch.equal(logits, expected)
-    assert bool((expected[draws] != logits[draws]).logical_not().all())
-    assert int((counts.pick(chosen)[0] > 1).sum()) > 5  # several times in the output
+    assert int((counts.pick(chosen) > 3).sum()) > 5  # several times in the output
 
 
 def test_without_draws_nothing_happens_tiny(device: torch.device) -> None:
