@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
-from aengine.kernels.draw import cutoff, gumbel
+from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.experts.config import experts_config
 from aengine.kernels.experts.route import Route
 from aengine.kernels.experts.routing import Router
@@ -182,6 +182,9 @@ def test_the_sampler(compiler: Compiler) -> None:
     logits, numbers = half(8, 151936), (single(8), ints(8), ints(8), longs(8))
     gumbel.Draw(8, META)(logits, *numbers, floor=single(8))
     cutoff.Cutoff(8, META)(logits, single(8), ints(8), single(8), single(8))
+    for vocab in (151936, 600_000):
+        likeliest.likeliest(half(8, vocab), longs(5), longs(8), 20)
+    penalties.penalize_seen(single(8, 151936), longs(5), longs(8), ints(9, 151936), *single(8, 3).unbind(1))
 
 
 def test_everything_small(compiler: Compiler) -> None:

@@ -21,6 +21,8 @@ TINY = " or ".join(
         "test_row_steps.py",
         "test_gather_pages.py",
         "(test_gumbel.py and (blocks or finite or floor))",
+        "test_likeliest.py",
+        "test_penalties.py",
         "(test_cutoff.py and ladders and ((sort and float32) or equals or broken))",
         "(int4 and test_product.py and (written or no_rows or (narrow and (zeros-32 or mxfp4))))",
         "(int4 and test_linear.py and narrow)",

@@ -26,9 +26,9 @@ from aengine.attention.flash_backend import PrefillAttention, _OnGathered
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.errors import CheckpointError
-from aengine.kernels import triton_kernels
 from aengine.kernels.draw import gumbel
 from aengine.kernels.launch import Launch
+from aengine.kernels.linear import triton_linear
 from aengine.model.config import ModelConfig
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
@@ -99,7 +99,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     monkeypatch.setattr(Tensor, "new_empty", Tensor.new_zeros)
     monkeypatch.setattr(Tensor, "addmm_", lambda self, *_: self)
     monkeypatch.setattr(
-        triton_kernels, "F", SimpleNamespace(linear=lambda x, weight, bias: x.new_zeros(len(x), len(weight)))
+        triton_linear, "F", SimpleNamespace(linear=lambda x, weight, bias: x.new_zeros(len(x), len(weight)))
     )
     real = gumbel.Draw.__call__
     monkeypatch.setattr(
