@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.weights import Fp8Weight
 
@@ -28,8 +29,7 @@ class LibraryFp8:
     def fits(weight: Fp8Weight) -> bool:
         """Whether cuBLAS knows this kind of scales on this device."""
         n, k = weight.weight.shape
-        device = weight.weight.device
-        if n % 16 or k % 16 or device.type == "cpu" or torch.cuda.get_device_properties(device).major != 9:
+        if n % 16 or k % 16 or launch_for(weight.weight.device).capability[0] != 9:
             return False
         if weight.activations == "group":
             return weight.block == (GROUP, GROUP)
