@@ -183,7 +183,8 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
             )
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+# gc=False: an answer may hold a million of these, and none is part of a cycle.
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
     """One candidate at one position. `token` is the id's own text, `logprob` is natural."""
 
     token_id: int
@@ -191,7 +192,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """The sampled token's logprob under the raw distribution, and the likeliest candidates'."""
 
     token_id: int

@@ -1,6 +1,6 @@
 """Time the Triton kernels on a GPU.
 
-    python -m bench.kernels --out results.jsonl [--sweep] [linear decode step shapes small draw cutoff prefix ...]
+    python -m bench.kernels --out results.jsonl [--sweep] [linear decode step shapes small draw cutoff extras ...]
 
 Every figure is the time of one call among many in a CUDA graph, over inputs that rotate through more memory than the
 second-level cache holds. `floor` is the bytes that the call must move over the read bandwidth of the device.
@@ -26,6 +26,8 @@ from aengine.kernels.attention.decode_config import DecodeConfig
 from aengine.kernels.attention.prefix_attention import PrefixConfig, SharedRuns, attend_shared
 from aengine.kernels.draw import gumbel
 from aengine.kernels.draw.cutoff import Cutoff
+from aengine.kernels.draw.likeliest import likeliest
+from aengine.kernels.draw.penalties import penalize_seen
 from aengine.kernels.heads import Heads as QueryHeads
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
 from bench.kernel_step import (
@@ -186,6 +188,28 @@ def bench_cutoff(report: Report, sweep: bool) -> None:
             torch.cuda.empty_cache()
 
 
+def bench_extras(report: Report, sweep: bool) -> None:
+    """Penalties (768 tokens seen) and logprobs, against torch's topk."""
+    vocab = 151936
+    for rows in (1, 32, 256):
+        sets = [random_half(rows, vocab, scale=3.0) for _ in range(2 if rows > 100 else 8)]
+        wide = [x.float() for x in sets]
+        cells = torch.zeros(rows, vocab, dtype=torch.int32, device=DEVICE)
+        cells.scatter_(1, torch.randint(vocab, (rows, 768), device=DEVICE), 2)
+        numbers, ones = torch.arange(rows, device=DEVICE), torch.ones(rows, device=DEVICE)
+        cases: dict[str, tuple[list[Tensor], int, Callable[[Tensor], object]]] = {
+            "penalties": (wide, 4, lambda x: penalize_seen(x, numbers, numbers, cells, ones * 1.1, ones, ones)),
+            "logprobs 0": (sets, 2, lambda x: likeliest(x, numbers, numbers, 0)),
+            "logprobs 5": (sets, 2, lambda x: likeliest(x, numbers, numbers, 5)),
+            "logprobs 20": (sets, 2, lambda x: likeliest(x, numbers, numbers, 20)),
+            "torch log_softmax, topk 20": (wide, 4, lambda x: x.log_softmax(dim=1).topk(20)),
+        }
+        for name, (inputs, width, call) in cases.items():
+            us = graph_time([lambda x=x: call(x) for x in inputs] * 2)
+            report.add("extras", f"{name} {rows} rows", us, rows * vocab * width)
+            report.say(f"{name:26} {rows:4} rows floor {floor(rows * vocab * width):6.1f} {us:7.1f} us")
+
+
 def bench_prefix(report: Report, sweep: bool) -> None:
     """One run of pages shared by all rows, and 160 tokens of each row's own."""
     heads, own = Heads(), 160
@@ -255,6 +279,7 @@ BENCHES = {
     "small": bench_small,
     "draw": bench_draw,
     "cutoff": bench_cutoff,
+    "extras": bench_extras,
     "prefix": bench_prefix,
     "launch": bench_launch,
 }

@@ -25,13 +25,18 @@ import torch
 class Launch:
     """processors: streaming multiprocessors of the device; overlap: whether it knows programmatic dependent launch;
     shared_memory: bytes that one program may have, which is also about what all programs of a processor have together;
-    fp8: whether it converts 8-bit floats.
+    capability: CUDA's version of it, major and minor.
     """
 
     processors: int
     overlap: bool
     shared_memory: int
-    fp8: bool = False
+    capability: tuple[int, int] = (0, 0)
+
+    @property
+    def fp8(self) -> bool:
+        """Whether it converts 8-bit floats."""
+        return self.capability >= (8, 9)
 
 
 @lru_cache
@@ -44,7 +49,7 @@ def launch_for(device: torch.device) -> Launch:
         processors=properties.multi_processor_count,
         overlap=properties.major >= 9,
         shared_memory=properties.shared_memory_per_multiprocessor - 1024,  # CUDA keeps 1 KB for each program
-        fp8=(properties.major, properties.minor) >= (8, 9),
+        capability=(properties.major, properties.minor),
     )
 
 

@@ -26,6 +26,9 @@ class LoadedLinear:
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
         return self.loaded.add_to(x, residual)
 
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        return self.loaded.add_gated_to(gate_up, residual)
+
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self.loaded.after(norm, x)
 

@@ -1,4 +1,7 @@
-"""Draws on CUDA: a floor under the tokens where there are filters, then one kernel for every kind of row."""
+"""Draws on CUDA: a floor under the tokens where there are filters, then one kernel for every kind of row.
+
+Besides, what some rows need in front of it (penalties) or behind it (log-probabilities).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from torch import Tensor
 
 from aengine.kernels.draw.cutoff import Cutoff
 from aengine.kernels.draw.gumbel import Draw
+from aengine.kernels.draw.likeliest import likeliest
+from aengine.kernels.draw.penalties import penalize_seen
+from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.parameters import PickedParameters
 
 
@@ -22,11 +28,24 @@ class FusedDraw:
     ) -> tuple[Tensor, Tensor]:
         """Draw: ids [rows] int64 and whether each row was finite [rows] bool.
 
-        logits [rows, vocab] float32, contiguous, only read; positions [rows] int64. filtered: whether any row may have
-        top_k, top_p or min_p; else they are not looked at. Decides nothing on the host, and shapes are fixed.
+        logits [rows, vocab] of any type, contiguous, only read; positions [rows] int64. filtered: whether any row may
+        have top_k, top_p or min_p; else they are not looked at. Decides nothing on the host, and shapes are fixed.
         """
         temperature = picked.temperature[:, 0]
         floor = None
         if filtered:
             floor = self._floors(logits, temperature, picked.top_k[:, 0], picked.top_p[:, 0], picked.log_min_p[:, 0])
         return self._draw(logits, temperature, picked.seed_low[:, 0], picked.seed_high[:, 0], positions, floor)
+
+    def penalize(
+        self, logits: Tensor, draws: Tensor, row_index: Tensor, cells: Tensor, picked: PickedParameters
+    ) -> None:
+        """`penalties.penalize` for logits[draws], in place. logits [all draws, vocab] float32; draws [n] and row_index
+        [all draws] int64; cells: of `TokenCounts`.
+        """
+        parameters = (picked.repetition[:, 0], picked.presence[:, 0], picked.frequency[:, 0])
+        penalize_seen(logits, draws, row_index, cells, *parameters)
+
+    def logprobs(self, logits: Tensor, draws: Tensor, token_ids: Tensor, k: int) -> DrawLogprobs:
+        """Of these draws, under logits [all draws, vocab] of any type, only read; draws [n] int64."""
+        return DrawLogprobs(*likeliest(logits, draws, token_ids, k))

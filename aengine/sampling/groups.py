@@ -35,7 +35,8 @@ _BLOCK_CELLS = 1 << 23
 class Groups:
     """Each Tensor holds indices into the batch's draws, int64; each list is one group cut into blocks of rows.
 
-    `None` as a block stands for the whole batch, which then needs no copy.
+    `None` as a block stands for the whole batch, which then needs no copy. Kernels take a group whole: where draws are
+    fused, what they do has no blocks.
     """
 
     rows: list[int]
@@ -45,8 +46,10 @@ class Groups:
     plain_min_p: bool  # whether any of these has a min_p
     filtered: list[Tensor | None]
     width: int  # the most candidates that a filtered draw keeps, ties aside
-    penalized: list[Tensor | None]
-    logprobs: list[Tensor | None]
+    penalized: Tensor | None
+    penalized_blocks: list[Tensor | None]
+    logprobs: Tensor | None
+    logprobs_blocks: list[Tensor | None]
     top_logprobs: int  # the most that any draw asks for
     biased: Tensor | None
     min_tokens: Tensor | None
@@ -54,9 +57,15 @@ class Groups:
     allowed: list[Tensor | None]
     grammar: list[Tensor | None]
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether anything but a grammar changes logits."""
+        indices = (self.biased, self.penalized, self.min_tokens, self.banned)
+        return bool(self.allowed) or any(index is not None for index in indices)
+
 
 def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: torch.device, *, fused: bool) -> Groups:
-    """Sort the draws of these rows into groups. fused: all ways to draw are one, so that none has a group."""
+    """Sort the draws of these rows into groups. fused: kernels draw, all ways in one, so that none has a group."""
     needs = [parameters.needs[row] for row in rows]
 
     def having(bit: int) -> list[int]:
@@ -74,7 +83,7 @@ def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: t
 
     plain = [] if fused else [i for i, need in enumerate(needs) if need & NOISE and not need & FILTER]
     filtered = [] if fused else having(FILTER)
-    logprobs = having(LOGPROBS)
+    penalized, logprobs = having(PENALTY), having(LOGPROBS)
     return Groups(
         rows=list(rows),
         any_filter=any(need & (FILTER | MIN_P) for need in needs),
@@ -83,8 +92,10 @@ def group(rows: list[int], parameters: RowParameters, vocab_size: int, device: t
         plain_min_p=any(needs[i] & MIN_P for i in plain),
         filtered=blocks(filtered),
         width=max((parameters.top_k[rows[i]] for i in filtered), default=0),
-        penalized=blocks(having(PENALTY)),
-        logprobs=blocks(logprobs),
+        penalized=on_device(penalized),
+        penalized_blocks=[] if fused else blocks(penalized),
+        logprobs=on_device(logprobs),
+        logprobs_blocks=[] if fused else blocks(logprobs),
         top_logprobs=min(vocab_size, max((parameters.logprobs[rows[i]] for i in logprobs), default=0)),
         biased=on_device(having(BIAS)),
         min_tokens=on_device(having(MIN_TOKENS)),

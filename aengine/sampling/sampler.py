@@ -107,26 +107,24 @@ class Sampler:
     ) -> Draws:
         """Draw a token for each row of logits, and count it where the row has penalties.
 
-        logits [draws, vocab] float32, contiguous, used up; rows and row_index [draws] int64 name the same rows, on
-        the host and on the device; positions [draws] int64: where in the sequence the drawn token will stand.
+        logits [draws, vocab], contiguous, used up; float32, or on CUDA the model's type. rows and row_index [draws]
+        int64 name the same rows, on the host and on the device; positions [draws] int64: where in the sequence the
+        drawn token will stand.
         masks [structured draws, ceil(vocab / 32)] int32: the tokens that each of the draws with `structured` may be,
         in their order, as `allow_only` reads them; it must not change afterwards. None lets them be any.
         """
         if self._groups is None or self._groups.rows != rows:
             fused = self._fused is not None
             self._groups = group(rows, self._parameters, self._vocab_size, self._device, fused=fused)
-        groups = self._groups
-        finite = logits.amax(dim=-1).isfinite()  # a maximum is NaN if anything is
-        raw = [raw_logprobs(_take(logits, block), groups.top_logprobs) for block in groups.logprobs]
-        self._adjust(logits, groups, row_index, positions)
-        if masks is not None:
-            _mask(logits, groups, upload(masks, self._device))
-        token_ids = self._draw(logits, groups, row_index, positions)
-        for block in groups.penalized:
-            self._counts.add(_take(row_index, block), _take(token_ids, block))
-        if groups.banned is not None:
-            self._banned.add(_take(row_index, groups.banned), _take(token_ids, groups.banned))
-        return Draws(token_ids, finite, _gather_logprobs(token_ids, groups, raw) if raw else None)
+        bits = None if masks is None else upload(masks, self._device)
+        if self._fused is None:
+            draws = self._sample_in_stages(logits, self._groups, row_index, positions, bits)
+        else:
+            draws = self._sample_fused(self._fused, logits, self._groups, row_index, positions, bits)
+        for index, memory in ((self._groups.penalized, self._counts), (self._groups.banned, self._banned)):
+            if index is not None:
+                memory.add(_take(row_index, index), _take(draws.token_ids, index))
+        return draws
 
     def kind(self, rows: list[int]) -> Kind:
         """The kind of draw that is enough for these rows. Cheap: asked in every step."""
@@ -159,13 +157,51 @@ class Sampler:
         token_ids = draw_filtered(logits, noise, picked.temperature, *filters)  # at temperature 0 nothing is cut off
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
 
-    def _adjust(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> None:
-        """Apply bias, penalties and masks in place."""
+    def _sample_in_stages(
+        self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor, bits: Tensor | None
+    ) -> Draws:
+        finite = logits.amax(dim=-1).isfinite()  # a maximum is NaN if anything is
+        raw = [raw_logprobs(_take(logits, block), groups.top_logprobs) for block in groups.logprobs_blocks]
+        self._add_bias(logits, groups, row_index)
+        for block in groups.penalized_blocks:
+            rows = _take(row_index, block)
+            _put(logits, block, penalize(_take(logits, block), self._counts.pick(rows), self._parameters.pick(rows)))
+        self._mask(logits, groups, row_index, positions, bits)
+        token_ids = self._draw(logits, groups, row_index, positions)
+        return Draws(token_ids, finite, _gather_logprobs(token_ids, groups, raw) if raw else None)
+
+    def _sample_fused(
+        self,
+        fused: FusedDraw,
+        logits: Tensor,
+        groups: Groups,
+        row_index: Tensor,
+        positions: Tensor,
+        bits: Tensor | None,
+    ) -> Draws:
+        """With kernels. Nothing is copied but where logits change, and then but once."""
+        picked = self._parameters.pick(row_index)
+        if not groups.adjusts and bits is None:
+            token_ids, finite = fused(logits, picked, positions, filtered=groups.any_filter)
+        else:
+            finite = logits.amax(dim=-1).isfinite()  # of what the model said: masks may leave nothing
+            adjusted = logits.to(torch.float32, copy=groups.logprobs is not None)
+            self._add_bias(adjusted, groups, row_index)
+            if groups.penalized is not None:
+                fused.penalize(adjusted, groups.penalized, row_index, self._counts.cells, picked)
+            self._mask(adjusted, groups, row_index, positions, bits)
+            token_ids, _ = fused(adjusted, picked, positions, filtered=groups.any_filter)
+        if groups.logprobs is None:
+            return Draws(token_ids, finite, None)
+        return Draws(token_ids, finite, fused.logprobs(logits, groups.logprobs, token_ids, groups.top_logprobs))
+
+    def _add_bias(self, logits: Tensor, groups: Groups, row_index: Tensor) -> None:
+        """In place."""
         if groups.biased is not None:
             self._bias.add_to(logits, groups.biased, _take(row_index, groups.biased))
-        for block in groups.penalized:
-            rows = _take(row_index, block)
-            _put(logits, block, penalize(_take(logits, block), *self._counts.pick(rows), self._parameters.pick(rows)))
+
+    def _mask(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor, bits: Tensor | None) -> None:
+        """Apply the masks in place; bits: of the draws with a grammar."""
         if groups.min_tokens is not None:
             rows = _take(row_index, groups.min_tokens)
             too_early = _take(positions, groups.min_tokens)[:, None] < self._parameters.pick(rows).min_position
@@ -174,12 +210,15 @@ class Sampler:
             self._banned.mask(logits, groups.banned, _take(row_index, groups.banned))
         for block in groups.allowed:
             _put(logits, block, allow_only(_take(logits, block), self._allowed.pick(_take(row_index, block))))
+        if bits is not None:
+            start = 0
+            for block in groups.grammar:
+                constrained = _take(logits, block)
+                _put(logits, block, allow_only(constrained, bits[start : start + len(constrained)]))
+                start += len(constrained)
 
     def _draw(self, logits: Tensor, groups: Groups, row_index: Tensor, positions: Tensor) -> Tensor:
         """The ids [draws] int64. Where only some rows are greedy, all get an argmax: cheaper than to sort them out."""
-        if self._fused is not None:
-            picked = self._parameters.pick(row_index)
-            return self._fused(logits, picked, positions, filtered=groups.any_filter)[0]
         token_ids = draw_greedy(logits) if groups.greedy else torch.empty_like(row_index)
         for block in groups.plain:
             picked = self._parameters.pick(_take(row_index, block))
@@ -208,14 +247,6 @@ def _put(into: Tensor, block: Tensor | None, values: Tensor) -> None:
         into.index_copy_(0, block, values)
 
 
-def _mask(logits: Tensor, groups: Groups, bits: Tensor) -> None:
-    start = 0
-    for block in groups.grammar:
-        rows = _take(logits, block)
-        _put(logits, block, allow_only(rows, bits[start : start + len(rows)]))
-        start += len(rows)
-
-
 def _gather_logprobs(token_ids: Tensor, groups: Groups, raw: list[tuple[Tensor, Tensor, Tensor]]) -> DrawLogprobs:
     """Add the sampled tokens' to what was computed before the draw, in the order of the draws."""
     draws, k = len(groups.rows), groups.top_logprobs
@@ -224,7 +255,7 @@ def _gather_logprobs(token_ids: Tensor, groups: Groups, raw: list[tuple[Tensor, 
         top_ids=torch.zeros((draws, k), dtype=torch.int64, device=token_ids.device),
         top=torch.zeros((draws, k), dtype=torch.float32, device=token_ids.device),
     )
-    for block, (logprobs, top_ids, top) in zip(groups.logprobs, raw):
+    for block, (logprobs, top_ids, top) in zip(groups.logprobs_blocks, raw):
         sampled = logprobs.gather(1, _take(token_ids, block)[:, None]).squeeze(1)
         _put(result.sampled, block, sampled)
         _put(result.top_ids, block, top_ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 import aengine
@@ -128,6 +130,15 @@ async def test_logprobs_name_the_sampled_token_and_the_likeliest(engine: aengine
             (candidate.logprob for candidate in entry.top), reverse=True
         )
         assert entry.logprob <= 0
+
+
+async def test_the_garbage_collector_does_not_walk_logprobs(engine: aengine.Engine) -> None:
+    """256 outputs with candidates are a million of them: one walk takes as long as several steps."""
+    completion = await engine.complete(PROMPT, max_tokens=4, temperature=0, logprobs=3)
+    assert completion.logprobs is not None
+    gc.collect()  # it lets go of tuples that hold nothing for it
+    for entry in completion.logprobs:
+        assert not any(map(gc.is_tracked, (entry, entry.top, *entry.top)))
 
 
 async def test_params_replace_the_defaults_and_single_fields_override_them(engine: aengine.Engine) -> None:

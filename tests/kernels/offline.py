@@ -9,13 +9,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from aengine.kernels import norms, rope
+from aengine.kernels import norms, rope, triton_kernels
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.experts import (
     few_rows,
     fp8_experts,
     many_rows,
+    packed_experts,
+    packed_rows,
     plan,
     route,
     single_rows,
@@ -27,14 +29,16 @@ from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
 from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows
 from aengine.kernels.linear.fp8 import inputs as fp8_inputs
+from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8 import linear as fp8_linear
 from aengine.kernels.linear.fp8 import many_rows as fp8_many_rows
 from aengine.kernels.linear.int4 import launch as int4_launch
 
 KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear),
-    *(fp8_few_rows, fp8_inputs, fp8_linear, fp8_many_rows, int4_launch),
-    *(few_rows, fp8_experts, fp8_many_experts, many_rows, plan, route, single_rows, triton_experts, weighted_sum),
+    *(fp8_few_rows, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
+    *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, plan, route),
+    *(single_rows, triton_experts, weighted_sum),
 )
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),

@@ -17,8 +17,10 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
-from aengine.kernels.draw import cutoff, gumbel
-from aengine.kernels.experts.config import experts_config
+from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
+from aengine.kernels.experts.config import experts_config, fp8_experts_config
+from aengine.kernels.experts.fp8_experts import Fp8Experts
+from aengine.kernels.experts.packed_experts import PackedExperts
 from aengine.kernels.experts.route import Route
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.single_rows import SingleConfig
@@ -32,7 +34,7 @@ from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -87,7 +89,7 @@ def maker(dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 half, single, ints, longs = map(maker, (torch.bfloat16, torch.float32, torch.int32, torch.int64))
-eighth = maker(E4M3)
+eighth, codes = maker(E4M3), maker(torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,37 @@ def test_experts(
     assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size, size) + 1024
 
 
+@pytest.mark.parametrize("tokens", [1, 64, 1024])
+@pytest.mark.parametrize("block", [(128, 128), (1, 4096)])
+def test_experts_with_fp8_weights(compiler: Compiler, tokens: int, block: tuple[int, int]) -> None:
+    if compiler.gpu.capability < 89:
+        compiler.shared.append(0)  # it does not convert 8-bit floats
+        return
+    experts, top_k, hidden, inter = 128, 8, 2048, 768
+    activations: Activations = "group" if block[0] > 1 else "token"
+    gate_up, down = (
+        Fp8Weight(eighth(experts, n, k), single(experts, n // block[0], -(-k // block[1])), block, activations)
+        for n, k in ((2 * inter, hidden), (hidden, inter))
+    )
+    config = fp8_experts_config(tokens, top_k, experts, hidden, inter, 2, compiler.gpu.launch)
+    Fp8Experts(gate_up, down).add_to(
+        half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden)
+    )
+    assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(2, 1) + 1024
+
+
+@pytest.mark.parametrize("tokens", [1, 1024])
+@pytest.mark.parametrize("group", [32, 128])
+def test_experts_with_4_bit_weights(compiler: Compiler, tokens: int, group: int) -> None:
+    experts, top_k, hidden, inter = 128, 8, 2048, 768
+    gate_up, down = (
+        Int4Weight(codes(experts, n, k), half(experts, n, k // group), codes(experts, n, k // group))
+        for n, k in ((2 * inter, hidden), (hidden, inter))
+    )
+    layer = PackedExperts(gate_up, down)
+    layer.add_to(half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden))
+
+
 @pytest.mark.parametrize("tokens", [1, 16384])
 @pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (256, 7168), (512, 2880)])
 def test_the_router(compiler: Compiler, tokens: int, experts: int, hidden: int) -> None:
@@ -182,6 +215,9 @@ def test_the_sampler(compiler: Compiler) -> None:
     logits, numbers = half(8, 151936), (single(8), ints(8), ints(8), longs(8))
     gumbel.Draw(8, META)(logits, *numbers, floor=single(8))
     cutoff.Cutoff(8, META)(logits, single(8), ints(8), single(8), single(8))
+    for vocab in (151936, 600_000):
+        likeliest.likeliest(half(8, vocab), longs(5), longs(8), 20)
+    penalties.penalize_seen(single(8, 151936), longs(5), longs(8), ints(9, 151936), *single(8, 3).unbind(1))
 
 
 def test_everything_small(compiler: Compiler) -> None:

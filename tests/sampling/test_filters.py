@@ -79,7 +79,7 @@ def test_the_repetition_penalty_is_transformers(penalty: float) -> None:
     parameters.set_rows(rows)
     counts.set_rows(rows)
     everyone = torch.arange(3)
-    mine = penalize(logits, *counts.pick(everyone), parameters.pick(everyone))
+    mine = penalize(logits, counts.pick(everyone), parameters.pick(everyone))
     ids = torch.tensor([list(row.tokens) for row in rows])
     torch.testing.assert_close(mine, RepetitionPenaltyLogitsProcessor(penalty)(ids, logits.clone()), rtol=0, atol=0)
 

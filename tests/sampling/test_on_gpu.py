@@ -187,8 +187,8 @@ def test_nothing_is_compiled_for_another_number_of_rows(monkeypatch: pytest.Monk
     assert not compiled
 
 
-def test_no_step_sorts_the_vocabulary() -> None:
-    """Nothing in `sample` costs more than a few passes over the logits, whatever the rows ask for but logprobs."""
+def test_no_filter_sorts_the_vocabulary() -> None:
+    """Nothing in `sample` costs more than a few passes over the logits, whatever filters the rows have."""
     device = torch.device("cuda")
     sampler = Sampler(ROWS, VOCAB, device)
     sampler.set_rows(filtered_rows())
@@ -200,6 +200,28 @@ def test_no_step_sorts_the_vocabulary() -> None:
     sampler.sample(logits, list(range(ROWS)), row_index, positions)
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before < 1 << 20  # a sort needs room for the sorted
+
+
+@pytest.mark.parametrize(
+    ("params", "copies"),
+    [
+        (SamplingParams(temperature=0.7, top_p=0.9, logprobs=20), 0),
+        (SamplingParams(repetition_penalty=1.2, presence_penalty=0.5, logprobs=20), 1),
+    ],
+)
+def test_penalties_copy_the_logits_once_and_logprobs_never(params: SamplingParams, copies: int) -> None:
+    device = torch.device("cuda")
+    sampler = Sampler(ROWS, VOCAB, device)
+    sampler.set_rows([new_row(row, params) for row in range(ROWS)])
+    logits = torch.randn(ROWS, VOCAB, device=device, dtype=torch.bfloat16)
+    row_index, positions = torch.arange(ROWS, device=device), torch.full((ROWS,), 9, device=device)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    sampler.sample(logits, list(range(ROWS)), row_index, positions)
+    torch.cuda.synchronize()
+    taken = torch.cuda.max_memory_allocated() - before
+    assert taken < copies * logits.numel() * 4 + (2 << 20)
 
 
 @pytest.mark.parametrize("variant", ["greedy", "plain", "min_p", "top_k", "top_p"])

@@ -103,10 +103,7 @@ def test_counts_are_allocated_when_the_first_row_needs_them() -> None:
     sampler = Sampler(4, 100, CPU)
     sampler.set_rows([new_row(0, SamplingParams(temperature=0))])
     draw(sampler, torch.randn(1, 100), [0], [1])
-    assert sampler._counts._counts is None
+    assert sampler._counts._table is None
     sampler.set_rows([new_row(1, SamplingParams(temperature=0, presence_penalty=1.0))])
-    counts, in_prompt = sampler._counts._counts, sampler._counts._in_prompt
-    assert counts is not None
-    assert in_prompt is not None
-    assert (counts.dtype, in_prompt.dtype) == (torch.int32, torch.bool)
-    assert counts.nbytes + in_prompt.nbytes == 4 * 5 * 100
+    assert sampler._counts.cells.dtype == torch.int32
+    assert sampler._counts.cells.shape == (4, 100)

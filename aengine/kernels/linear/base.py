@@ -36,6 +36,10 @@ class Linear(Protocol):
         """`residual + self(x)`: x [tokens, inputs], residual [tokens, outputs], which may be used up."""
         ...
 
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first, residual [tokens, outputs]."""
+        ...
+
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]; one kernel where that is faster."""
         ...

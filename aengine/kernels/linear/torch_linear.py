@@ -26,5 +26,9 @@ class TorchLinear:
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
         return self(x).add_(residual)
 
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.add_to(F.silu(gate).mul_(up), residual)
+
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self(norm(x))

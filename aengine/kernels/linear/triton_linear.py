@@ -7,6 +7,7 @@ from torch import Tensor
 
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.small_linear import SmallLinear
+from aengine.kernels.norms import silu_mul
 
 
 class TritonLinear:
@@ -30,6 +31,9 @@ class TritonLinear:
         if self._bias is not None:
             residual += self._bias
         return residual.addmm_(x, self._weight.t())
+
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        return self.add_to(silu_mul(gate_up), residual)
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         if self._few_rows.norms(x, self._weight):

@@ -14,11 +14,10 @@ class MLP:
 
     def __init__(self, make: Parameters, layer: str, hidden: int, spec: MLPSpec, eps: float) -> None:
         """layer: its name in checkpoints."""
-        self._kernels = make.kernels
         self._norm = make.norm(f"{layer}.post_attention_layernorm", hidden, eps)
         widths = {f"{layer}.mlp.gate_proj": spec.inner, f"{layer}.mlp.up_proj": spec.inner}
         self._gate_up = make.linear(widths, hidden, spec.bias)
         self._down = make.linear({f"{layer}.mlp.down_proj": hidden}, spec.inner, spec.bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self._down.add_to(self._kernels.silu_mul(self._gate_up.after(self._norm, x)), x)
+        return self._down.add_gated_to(self._gate_up.after(self._norm, x), x)

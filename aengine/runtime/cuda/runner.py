@@ -87,7 +87,7 @@ class GraphedExecutor(StepExecutor):
             return self._sampler.draw_simple(logits, draws.rows, draws.positions)
         if kind is Kind.FILTERED:
             return self._sampler.draw_filtered(logits, draws.rows, draws.positions)
-        return super()._sample(logits, draws, masks)
+        return self._sampler.sample(logits, draws.row_list, draws.rows, draws.positions, masks)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.config import experts_config, fp8_experts_config, row_borders
+from aengine.kernels.experts.config import experts_config, fp8_experts_config, packed_experts_config, row_borders
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
 from aengine.kernels.experts.plan import AT_ONCE
@@ -143,13 +143,14 @@ def test_every_choice_fits_into_shared_memory_tiny(tokens: int, shared_memory: i
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (64, 6), (512, 10)])
 @pytest.mark.parametrize("processors", [132, 108])
 def test_cuts_change_at_borders_only_tiny(experts: int, top_k: int, processors: int) -> None:
-    launch = Launch(processors, processors == 132, 227 * 1024, fp8=True)
+    launch = Launch(processors, processors == 132, 227 * 1024, capability=(9, 0))
     borders, before = row_borders(top_k, experts, launch), None
     for tokens in range(1, 17000):
         block = bisect.bisect_left(AT_ONCE, tokens * top_k)
         cuts = (
             block,
             *(choose(tokens, top_k, experts, 2048, 768, 2, launch) for choose in (experts_config, fp8_experts_config)),
+            packed_experts_config(tokens, top_k, experts, 2, launch),
             *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
         )
         if tokens - 1 not in borders:

@@ -26,7 +26,6 @@ from aengine.attention.flash_backend import PrefillAttention, _OnGathered
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.errors import CheckpointError
-from aengine.kernels import triton_kernels
 from aengine.kernels.draw import gumbel
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import triton_linear
@@ -48,7 +47,7 @@ from tests.runtime.ways import WAYS
 pytestmark = [*MARKS, pytest.mark.slow]
 DEVICE, META = torch.device("cpu"), torch.device("meta")
 empty = torch.empty
-H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, fp8=True)
+H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
 # Two layers: the last one's experts have the rows that are drawn from.
 EXPERTS: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 32, "num_experts_per_tok": 4}
 EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
@@ -106,7 +105,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     monkeypatch.setattr(
         triton_linear, "F", SimpleNamespace(linear=lambda x, weight, bias: x.new_zeros(len(x), len(weight)))
     )
-    monkeypatch.setattr(triton_kernels, "launch_for", lambda device: H200)
     real = gumbel.Draw.__call__
     monkeypatch.setattr(
         gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())

@@ -76,28 +76,31 @@ def round_inputs(
     *,
     norm: Norm | None = None,
     silu: bool = False,
+    multiple: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """x [m, k], or [m, 2 * k] with silu, gates first -> e4m3 [m, k] and its scales.
 
     Scales are [ceil(k / 128), m] for groups, [m] for tokens, and `input_scale` [] where it is known beforehand.
+    multiple: of which the number of rows is made one; the contents of those that are added mean nothing.
     """
     x = x.contiguous()
     m, k = x.shape
+    padded = -(-m // multiple) * multiple
     k = k // 2 if silu else k
     groups = -(-k // GROUP)
     grouped, token = activations == "group", activations == "token"
-    out = x.new_empty(m, k, dtype=E4M3)
+    out = x.new_empty(padded, k, dtype=E4M3)
     if input_scale is not None:
         scale = input_scale
     else:
-        scale = torch.empty((groups, m) if grouped else (m,), dtype=torch.float32, device=x.device)
+        scale = torch.empty((groups, padded) if grouped else (padded,), dtype=torch.float32, device=x.device)
     width = power_of_two(groups)
     if norm is None and not token:  # nothing that a whole row has in common
         width = min(width, 16)
     overlap = launch_for(x.device).overlap
     if m:
         _round_kernel[(m, triton.cdiv(groups, width))](
-            x, x if norm is None else norm.weight, scale, out, scale, m, 0.0 if norm is None else norm.eps,
+            x, x if norm is None else norm.weight, scale, out, scale, padded, 0.0 if norm is None else norm.eps,
             SIZE=k, WIDTH=width, NORM=norm is not None, SILU=silu, GROUPED=grouped, TOKEN=token, OVERLAP=overlap,
             num_warps=min(16, max(1, width // 4)), launch_pdl=overlap,
         )  # fmt: skip

@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.weights import Fp8Weight
+
+MULTIPLE = 4  # of which the number of rows has to be one
 
 
 class LibraryFp8:
@@ -24,20 +27,18 @@ class LibraryFp8:
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
-        """Whether cuBLAS knows this kind of scales."""
+        """Whether cuBLAS knows this kind of scales on this device."""
         n, k = weight.weight.shape
-        if n % 16 or k % 16:
+        if n % 16 or k % 16 or launch_for(weight.weight.device).capability[0] != 9:
             return False
         if weight.activations == "group":
             return weight.block == (GROUP, GROUP)
         return weight.activations == "token" and weight.block[0] == 1 and weight.block[1] >= k
 
-    def takes(self, m: int) -> bool:
-        """Whether it multiplies m rows."""
-        return m % 4 == 0 if self._grouped else True
-
     def __call__(self, x: Tensor, x_scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """x [m, k] e4m3 with its scales as `round_inputs` gives them -> [m, n] of `dtype`."""
+        """x [m, k] e4m3 with its scales as `round_inputs` gives them -> [m, n] of `dtype`; m a multiple of four."""
+        if x.is_meta:  # torch does not know the shape of what it would return
+            return x.new_empty(len(x), self._weight.shape[1], dtype=dtype)
         if self._grouped:
             recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
             scale_x = x_scale.t()

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config
-from aengine.kernels.linear.fp8.few_rows import FewRowsConfig, FewRowsOptions, Fp8FewRows
+from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config, rounded_rows_config
+from aengine.kernels.linear.fp8.few_rows import MAX_ROWS, FewRowsConfig, FewRowsOptions, Fp8FewRows
 from aengine.kernels.linear.fp8.inputs import round_inputs
+from aengine.kernels.linear.fp8.library import MULTIPLE, LibraryFp8
 from aengine.kernels.linear.fp8.many_rows import many_rows
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.fp8.scales import kernel_scales
@@ -17,7 +18,7 @@ from aengine.kernels.norms import silu_mul
 
 
 class Fp8Linear:
-    """Few rows stay in their own type, which is nearer to the truth than FP8; many are rounded as the format says.
+    """One row stays in its own type, which is nearer to the truth than FP8; more are rounded as the format says.
 
     Everything is enqueued on the current stream; one stream at a time.
     """
@@ -33,6 +34,7 @@ class Fp8Linear:
         self._input_scale = weight.input_scale
         self._bias = bias
         self._few_rows = few_rows
+        self._library = LibraryFp8(weight) if LibraryFp8.fits(weight) else None
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
@@ -41,41 +43,49 @@ class Fp8Linear:
         return weight.weight.is_contiguous() and k % 16 == 0 and (columns >= k or columns % GROUP == 0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, None)
+        return self._product(x)
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
         return self._product(x, residual)
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
-        config = self._few(x)
-        if config is None:
-            return self._many(x, None, norm=norm)
-        # Where x is longer, the norm holds up the stream of weights by more than its own launch takes.
-        if config.one_row and config.early * GROUP >= self.inputs:
-            options = FewRowsOptions(norm=norm)
-            return self._few_rows(x.contiguous(), self._weight, self._scales, config, self._bias, options)
-        return self(norm(x))
+        return self._product(x, norm=norm)
 
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gates first; many rows are rounded in one pass."""
-        if self._few(gate_up) is None:
-            return self._many(gate_up, residual, silu=True)
-        return self._product(silu_mul(gate_up), residual)
+        return self._product(gate_up, residual, silu=True)
 
-    def _few(self, x: Tensor) -> FewRowsConfig | None:
-        return few_rows_config(len(x), self.outputs, self.inputs, x.element_size(), launch_for(x.device))
-
-    def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        config = self._few(x)
-        if config is None:
-            return self._many(x, residual)
-        options = FewRowsOptions(residual=residual, out=residual)
-        return self._few_rows(x.contiguous(), self._weight, self._scales, config, self._bias, options)
-
-    def _many(self, x: Tensor, residual: Tensor | None, norm: Norm | None = None, silu: bool = False) -> Tensor:
-        rounded, scale = round_inputs(x, self._activations, self._input_scale, norm=norm, silu=silu)
-        config = many_rows_config(len(x), self.outputs, launch_for(x.device))
+    def _product(
+        self, x: Tensor, residual: Tensor | None = None, norm: Norm | None = None, silu: bool = False
+    ) -> Tensor:
+        """x [m, inputs], or [m, 2 * inputs] with silu -> [m, outputs]; norm or SiLU come first, the residual last."""
+        m, launch = len(x), launch_for(x.device)
+        if m == 1 or (m <= MAX_ROWS and self._activations != "group"):
+            config = few_rows_config(m, self.outputs, self.inputs, x.element_size(), launch)
+            if config is not None:
+                return self._unrounded(x, config, residual, norm, silu)
+        library = self._library if m > MAX_ROWS else None
+        rounded, scale = round_inputs(
+            x, self._activations, self._input_scale, norm=norm, silu=silu, multiple=MULTIPLE if library else 1
+        )
+        if library is not None:
+            out = library(rounded, scale, self._bias, x.dtype)[:m]
+            return out if residual is None else residual.add_(out)
+        if m <= MAX_ROWS and self._activations == "group":
+            few = rounded_rows_config(m, self.outputs, self.inputs, launch)
+            if few is not None:
+                options = FewRowsOptions(x_scale=scale, residual=residual, out=residual, dtype=x.dtype)
+                return self._few_rows(rounded, self._weight, self._scales, few, self._bias, options)
         return many_rows(
-            rounded, scale, self._activations, self._weight, self._scales, config,
+            rounded, scale, self._activations, self._weight, self._scales, many_rows_config(m, self.outputs, launch),
             bias=self._bias, residual=residual, out=residual, dtype=x.dtype,
         )  # fmt: skip
+
+    def _unrounded(
+        self, x: Tensor, config: FewRowsConfig, residual: Tensor | None, norm: Norm | None, silu: bool
+    ) -> Tensor:
+        x = silu_mul(x) if silu else x.contiguous()
+        # Where x is longer, the norm holds up the stream of weights by more than its own launch takes.
+        if norm is not None and not (config.one_row and config.early * GROUP >= self.inputs):
+            x, norm = norm(x), None
+        options = FewRowsOptions(residual=residual, out=residual, norm=norm)
+        return self._few_rows(x, self._weight, self._scales, config, self._bias, options)

@@ -10,6 +10,7 @@ from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import pack_codes
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
+from aengine.kernels.norms import silu_mul
 
 # From here on the library's product is so much faster that the weight may be written out for it first.
 DENSE_ROWS = 1024
@@ -46,6 +47,10 @@ class Int4Linear:
         if self._bias is not None:
             residual += self._bias
         return residual.addmm_(x, self._product.dequantised(self._weight, x.dtype).t())
+
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first, residual [tokens, outputs]."""
+        return self.add_to(silu_mul(gate_up), residual)
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]."""

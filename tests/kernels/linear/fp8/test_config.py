@@ -42,4 +42,4 @@ def test_every_cut_divides_the_groups_and_fits(n: int, k: int, launch: Launch) -
 def test_few_tiles_are_split_along_k_and_many_are_not() -> None:
     assert {few_rows_config(16, n, k, 2, H200).splits for n, k in SHAPES[:2]} == {2, 4}  # type: ignore[union-attr]
     assert few_rows_config(16, 24576, 4096, 2, H200).splits == 1  # type: ignore[union-attr]
-    assert many_rows_config(8192, 24576, H200).block_m > many_rows_config(256, 4096, H200).block_m
+    assert many_rows_config(8192, 24576, H200).block_n > many_rows_config(128, 4096, H200).block_n
