@@ -19,6 +19,7 @@ HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
 FEW_AVERAGE = 32  # rows of an expert on average, up to which the weights are what takes time
 TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
+GATHERED_AVERAGE = 768  # the same, beyond which a sorted copy of the rows takes longer than it saves
 Config = SingleConfig | FewConfig | ManyConfig
 Fp8Config = SingleConfig | FewConfig | Fp8ManyConfig
 _C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig)
@@ -46,7 +47,8 @@ def experts_config(
         return _fitting(FewConfig(height, FewCut(32, 64, 6, 4), FewCut(64, 64, 6, 4)), element_size, launch)
     if pairs <= TALL_AVERAGE * experts:
         return _fitting(ManyConfig(64, ManyCut(128, 64, 4, 8), ManyCut(128, 64, 4, 4, 2)), element_size, launch)
-    return _fitting(ManyConfig(128, ManyCut(128, 64, 4, 8), ManyCut(256, 64, 3, 8)), element_size, launch)
+    gather = pairs > GATHERED_AVERAGE * experts
+    return _fitting(ManyConfig(128, ManyCut(128, 64, 4, 8), ManyCut(256, 64, 3, 8), gather), element_size, launch)
 
 
 @lru_cache
@@ -61,14 +63,16 @@ def fp8_experts_config(
     if tokens <= SINGLE_TOKENS:
         return SingleConfig(
             gate_up=SingleCut(4, _at_most(2048, hidden), 2, 4),
-            down=SingleCut(max(2, 64 // power_of_two(top_k)), GROUP, 3, 4),
+            down=SingleCut(max(2, 32 // power_of_two(top_k)), GROUP, 3, 4),
         )
-    if pairs <= FEW_AVERAGE * experts or not launch.overlap:
+    if not launch.overlap:
         return _fitting(
-            FewConfig(height, FewCut(32, 128, 5, 4), FewCut(64, 128, 5, 4)), element_size, launch, weight_size=1
+            FewConfig(height, FewCut(32, 128, 5, 4), FewCut(64, 128, 3, 4)), element_size, launch, weight_size=1
         )
+    # Few rows as well: to widen the weights takes longer than to read them.
+    crowd = 0 if pairs <= TALL_AVERAGE * experts else 2
     return _fitting(
-        Fp8ManyConfig(64, ManyCut(64, 128, 3, 4, 0), ManyCut(128, 128, 3, 4, 0)), element_size, launch, weight_size=1
+        Fp8ManyConfig(64, ManyCut(64, 128, 3, 4, crowd), ManyCut(128, 128, 3, 4, 0)), element_size, launch, 1
     )
 
 
@@ -76,13 +80,14 @@ def fp8_experts_config(
 def packed_experts_config(tokens: int, top_k: int, experts: int, element_size: int, launch: Launch) -> FewConfig:
     """The same for matrices of 4-bit codes, 128 columns at a time."""
     height, wide = _height(tokens * top_k, experts), element_size > 2
-    cut = FewCut(32, 128, 2 if wide else 4, 4)
-    return _fitting(FewConfig(min(32, height) if wide else height, cut, cut), element_size, launch, weight_size=1)
+    stages = 2 if wide else 4
+    config = FewConfig(min(32, height) if wide else height, FewCut(32, 128, stages, 4), FewCut(64, 128, stages, 4))
+    return _fitting(config, element_size, launch, weight_size=1)
 
 
 def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
     """Numbers of tokens, ascending: beyond each, another router, plan or mixture of experts may be launched."""
-    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]
+    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts, GATHERED_AVERAGE * experts]
     pairs += [((height + 1) * experts - 1) // 2 for height in HEIGHTS[:-1]]  # see `_height`
     return sorted({SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
 

@@ -1,8 +1,8 @@
 """A counting sort of (token, expert) pairs by expert, on the device, and the tiles of rows that follow from it.
 
 Of few pairs, a program for each expert reads all: it counts them, so it knows where its own begin, and writes these in
-their order. Of many, a program for each block of pairs counts these in one launch; in another it places
-them behind those of the blocks before it. The order is always the same.
+their order. Of many, a program for each block of pairs counts these in one launch; the counts are added up
+over the blocks in a second; in a third each block's pairs are placed. The order is always the same.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.launch import launch_for, power_of_two
 
 AT_ONCE = (256, 1024, 2048, 4096)  # pairs that the programs of all experts read, padded to one of these
-BLOCK = 1024  # pairs of a program, where there are more
+BLOCK = 128  # pairs of a program, where there are more
 
 
 @triton.jit(do_not_specialize=["pairs", "capacity"])
@@ -101,49 +101,63 @@ def _count_kernel(
     tl.store(counts_ptr + block * BINS + tl.arange(0, BINS), _histogram(ids, E, BINS))
 
 
-@triton.jit(do_not_specialize=["pairs", "capacity"])
+@triton.jit(do_not_specialize=["blocks"])
+def _add_up_kernel(
+    counts_ptr,  # [blocks + 1, BINS]: each becomes the sum of those before it, and the last row that of all
+    blocks,
+    BINS: tl.constexpr,
+    WIDTH: tl.constexpr,  # bins of a program
+    AT_ONCE: tl.constexpr,  # blocks
+    OVERLAP: tl.constexpr,
+):
+    bins = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    before = tl.zeros([WIDTH], tl.int32)
+    for begin in range(0, blocks, AT_ONCE):
+        block = begin + tl.arange(0, AT_ONCE)[:, None]
+        place = counts_ptr + block * BINS + bins[None, :]
+        counts = tl.load(place, mask=block < blocks, other=0)
+        tl.store(place, before[None, :] + tl.cumsum(counts, axis=0) - counts, mask=block < blocks)
+        before += tl.sum(counts, axis=0)
+    tl.store(counts_ptr + blocks * BINS + bins, before)
+
+
+@triton.jit(do_not_specialize=["pairs", "blocks", "capacity"])
 def _place_kernel(
     ids_ptr,  # [pairs]
-    counts_ptr,  # [blocks, BINS]
+    counts_ptr,  # [blocks + 1, BINS], added up
     order_ptr,  # [pairs]
     places_ptr,  # [pairs]
     ends_ptr,  # [E]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
     pairs,
+    blocks,
     capacity,
     E: tl.constexpr,
     BINS: tl.constexpr,
     HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # blocks whose counts are added up
-    PART: tl.constexpr,  # pairs that are compared with each other
     OVERLAP: tl.constexpr,
 ):
-    block, blocks = tl.program_id(0), tl.num_programs(0)
+    block = tl.program_id(0)
     bins = tl.arange(0, BINS)
+    one = tl.arange(0, BLOCK)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    total = tl.zeros([BINS], tl.int32)
-    before = tl.zeros([BINS], tl.int32)
-    for begin in range(0, blocks, AT_ONCE):
-        other = begin + tl.arange(0, AT_ONCE)[:, None]
-        counts = tl.load(counts_ptr + other * BINS + bins[None, :], mask=other < blocks, other=0)
-        total += tl.sum(counts, axis=0)
-        before += tl.sum(tl.where(other < block, counts, 0), axis=0)
-    # Where the next of each expert goes: behind smaller experts' pairs, and its own of blocks before.
-    following = tl.cumsum(total, axis=0) - total + before
-    one = tl.arange(0, PART)
-    for begin in range(0, BLOCK, PART):
-        pair = block * BLOCK + begin + one
-        ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=E)
-        known = (ids >= 0) & (ids < E)
-        earlier = (ids[:, None] == ids[None, :]) & (one[:, None] > one[None, :])
-        place = tl.gather(following, tl.where(known, ids, E), 0) + tl.sum(earlier.to(tl.int32), axis=1)
-        tl.store(order_ptr + place, pair, mask=known)
-        tl.store(places_ptr + pair, place, mask=known)
-        following += _histogram(ids, E, BINS)
+    total = tl.load(counts_ptr + blocks * BINS + bins)
+    # Where a block's first pair of each expert goes: behind smaller experts' pairs, and its own of blocks before.
+    first = tl.cumsum(total, axis=0) - total + tl.load(counts_ptr + block * BINS + bins)
+    pair = block * BLOCK + one
+    ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=E)
+    known = (ids >= 0) & (ids < E)
+    earlier = (ids[:, None] == ids[None, :]) & (one[:, None] > one[None, :])
+    place = tl.gather(first, tl.where(known, ids, E), 0) + tl.sum(earlier.to(tl.int32), axis=1)
+    tl.store(order_ptr + place, pair, mask=known)
+    tl.store(places_ptr + pair, place, mask=known)
     for expert in range(block, E, blocks):
         _write_tiles(total, expert, ends_ptr, tiles_ptr, count_ptr, capacity, E, BINS, HEIGHT)
 
@@ -192,11 +206,15 @@ def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
             HEIGHT=height, BLOCK=block, num_warps=8 if block >= 2048 else 4, **sizes,
         )  # fmt: skip
         return plan
-    blocks = -(-pairs // BLOCK)
-    counts = ids.new_empty(blocks, sizes["BINS"])
+    blocks, bins = -(-pairs // BLOCK), power_of_two(experts + 1)
+    counts = ids.new_empty(blocks + 1, bins)
     _count_kernel[(blocks,)](ids, counts, pairs, BLOCK=BLOCK, num_warps=4, **sizes)
+    width = min(bins, 16)
+    _add_up_kernel[(bins // width,)](
+        counts, blocks, BINS=bins, WIDTH=width, AT_ONCE=256, OVERLAP=overlap, num_warps=8, launch_pdl=overlap
+    )
     _place_kernel[(blocks,)](
-        ids, counts, plan.order, plan.places, plan.ends, plan.tiles, plan.count, pairs, capacity,
-        HEIGHT=height, BLOCK=BLOCK, AT_ONCE=32, PART=BLOCK // 8, num_warps=8, **sizes,
+        ids, counts, plan.order, plan.places, plan.ends, plan.tiles, plan.count, pairs, blocks, capacity,
+        HEIGHT=height, BLOCK=BLOCK, num_warps=4, **sizes,
     )  # fmt: skip
     return plan

@@ -96,8 +96,10 @@ def test_every_cut_gives_the_weighted_sum(
     args = (h, dequantize(gate_up), dequantize(down), ids, weights, residual)
     if cut.startswith("many"):
         # A tie in the rounding may fall the other way. The interpreter's loses a carry: 124 becomes 64, instead of 128.
-        error = relative_error(outs[0], rounded_reference(*args, grouped=KINDS[kind][1] == "group"))
-        assert error < (6e-3 if device.type == "cuda" else 0.3)
+        grouped = KINDS[kind][1] == "group"
+        error = relative_error(outs[0], rounded_reference(*args, grouped=grouped))
+        # What is rounded in a pass of its own has been rounded to the rows' type first.
+        assert error < (0.3 if device.type == "cpu" else 6e-3 if grouped else 1.5e-2)
     else:
         assert relative_error(outs[0], reference(*args)) < tolerance(dtype)
     assert torch.equal(*outs)
