@@ -80,6 +80,7 @@ def _decode_kernel(
     q_stride,
     window,
     scale,
+    value_scale,  # of FP8 caches
     workers,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -165,12 +166,12 @@ def _decode_kernel(
             # One block ahead, so that the copies of K and V never wait for their addresses.
             next_positions = positions + BLOCK
             pages = _page_ids(page_table_ptr, row, table_stride, next_positions, seq_len, PAGE)
-            k = tl.load(k_head + offsets)  # past the end something finite or not: its score is replaced
+            k = tl.load(k_head + offsets).to(q.dtype)  # past the end something finite or not: its score is replaced
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             scores = tl.where(visible[None, :], scores, float("-inf"))
             best, total, acc, weights = softmax_step(scores, best, total, acc)
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
-            v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0)
+            v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             positions = next_positions
 
@@ -179,12 +180,12 @@ def _decode_kernel(
             if SHARED:
                 # Without the rows that only pad the matrix product.
                 _finish(
-                    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                    out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
                     _unpadded(best, MERGE_GROUP), _unpadded(total, MERGE_GROUP), _unpadded(acc, MERGE_GROUP),
                     KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                 )  # fmt: skip
             else:
-                safe_total = tl.where(total == 0.0, 1.0, total)
+                safe_total = _divisor(total, v_ptr, value_scale)
                 out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
                 tl.store(out, (acc / safe_total[:, None]).to(q.dtype), mask=(group < GROUP)[:, None])
         else:
@@ -218,7 +219,7 @@ def _decode_kernel(
                         )  # fmt: skip
                 if finished:
                     _finish(
-                        out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                        out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
                         merged_best, merged_total, merged,
                         KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                     )  # fmt: skip
@@ -229,6 +230,15 @@ def _decode_kernel(
         start = next_start
         positions = next_row_positions
         pages = next_row_pages
+
+
+@triton.jit
+def _divisor(total, v_ptr, value_scale):
+    """What a sum of weighted values, or of FP8 codes, is divided by."""
+    safe = tl.where(total == 0.0, 1.0, total)
+    if v_ptr.dtype.element_ty.is_fp8():
+        safe /= value_scale
+    return safe
 
 
 @triton.jit
@@ -305,7 +315,7 @@ def _merge_parts(
 
 @triton.jit
 def _finish(
-    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
+    out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Fold in the shared positions' SHARED parts, each of weight 2 ** lse and divided by it, and write the row."""
@@ -322,7 +332,7 @@ def _finish(
         heavy = lse > float("-inf")
         values = tl.where(heavy[:, :, None], values, 0.0)
         best, total, acc = _merge(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
-    safe_total = tl.where(total == 0.0, 1.0, total)
+    safe_total = _divisor(total, v_ptr, value_scale)
     out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
     tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
 
@@ -358,10 +368,13 @@ class PagedDecode:
         shared: SharedPart | None = None,
         config: DecodeConfig | None = None,
         out: Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> Tensor:
         """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
         [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
         which must come last, are left alone.
+
+        FP8 caches hold codes: the scale of keys is part of `scale`, values are codes times `value_scale`.
 
         Lengths are read on the device only. Raises ValueError where the layout is not this one.
         """
@@ -377,7 +390,9 @@ class PagedDecode:
             return out
         group = heads // kv_heads
         launch = launch_for(q.device)
-        config = config or decode_config(rows, group, dim, q.element_size(), launch, shared is not None)
+        config = config or decode_config(
+            rows, group, dim, q.element_size(), launch, shared is not None, k_cache.element_size()
+        )
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
         _decode_kernel[(workers * kv_heads,)](
@@ -386,7 +401,7 @@ class PagedDecode:
             parts if shared is None else shared.out,
             weights if shared is None else shared.lse,
             parts, weights, arrived,
-            rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, workers,
+            rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, value_scale, workers,
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),

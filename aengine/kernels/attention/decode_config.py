@@ -24,10 +24,13 @@ class DecodeConfig:
     crowd: int
     merged: int = 4096
 
-    def shared_memory(self, group: int, dim: int, element_size: int) -> int:
-        """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights."""
-        copies = (self.stages - 1) * 2 * self.block * dim
-        return (copies + group_pad(group) * (dim + self.block)) * element_size + 4 * group_pad(group)
+    def shared_memory(self, group: int, dim: int, element_size: int, kept_size: int = 0) -> int:
+        """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights.
+
+        kept_size: bytes of an element of the cache, 0 where it is `element_size`.
+        """
+        copies = (self.stages - 1) * 2 * self.block * dim * (kept_size or element_size)
+        return copies + group_pad(group) * (dim + self.block) * element_size + 4 * group_pad(group)
 
 
 # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
@@ -41,15 +44,15 @@ def group_pad(group: int) -> int:
 
 @lru_cache
 def decode_config(
-    rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False
+    rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False, kept_size: int = 0
 ) -> DecodeConfig:
     """Measured on an H200 for 2-byte elements, dim 64 and 128 (bench/KERNELS.md); the others only have to fit.
 
-    group: query heads of each KV head; shared: what is left of each row is short. Where there is less shared memory,
+    group: query heads of each KV head; shared: what is left of each row is short; kept_size: as `shared_memory` has it. Where there is less shared memory,
     blocks are smaller, and fewer programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
-    while (need := config.shared_memory(group, dim, element_size)) > launch.shared_memory and config.block > 16:
+    while (need := config.shared_memory(group, dim, element_size, kept_size)) > launch.shared_memory and config.block > 16:
         config = replace(config, block=config.block // 2)
     # A program has 1 KB beside its own.
     return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
