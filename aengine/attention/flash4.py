@@ -56,7 +56,7 @@ class Flash4:
         k, v = self._room(most, k_cache, q.dtype)
         outs = []
         for group, first in chunk_groups(chunks, sizes, most):
-            plan = group.plan(GatherPlan, lambda group=group: plan_gather(group.seq_lens, page_size))
+            plan = _plan(group, page_size)
             gather_pages(k_cache, v_cache, group.page_table, group.seq_lens, plan, k, v, value_scale)
             own = q if group is chunks else q[first : first + sum(group.query_lens)]
             outs.append(self.on_gathered(own, k, v, plan.starts, group, scale, window))
@@ -86,6 +86,10 @@ class Flash4:
         if self._gathered is None or self._gathered[0].shape != shape or self._gathered[0].dtype != dtype:
             self._gathered = (cache.new_zeros(shape, dtype=dtype), cache.new_zeros(shape, dtype=dtype))
         return self._gathered
+
+
+def _plan(chunks: AttentionBatch, page_size: int) -> GatherPlan:
+    return chunks.plan(GatherPlan, lambda: plan_gather(chunks.seq_lens, page_size))
 
 
 def _options(chunks: AttentionBatch, scale: float, window: int | None) -> dict[str, Any]:

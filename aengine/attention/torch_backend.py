@@ -88,9 +88,7 @@ class TorchAttention:
             else:
                 out.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), k_cache, v_cache, group, scale))
         for chunk in plan.chunks:
-            k, v = (
-                _floats(cache.index_select(0, chunk.pages), q.dtype).flatten(0, 1) for cache in (k_cache, v_cache)
-            )
+            k, v = (_floats(cache.index_select(0, chunk.pages), q.dtype).flatten(0, 1) for cache in (k_cache, v_cache))
             for block in chunk.blocks:
                 out[block.queries] = _prefill(q[block.queries], k[: block.context], v[: block.context], block, scale)
         return out

@@ -1,4 +1,4 @@
-"""How keys and values are kept in an FP8 cache: as codes, a number each that a layer's scale turns back into a value."""
+"""Keys and values in an FP8 cache are codes: numbers that a scale of the layer turns back into values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NO_SCALES = KVScales()
 
 
 def encode(x: Tensor, scale: float) -> Tensor:
-    """x [...], floats -> codes of the same shape. What is too large becomes the largest; NaN stays, infinity becomes it.
+    """x [...], floats -> codes of the same shape. What is too large becomes the largest; what is not finite, NaN.
 
-    So whatever is not finite is still seen where the codes are read.
+    So that is still seen where the codes are read.
     """
     codes = (x.float() * (1.0 / scale)).clamp_(-LARGEST, LARGEST)  # of NaN, NaN
     return codes.masked_fill_(x.isinf(), float("nan")).to(FP8)

@@ -52,7 +52,9 @@ def decode_config(
     blocks are smaller, and fewer programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
-    while (need := config.shared_memory(group, dim, element_size, kept_size)) > launch.shared_memory and config.block > 16:
+    while (
+        need := config.shared_memory(group, dim, element_size, kept_size)
+    ) > launch.shared_memory and config.block > 16:
         config = replace(config, block=config.block // 2)
     # A program has 1 KB beside its own.
     return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
