@@ -48,8 +48,8 @@ def decode_config(
 ) -> DecodeConfig:
     """Measured on an H200 for 2-byte elements, dim 64 and 128 (bench/KERNELS.md); the others only have to fit.
 
-    group: query heads of each KV head; shared: what is left of each row is short; kept_size: as `shared_memory` has it. Where there is less shared memory,
-    blocks are smaller, and fewer programs are on a processor.
+    group: query heads of each KV head; shared: what is left of each row is short; kept_size: as `shared_memory`. Where
+    there is less shared memory, blocks are smaller, and fewer programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
     while (

@@ -12,7 +12,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
 from aengine.attention.flash4 import Flash4
 from aengine.attention.flash4_offline import compile_flash4, launch_kinds
 from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_is_installed, flash4_runs_on

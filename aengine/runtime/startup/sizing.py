@@ -41,8 +41,8 @@ def size_pool(
 ) -> PoolSize:
     """Choose the number of pages that fit into `available` bytes and the context length that follows.
 
-    kv_dtype: of keys and values; memory: bytes that the device has at all. Raises `ConfigError` with the arithmetic when
-    not even one sequence of the asked length fits, or when more pages were asked for than there is memory.
+    kv_dtype: of keys and values; memory: bytes that the device has at all. Raises `ConfigError` with the arithmetic
+    when not even one sequence of the asked length fits, or when more pages were asked for than there is memory.
     """
     page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
     longest = check_length(config, model)
