@@ -50,11 +50,34 @@ def _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.co
 @triton.jit
 def softmax_step(scores, best, total, acc):
     """One block into a running softmax in base 2; rows that have seen nothing stay at -inf and 0."""
+    new_best, new_total, shrink, weights = softmax_weights(scores, best, total)
+    return new_best, new_total, acc * shrink[:, None], weights
+
+
+@triton.jit
+def softmax_weights(scores, best, total):
+    """The same but for the values, which are left to be multiplied with the third result."""
     new_best = tl.maximum(best, tl.max(scores, axis=1))
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
     shrink = tl.math.exp2(best - safe)
     weights = tl.math.exp2(scores - safe[:, None])
-    return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
+    return new_best, total * shrink + tl.sum(weights, axis=1), shrink, weights
+
+
+@triton.jit
+def _in_float16(q):
+    """q [rows, dim] bfloat16 -> float16, exactly but for what is tiny beside its row's largest, and [rows] powers of
+    two that it was divided by. FP8 becomes float16 in one instruction and bfloat16 in several."""
+    q = q.to(tl.float32)
+    exponent = tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) & 0x7F800000  # all ones where one is not finite
+    power = tl.where(exponent == 0, 1.0, exponent.to(tl.float32, bitcast=True))
+    return (q / power[:, None]).to(tl.float16), power
+
+
+@triton.jit
+def _code(words, n: tl.constexpr, dtype: tl.constexpr):
+    """The FP8 number in byte n of each word."""
+    return ((words >> (8 * n)) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
 
 
 @keep_variants
@@ -125,6 +148,12 @@ def _decode_kernel(
 
     group = tl.arange(0, GROUP_PAD)
     columns = tl.arange(0, DIM)
+    # A matrix product wants pairs of tokens side by side, FP8 values lie dimension by dimension: as words of four
+    # dimensions they make four products over a quarter of the columns each, and no byte is loaded alone.
+    FP8: tl.constexpr = v_ptr.dtype.element_ty.is_fp8()
+    WORDS: tl.constexpr = FP8 and DIM >= 64
+    quarter = tl.arange(0, DIM // 4)
+    v_words = v_ptr.to(tl.pointer_type(tl.int32)) + head * (DIM // 4) if WORDS else v_ptr
     tokens = tl.arange(0, BLOCK)
     k_head = k_ptr + head * DIM
     v_head = v_ptr + head * DIM
@@ -153,28 +182,50 @@ def _decode_kernel(
         next_row_pages = _page_ids(page_table_ptr, row + 1, table_stride, next_row_positions, next_len, PAGE)
         q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
         q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
+        row_scale = tl.full([GROUP_PAD], scale, tl.float32)
+        if FP8 and q.dtype == tl.bfloat16:
+            q, power = _in_float16(q)
+            row_scale *= power
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
         acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
+        acc_0 = tl.zeros([GROUP_PAD, DIM // 4], tl.float32)
+        acc_1 = acc_0
+        acc_2 = acc_0
+        acc_3 = acc_0
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
             visible = positions < seq_len
             if WINDOWED or SHARED:
                 visible &= positions >= low
             if WIDE:
                 pages = pages.to(tl.int64)
-            offsets = ((pages * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
+            slots = pages * PAGE + positions % PAGE
+            offsets = (slots * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
             next_positions = positions + BLOCK
             pages = _page_ids(page_table_ptr, row, table_stride, next_positions, seq_len, PAGE)
             k = tl.load(k_head + offsets).to(q.dtype)  # past the end something finite or not: its score is replaced
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            scores *= row_scale[:, None] if FP8 else scale
             scores = tl.where(visible[None, :], scores, float("-inf"))
-            best, total, acc, weights = softmax_step(scores, best, total, acc)
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
-            v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+            if WORDS:
+                best, total, shrink, weights = softmax_weights(scores, best, total)
+                weights = weights.to(q.dtype)
+                word_offsets = (slots * (KV_HEADS * DIM // 4))[:, None] + quarter[None, :]
+                words = tl.load(v_words + word_offsets, mask=visible[:, None], other=0)
+                acc_0 = tl.dot(weights, _code(words, 0, q.dtype), acc_0 * shrink[:, None])
+                acc_1 = tl.dot(weights, _code(words, 1, q.dtype), acc_1 * shrink[:, None])
+                acc_2 = tl.dot(weights, _code(words, 2, q.dtype), acc_2 * shrink[:, None])
+                acc_3 = tl.dot(weights, _code(words, 3, q.dtype), acc_3 * shrink[:, None])
+            else:
+                best, total, acc, weights = softmax_step(scores, best, total, acc)
+                v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
+                acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             positions = next_positions
 
+        if WORDS:
+            acc = tl.interleave(tl.interleave(acc_0, acc_2), tl.interleave(acc_1, acc_3))
         row_heads = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP
         if (from_block == 0) & (to_block == count):
             if SHARED:
@@ -187,7 +238,7 @@ def _decode_kernel(
             else:
                 safe_total = _divisor(total, v_ptr, value_scale)
                 out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
-                tl.store(out, (acc / safe_total[:, None]).to(q.dtype), mask=(group < GROUP)[:, None])
+                tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
         else:
             # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
             # not start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
