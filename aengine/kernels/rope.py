@@ -41,10 +41,12 @@ def _store_halves(ptr, low, high, heads, offset, mask, DIM: tl.constexpr):
 @triton.jit
 def _kept(x, inverse, dtype: tl.constexpr):
     """What the cache keeps of x: as `encode` makes codes of an FP8 cache, or as it is."""
+    kept = x
     if dtype.is_fp8():
-        code = tl.clamp(x.to(tl.float32) * inverse, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-        return tl.where(tl.abs(x.to(tl.float32)) == float("inf"), float("nan"), code).to(dtype)
-    return x
+        wide = x.to(tl.float32)
+        code = tl.clamp(wide * inverse, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        kept = tl.where(tl.abs(wide) == float("inf"), float("nan"), code).to(dtype)
+    return kept
 
 
 @keep_variants
