@@ -144,12 +144,18 @@ def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, n
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 
-@pytest.mark.parametrize(("rows", "group", "dim"), [(1, 4, 128), (2, 4, 128), (16, 8, 128), (256, 4, 128), (64, 2, 64)])
-def test_decode_attention_of_codes(compiler: Compiler, rows: int, group: int, dim: int) -> None:
-    q, cache = half(rows, 2 * group, dim), codes(100, 16, 2, dim)
-    config = decode_config(rows, group, dim, 2, compiler.gpu.launch, kept_size=1)
+@pytest.mark.parametrize(
+    ("rows", "group", "dim", "new"),
+    [(1, 4, 128, half), (2, 4, 128, half), (16, 8, 128, half), (256, 4, 128, half), (64, 2, 64, half),
+     (100, 4, 256, half), (8, 4, 128, single), (8, 4, 32, half)],
+)  # fmt: skip
+def test_decode_attention_of_codes(
+    compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]
+) -> None:
+    q, cache = new(rows, 2 * group, dim), codes(100, 16, 2, dim)
+    config = decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch, kept_size=1)
     decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
-    assert compiler.shared[-1] <= config.shared_memory(group, dim, 2, 1)
+    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), 1)
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 

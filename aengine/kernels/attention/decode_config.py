@@ -52,12 +52,21 @@ def decode_config(
     there is less shared memory, blocks are smaller, and fewer programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
+    if kept_size and kept_size < element_size == 2 and not (shared and rows > 16):
+        config = _half_the_bytes(config)
     while (
         need := config.shared_memory(group, dim, element_size, kept_size)
     ) > launch.shared_memory and config.block > 16:
         config = replace(config, block=config.block // 2)
     # A program has 1 KB beside its own.
     return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
+
+
+def _half_the_bytes(config: DecodeConfig) -> DecodeConfig:
+    """For elements of one byte: as many bytes on their way as with two, in longer blocks or in more of them."""
+    if config.block < 128:
+        return replace(config, block=2 * config.block)
+    return replace(config, stages=2 * config.stages - 1)
 
 
 def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) -> DecodeConfig:
