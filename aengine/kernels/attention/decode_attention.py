@@ -22,7 +22,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.attention.codes import code, divisor, in_float16
 from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
+from aengine.kernels.attention.softmax import merge_parts, softmax_step, softmax_weights
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -45,39 +47,6 @@ def _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.co
     return tl.load(
         page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
     )
-
-
-@triton.jit
-def softmax_step(scores, best, total, acc):
-    """One block into a running softmax in base 2; rows that have seen nothing stay at -inf and 0."""
-    new_best, new_total, shrink, weights = softmax_weights(scores, best, total)
-    return new_best, new_total, acc * shrink[:, None], weights
-
-
-@triton.jit
-def softmax_weights(scores, best, total):
-    """The same but for the values, which are left to be multiplied with the third result."""
-    new_best = tl.maximum(best, tl.max(scores, axis=1))
-    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
-    shrink = tl.math.exp2(best - safe)
-    weights = tl.math.exp2(scores - safe[:, None])
-    return new_best, total * shrink + tl.sum(weights, axis=1), shrink, weights
-
-
-@triton.jit
-def _in_float16(q):
-    """q [rows, dim] bfloat16 -> float16, exactly but for what is tiny beside its row's largest, and [rows] powers of
-    two that it was divided by. FP8 becomes float16 in one instruction and bfloat16 in several."""
-    q = q.to(tl.float32)
-    exponent = tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) & 0x7F800000  # all ones where one is not finite
-    power = tl.where(exponent == 0, 1.0, exponent.to(tl.float32, bitcast=True))
-    return (q / power[:, None]).to(tl.float16), power
-
-
-@triton.jit
-def _code(words, n: tl.constexpr, dtype: tl.constexpr):
-    """The FP8 number in byte n of each word."""
-    return ((words >> (8 * n)) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
 
 
 @keep_variants
@@ -184,7 +153,7 @@ def _decode_kernel(
         q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
         row_scale = tl.full([GROUP_PAD], scale, tl.float32)
         if FP8 and q.dtype == tl.bfloat16:
-            q, power = _in_float16(q)
+            q, power = in_float16(q)
             row_scale *= power
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
@@ -214,10 +183,10 @@ def _decode_kernel(
                 weights = weights.to(q.dtype)
                 word_offsets = (slots * (KV_HEADS * DIM // 4))[:, None] + quarter[None, :]
                 words = tl.load(v_words + word_offsets, mask=visible[:, None], other=0)
-                acc_0 = tl.dot(weights, _code(words, 0, q.dtype), acc_0 * shrink[:, None])
-                acc_1 = tl.dot(weights, _code(words, 1, q.dtype), acc_1 * shrink[:, None])
-                acc_2 = tl.dot(weights, _code(words, 2, q.dtype), acc_2 * shrink[:, None])
-                acc_3 = tl.dot(weights, _code(words, 3, q.dtype), acc_3 * shrink[:, None])
+                acc_0 = tl.dot(weights, code(words, 0, q.dtype), acc_0 * shrink[:, None], input_precision=PRECISION)
+                acc_1 = tl.dot(weights, code(words, 1, q.dtype), acc_1 * shrink[:, None], input_precision=PRECISION)
+                acc_2 = tl.dot(weights, code(words, 2, q.dtype), acc_2 * shrink[:, None], input_precision=PRECISION)
+                acc_3 = tl.dot(weights, code(words, 3, q.dtype), acc_3 * shrink[:, None], input_precision=PRECISION)
             else:
                 best, total, acc, weights = softmax_step(scores, best, total, acc)
                 v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
@@ -236,7 +205,7 @@ def _decode_kernel(
                     KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                 )  # fmt: skip
             else:
-                safe_total = _divisor(total, v_ptr, value_scale)
+                safe_total = divisor(total, v_ptr, value_scale)
                 out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
                 tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
         else:
@@ -284,15 +253,6 @@ def _decode_kernel(
 
 
 @triton.jit
-def _divisor(total, v_ptr, value_scale):
-    """What a sum of weighted values, or of FP8 codes, is divided by."""
-    safe = tl.where(total == 0.0, 1.0, total)
-    if v_ptr.dtype.element_ty.is_fp8():
-        safe /= value_scale
-    return safe
-
-
-@triton.jit
 def _unpadded(x, KEEP: tl.constexpr):
     """The first KEEP of x's rows; KEEP and their number are powers of two."""
     if len(x.shape) == 1:
@@ -302,17 +262,6 @@ def _unpadded(x, KEEP: tl.constexpr):
         folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP, x.shape[1]])
         chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None, None]
     return tl.sum(tl.where(chosen, folded, 0.0), axis=0)
-
-
-@triton.jit
-def _merge(best, total, acc, part_best, part_total, values):
-    """Add parts [parts, MERGE_GROUP(, DIM)] of a softmax to what there is of it."""
-    new_best = tl.maximum(best, tl.max(part_best, axis=0))
-    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
-    shrink = tl.math.exp2(best - safe)
-    grow = tl.math.exp2(part_best - safe[None, :])
-    total = total * shrink + tl.sum(part_total * grow, axis=0)
-    return new_best, total, acc * shrink[:, None] + tl.sum(values * grow[:, :, None], axis=0)
 
 
 @triton.jit
@@ -360,7 +309,7 @@ def _merge_parts(
             part_ptr + (slot[:, None] * GROUP + group[None, :])[:, :, None] * DIM + columns[None, None, :],
             mask=inside[:, :, None], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
-        best, total, acc = _merge(best, total, acc, part_best, part_total, values)
+        best, total, acc = merge_parts(best, total, acc, part_best, part_total, values)
     return best, total, acc
 
 
@@ -382,8 +331,8 @@ def _finish(
         # A part that was empty left its values unwritten.
         heavy = lse > float("-inf")
         values = tl.where(heavy[:, :, None], values, 0.0)
-        best, total, acc = _merge(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
-    safe_total = _divisor(total, v_ptr, value_scale)
+        best, total, acc = merge_parts(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
+    safe_total = divisor(total, v_ptr, value_scale)
     out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
     tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
 
