@@ -29,6 +29,8 @@ class DecodeConfig:
 
         kept_size: bytes of an element of the cache, 0 where it is `element_size`.
         """
+        if element_size > 2:  # what is kept in fewer bytes takes as many for a product of float32
+            kept_size = 0
         copies = (self.stages - 1) * 2 * self.block * dim * (kept_size or element_size)
         return copies + group_pad(group) * (dim + self.block) * element_size + 4 * group_pad(group)
 
