@@ -264,6 +264,7 @@ def test_nothing_is_compiled_while_serving(
         pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25, "max_step_tokens": 64}, id="not-captured"),
         pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, id="no-graphs"),
         pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, id="fp8-keys"),
+        pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, id="fp8-short-steps"),
     ],
 )
 def test_processes_beside_a_start_up_compile_all_that_it_launches(
