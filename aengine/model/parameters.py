@@ -13,6 +13,7 @@ from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.model.dense import Dense, DenseExperts, Storage
 from aengine.model.groups import Group, Plain
+from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear
@@ -24,19 +25,32 @@ class Parameters:
     """Makes the parameters of one model on one device ("meta" for shapes alone), and keeps their groups in order."""
 
     def __init__(
-        self, kernels: Kernels, dtype: torch.dtype, device: torch.device, quantization: QuantConfig | None = None
+        self,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: QuantConfig | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """quantization: the formats of linears and experts in the checkpoint; None: all are floats."""
+        """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
+        cache; None: `dtype`."""
         self.kernels = kernels
         self._quantization = quantization
         self.groups: list[Group] = []
         self._storage = Storage(kernels, dtype, device)
+        self._kv_dtype = kv_dtype or dtype
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that is used as it is."""
         tensor = self._storage.empty(*shape)
         self.groups.append(Plain(name, tensor))
         return tensor
+
+    def kv_scales(self, name: str) -> LoadedKVScales:
+        """What a layer's cache is scaled with; name: of the attention in the checkpoint."""
+        scales = LoadedKVScales(name, self._storage.device, self._kv_dtype)
+        self.groups.append(scales)
+        return scales
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return self.kernels.norm(self.tensor(f"{name}.weight", width), eps)

@@ -230,6 +230,7 @@ def serve(runtime: Runtime, rows: int) -> int:
         pytest.param("flash-attn-4", 70, 8, {"cuda_graphs": False}, id="no-graphs"),
         pytest.param("flash-attn-4", 200, 2, {"cuda_graphs": False}, id="no-graphs-few-heads"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False, "kv_cache_gib": 0.25}, id="no-graphs-few-rows"),
+        pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, id="fp8-keys"),
     ],
 )
 def test_nothing_is_compiled_while_serving(
@@ -241,7 +242,7 @@ def test_nothing_is_compiled_while_serving(
     compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention, compiled.flash))
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of(attention, compiled.flash))
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
@@ -262,6 +263,8 @@ def test_nothing_is_compiled_while_serving(
         pytest.param("flash-attn-4", 256, {}, id="pool-sized"),
         pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25, "max_step_tokens": 64}, id="not-captured"),
         pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, id="no-graphs"),
+        pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, id="fp8-keys"),
+        pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, id="fp8-short-steps"),
     ],
 )
 def test_processes_beside_a_start_up_compile_all_that_it_launches(
@@ -272,7 +275,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention, compiled.flash))
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of(attention, compiled.flash))
     monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: attention == "flash-attn-4")
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
