@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels import norms, rope
+from aengine.kernels.experts.base import Experts
+from aengine.kernels.experts.fp8_experts import Fp8Experts
 from aengine.kernels.experts.route import Route, TritonRoute
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.triton_experts import TritonExperts
@@ -47,7 +49,15 @@ class TritonKernels:
             return Fp8Linear(weight, bias, self._fp8_few_rows)
         return self.dense(dequantize(weight).to(dtype), bias)
 
-    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TritonExperts:
+    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
+        """Where there is no kernel for their shape or on this device, of the dequantised matrices."""
+        if (
+            isinstance(gate_up, Fp8Weight)
+            and isinstance(down, Fp8Weight)
+            and Fp8Experts.fits(gate_up, down)
+            and launch_for(down.weight.device).fp8
+        ):
+            return Fp8Experts(gate_up, down)
         return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
 
     def experts(self, gate_up: Tensor, down: Tensor) -> TritonExperts:

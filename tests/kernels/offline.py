@@ -12,7 +12,17 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
-from aengine.kernels.experts import few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum
+from aengine.kernels.experts import (
+    few_rows,
+    fp8_experts,
+    many_rows,
+    plan,
+    route,
+    single_rows,
+    triton_experts,
+    weighted_sum,
+)
+from aengine.kernels.experts import fp8_many_rows as fp8_many_experts
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
 from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows
@@ -25,7 +35,7 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear),
     *(fp8_few_rows, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch),
-    *(few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum),
+    *(few_rows, fp8_experts, fp8_many_experts, many_rows, plan, route, single_rows, triton_experts, weighted_sum),
 )
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),

@@ -185,7 +185,7 @@ def test_experts(
     size, ids = h.element_size(), ints(tokens, top_k)
     config = experts_config(tokens, top_k, experts, hidden, inter, size, compiler.gpu.launch)
     TritonExperts(gate_up, down).add_to(h, ids, single(tokens, top_k), new(tokens, hidden))
-    assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size) + 1024
+    assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size, size) + 1024
 
 
 @pytest.mark.parametrize("tokens", [1, 16384])

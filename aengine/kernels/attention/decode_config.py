@@ -67,7 +67,7 @@ def decode_config(
 def _half_the_bytes(config: DecodeConfig) -> DecodeConfig:
     """For elements of one byte: as many bytes on their way as with two, in longer blocks or in more of them."""
     if config.block < 128:
-        return replace(config, block=2 * config.block)
+        return replace(config, block=2 * config.block, crowd=max(config.crowd, 4))
     return replace(config, stages=2 * config.stages - 1)
 
 

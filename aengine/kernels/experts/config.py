@@ -7,14 +7,21 @@ from functools import lru_cache
 from typing import TypeVar
 
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
+from aengine.kernels.experts.fp8_many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
+from aengine.kernels.experts.plan import AT_ONCE
+from aengine.kernels.experts.route import route_borders
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.launch import Launch, power_of_two
+from aengine.kernels.linear.fp8.quantize import GROUP
 
+HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
 FEW_AVERAGE = 32  # rows of an expert on average, up to which the weights are what takes time
+TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
 Config = SingleConfig | FewConfig | ManyConfig
-_C = TypeVar("_C", FewConfig, ManyConfig)
+Fp8Config = SingleConfig | FewConfig | Fp8ManyConfig
+_C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig)
 
 
 @lru_cache
@@ -25,11 +32,10 @@ def experts_config(
 
     Where there is less shared memory, fewer copies are on their way at once.
     """
-    pairs = tokens * top_k
-    height = min(64, max(16, power_of_two(2 * pairs // experts)))
+    pairs, height = tokens * top_k, _height(tokens * top_k, experts)
     if element_size > 2:
         cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
-        return _fitting(FewConfig(min(32, height), cut, cut, sum_last=tokens <= 64), element_size, launch)
+        return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch)
     if tokens <= SINGLE_TOKENS:
         return SingleConfig(
             gate_up=SingleCut(2, _at_most(2048, hidden), 2, 4),
@@ -37,12 +43,45 @@ def experts_config(
         )
     # Before Hopper, what comes through descriptors is not on its way early.
     if pairs <= FEW_AVERAGE * experts or not launch.overlap:
-        return _fitting(
-            FewConfig(height, FewCut(32, 64, 6, 4), FewCut(64, 64, 6, 4), sum_last=tokens <= 64), element_size, launch
+        return _fitting(FewConfig(height, FewCut(32, 64, 6, 4), FewCut(64, 64, 6, 4)), element_size, launch)
+    if pairs <= TALL_AVERAGE * experts:
+        return _fitting(ManyConfig(64, ManyCut(128, 64, 4, 8), ManyCut(128, 64, 4, 4, 2)), element_size, launch)
+    return _fitting(ManyConfig(128, ManyCut(128, 64, 4, 8), ManyCut(256, 64, 3, 8)), element_size, launch)
+
+
+@lru_cache
+def fp8_experts_config(
+    tokens: int, top_k: int, experts: int, hidden: int, inter: int, element_size: int, launch: Launch
+) -> Fp8Config:
+    """The same for matrices in FP8, of rows of `element_size` bytes an element."""
+    pairs, height = tokens * top_k, _height(tokens * top_k, experts)
+    if element_size > 2:
+        cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
+        return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch, weight_size=1)
+    if tokens <= SINGLE_TOKENS:
+        return SingleConfig(
+            gate_up=SingleCut(4, _at_most(2048, hidden), 2, 4),
+            down=SingleCut(max(2, 64 // power_of_two(top_k)), GROUP, 3, 4),
         )
-    if pairs <= 96 * experts:
-        return _fitting(ManyConfig(64, ManyCut(64, 64, 4, 4, 2), ManyCut(128, 64, 4, 4, 2)), element_size, launch)
-    return _fitting(ManyConfig(128, ManyCut(128, 64, 3, 8), ManyCut(256, 64, 3, 8)), element_size, launch)
+    if pairs <= FEW_AVERAGE * experts or not launch.overlap:
+        return _fitting(
+            FewConfig(height, FewCut(32, 128, 5, 4), FewCut(64, 128, 5, 4)), element_size, launch, weight_size=1
+        )
+    return _fitting(
+        Fp8ManyConfig(64, ManyCut(64, 128, 3, 4, 0), ManyCut(128, 128, 3, 4, 0)), element_size, launch, weight_size=1
+    )
+
+
+def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
+    """Numbers of tokens, ascending: beyond each, another router, plan or mixture of experts may be launched."""
+    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]
+    pairs += [((height + 1) * experts - 1) // 2 for height in HEIGHTS[:-1]]  # see `_height`
+    return sorted({SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
+
+
+def _height(pairs: int, experts: int) -> int:
+    """Rows of a tile, of so many pairs a few of each expert: twice as many as an expert has on average."""
+    return next((height for height in HEIGHTS if 2 * pairs // experts <= height), HEIGHTS[-1])
 
 
 def _at_most(most: int, n: int) -> int:
@@ -50,9 +89,9 @@ def _at_most(most: int, n: int) -> int:
     return min(most, 1 << (n.bit_length() - 1))
 
 
-def _fitting(config: _C, element_size: int, launch: Launch) -> _C:
+def _fitting(config: _C, element_size: int, launch: Launch, weight_size: int | None = None) -> _C:
     """The same with fewer copies on their way, where they do not fit otherwise."""
-    while config.shared_memory(element_size) > launch.shared_memory - 1024:
+    while config.shared_memory(element_size, weight_size or element_size) > launch.shared_memory - 1024:
         cuts = (config.gate_up, config.down)
         most = max(cut.stages for cut in cuts)
         if most == 1:

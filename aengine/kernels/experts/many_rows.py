@@ -86,8 +86,8 @@ def _many_rows_kernel(
 @triton.jit
 def _sort_rows_kernel(
     x_ptr,  # [tokens, K]
-    ends_ptr,  # [E]
-    order_ptr,  # [pairs]
+    ids_ptr,  # [pairs]
+    places_ptr,  # [pairs]
     out_ptr,  # [pairs, K]
     E: tl.constexpr,
     K: tl.constexpr,
@@ -95,25 +95,27 @@ def _sort_rows_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    row = tl.program_id(0)
+    token = tl.program_id(0)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    if row < tl.load(ends_ptr + E - 1):  # there are no rows of pairs that go nowhere
-        token = tl.load(order_ptr + row) // TOP_K
-        value = tl.load(x_ptr + token.to(tl.int64) * K + k, mask=k < K, other=0.0)
-        tl.store(out_ptr + row.to(tl.int64) * K + k, value, mask=k < K)
+    value = tl.load(x_ptr + token.to(tl.int64) * K + k, mask=k < K, other=0)
+    for j in tl.static_range(TOP_K):
+        expert = tl.load(ids_ptr + token * TOP_K + j)
+        row = tl.load(places_ptr + token * TOP_K + j)  # anything, where the pair goes nowhere
+        inside = k < tl.where((expert >= 0) & (expert < E), K, 0)
+        tl.store(out_ptr + row.to(tl.int64) * K + k, value, mask=inside)
 
 
-def sort_rows(x: Tensor, plan: Plan, top_k: int) -> Tensor:
-    """x [tokens, k] -> each token's row once for each of its pairs, in the plan's order: [pairs, k]."""
-    k, pairs = x.shape[1], len(plan.order)
-    out = x.new_empty(pairs, k)
+def sort_rows(x: Tensor, plan: Plan, ids: Tensor) -> Tensor:
+    """x [tokens, k] -> each token's row at the places of all its pairs, ids [tokens, top_k]: [pairs, k]."""
+    (tokens, k), top_k = x.shape, ids.shape[1]
+    out = x.new_empty(tokens * top_k, k)
     block = min(2048, power_of_two(k))
     overlap = launch_for(x.device).overlap
-    _sort_rows_kernel[(pairs, triton.cdiv(k, block))](
-        x, plan.ends, plan.order, out, E=len(plan.ends), K=k, TOP_K=top_k, BLOCK=block, OVERLAP=overlap,
+    _sort_rows_kernel[(tokens, triton.cdiv(k, block))](
+        x, ids, plan.places, out, E=len(plan.ends), K=k, TOP_K=top_k, BLOCK=block, OVERLAP=overlap,
         num_warps=max(1, block // 512), launch_pdl=overlap,
     )  # fmt: skip
     return out
@@ -138,12 +140,12 @@ class ManyConfig:
     height: int
     gate_up: ManyCut
     down: ManyCut
-    gather: bool = True
+    gather: bool = False
 
-    def shared_memory(self, element_size: int) -> int:
-        """Bytes at most: copies on their way, with those that are being multiplied."""
+    def shared_memory(self, element_size: int, weight_size: int) -> int:
+        """Bytes at most: copies on their way, with those that are being multiplied. Sizes: bytes of an element."""
         return max(
-            cut.stages * (parts * cut.block_n + self.height) * cut.block_k * element_size
+            cut.stages * (parts * cut.block_n * weight_size + self.height * element_size) * cut.block_k
             for cut, parts in ((self.gate_up, 2), (self.down, 1))
         )
 
@@ -158,7 +160,7 @@ def many_rows(
     """
     (experts, hidden, inter), pairs, top_k = down.shape, ids.numel(), ids.shape[1]
     plan = make_plan(ids, experts, config.height)
-    sorted_rows = None if config.gather else sort_rows(h, plan, top_k)
+    sorted_rows = None if config.gather else sort_rows(h, plan, ids)
     activated = h.new_empty(pairs, inter)
     _launch(h, sorted_rows, gate_up, plan, activated, top_k, config.height, config.gate_up)
     rows = h.new_empty(pairs, hidden) if sorted_rows is None else sorted_rows

@@ -1,7 +1,8 @@
 """A counting sort of (token, expert) pairs by expert, on the device, and the tiles of rows that follow from it.
 
-A program for each expert reads all pairs twice: it counts them, so it knows where its own begin, and writes these in
-their order. Nothing is passed between programs, so one launch is enough, and the order is always the same.
+Of few pairs, a program for each expert reads all: it counts them, so it knows where its own begin, and writes these in
+their order. Of many, a program for each block of pairs counts these in one launch; in another it places
+them behind those of the blocks before it. The order is always the same.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -16,7 +17,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
 
-MOST_AT_ONCE = 4096  # pairs
+AT_ONCE = (256, 1024, 2048, 4096)  # pairs that the programs of all experts read, padded to one of these
+BLOCK = 1024  # pairs of a program, where there are more
 
 
 @triton.jit(do_not_specialize=["pairs", "capacity"])
@@ -32,25 +34,41 @@ def _plan_kernel(
     E: tl.constexpr,
     BINS: tl.constexpr,  # more than E
     HEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least as many as pairs
     OVERLAP: tl.constexpr,
 ):
     expert = tl.program_id(0)
-    bins = tl.arange(0, BINS)
     block = tl.arange(0, BLOCK)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    counts = tl.zeros([BINS], tl.int32)
-    for begin in range(0, pairs, BLOCK):
-        ids = tl.load(ids_ptr + begin + block, mask=begin + block < pairs, other=E)
-        known = (ids >= 0) & (ids < E)
-        counts += tl.histogram(tl.where(known, ids, E), BINS)  # the bin E is for all that go nowhere
-    counts = tl.where(bins < E, counts, 0)
+    ids = tl.load(ids_ptr + block, mask=block < pairs, other=E)
+    counts = _histogram(ids, E, BINS)
+    start = tl.sum(tl.where(tl.arange(0, BINS) < expert, counts, 0))
+    _write_tiles(counts, expert, ends_ptr, tiles_ptr, count_ptr, capacity, E, BINS, HEIGHT)
+    own = (ids == expert).to(tl.int32)
+    place = start + tl.cumsum(own, axis=0) - 1
+    tl.store(order_ptr + place, block, mask=own == 1)
+    tl.store(places_ptr + block, place, mask=own == 1)
+
+
+@triton.jit
+def _histogram(ids, E: tl.constexpr, BINS: tl.constexpr):
+    """How many ids are 0..E-1, [BINS]; of other numbers none."""
+    known = (ids >= 0) & (ids < E)
+    counts = tl.histogram(tl.where(known, ids, E), BINS)
+    return tl.where(tl.arange(0, BINS) < E, counts, 0)
+
+
+@triton.jit
+def _write_tiles(
+    counts, expert, ends_ptr, tiles_ptr, count_ptr, capacity, E: tl.constexpr, BINS: tl.constexpr, HEIGHT: tl.constexpr
+):
+    """One expert's end and tiles, where there are so many pairs of each, [BINS]."""
+    bins = tl.arange(0, BINS)
     start = tl.sum(tl.where(bins < expert, counts, 0))
     end = start + tl.sum(tl.where(bins == expert, counts, 0))
-    tiles = (counts + HEIGHT - 1) // HEIGHT
-    first = tl.sum(tl.where(bins < expert, tiles, 0))
+    first = tl.sum(tl.where(bins < expert, (counts + HEIGHT - 1) // HEIGHT, 0))
     number = (end - start + HEIGHT - 1) // HEIGHT
     tl.store(ends_ptr + expert, end)
     if expert == E - 1:
@@ -62,15 +80,72 @@ def _plan_kernel(
         tl.store(tiles_ptr + first + tile, tl.full([64], expert, tl.int32), mask=own)
         tl.store(tiles_ptr + capacity + first + tile, row, mask=own)
         tl.store(tiles_ptr + 2 * capacity + first + tile, tl.minimum(row + HEIGHT, end), mask=own)
-    if end > start:
-        before = start
-        for begin in range(0, pairs, BLOCK):
-            ids = tl.load(ids_ptr + begin + block, mask=begin + block < pairs, other=E)
-            own = (ids == expert).to(tl.int32)
-            place = before + tl.cumsum(own, axis=0) - 1
-            tl.store(order_ptr + place, begin + block, mask=own == 1)
-            tl.store(places_ptr + begin + block, place, mask=own == 1)
-            before += tl.sum(own)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _count_kernel(
+    ids_ptr,  # [pairs]
+    counts_ptr,  # [blocks, BINS]
+    pairs,
+    E: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    block = tl.program_id(0)
+    pair = block * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=E)
+    tl.store(counts_ptr + block * BINS + tl.arange(0, BINS), _histogram(ids, E, BINS))
+
+
+@triton.jit(do_not_specialize=["pairs", "capacity"])
+def _place_kernel(
+    ids_ptr,  # [pairs]
+    counts_ptr,  # [blocks, BINS]
+    order_ptr,  # [pairs]
+    places_ptr,  # [pairs]
+    ends_ptr,  # [E]
+    tiles_ptr,  # [3, capacity]
+    count_ptr,  # [1]
+    pairs,
+    capacity,
+    E: tl.constexpr,
+    BINS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # blocks whose counts are added up
+    PART: tl.constexpr,  # pairs that are compared with each other
+    OVERLAP: tl.constexpr,
+):
+    block, blocks = tl.program_id(0), tl.num_programs(0)
+    bins = tl.arange(0, BINS)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    total = tl.zeros([BINS], tl.int32)
+    before = tl.zeros([BINS], tl.int32)
+    for begin in range(0, blocks, AT_ONCE):
+        other = begin + tl.arange(0, AT_ONCE)[:, None]
+        counts = tl.load(counts_ptr + other * BINS + bins[None, :], mask=other < blocks, other=0)
+        total += tl.sum(counts, axis=0)
+        before += tl.sum(tl.where(other < block, counts, 0), axis=0)
+    # Where the next of each expert goes: behind smaller experts' pairs, and its own of blocks before.
+    following = tl.cumsum(total, axis=0) - total + before
+    one = tl.arange(0, PART)
+    for begin in range(0, BLOCK, PART):
+        pair = block * BLOCK + begin + one
+        ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=E)
+        known = (ids >= 0) & (ids < E)
+        earlier = (ids[:, None] == ids[None, :]) & (one[:, None] > one[None, :])
+        place = tl.gather(following, tl.where(known, ids, E), 0) + tl.sum(earlier.to(tl.int32), axis=1)
+        tl.store(order_ptr + place, pair, mask=known)
+        tl.store(places_ptr + pair, place, mask=known)
+        following += _histogram(ids, E, BINS)
+    for expert in range(block, E, blocks):
+        _write_tiles(total, expert, ends_ptr, tiles_ptr, count_ptr, capacity, E, BINS, HEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +184,19 @@ def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
     overlap = launch_for(ids.device).overlap
     places, order = ids.new_empty(2, pairs)
     plan = Plan(order, places, ids.new_empty(experts), ids.new_empty(3, capacity), ids.new_empty(1))
-    block = max(32, min(MOST_AT_ONCE, power_of_two(pairs)))
-    _plan_kernel[(experts,)](
-        ids, plan.order, plan.places, plan.ends, plan.tiles, plan.count, pairs, capacity,
-        E=experts, BINS=power_of_two(experts + 1), HEIGHT=height, BLOCK=block, OVERLAP=overlap,
-        num_warps=8 if block >= 2048 else 4, launch_pdl=overlap,
+    sizes = {"E": experts, "BINS": power_of_two(experts + 1), "OVERLAP": overlap, "launch_pdl": overlap}
+    if pairs <= AT_ONCE[-1]:
+        block = next(size for size in AT_ONCE if pairs <= size)
+        _plan_kernel[(experts,)](
+            ids, plan.order, plan.places, plan.ends, plan.tiles, plan.count, pairs, capacity,
+            HEIGHT=height, BLOCK=block, num_warps=8 if block >= 2048 else 4, **sizes,
+        )  # fmt: skip
+        return plan
+    blocks = -(-pairs // BLOCK)
+    counts = ids.new_empty(blocks, sizes["BINS"])
+    _count_kernel[(blocks,)](ids, counts, pairs, BLOCK=BLOCK, num_warps=4, **sizes)
+    _place_kernel[(blocks,)](
+        ids, counts, plan.order, plan.places, plan.ends, plan.tiles, plan.count, pairs, capacity,
+        HEIGHT=height, BLOCK=BLOCK, AT_ONCE=32, PART=BLOCK // 8, num_warps=8, **sizes,
     )  # fmt: skip
     return plan

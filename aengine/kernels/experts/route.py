@@ -228,7 +228,9 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
     padded = max(16, power_of_two(experts))
     if tokens > FEW_TOKENS and not wide:
         height = 64 if padded <= 256 else 32
-        if tokens <= 64 * launch.processors:
+        if tokens <= 16 * launch.processors:
+            height = 16
+        elif tokens <= 64 * launch.processors:
             height //= 2
         stages = min(3, max(1, (launch.shared_memory - 1024) // ((height + padded) * 64 * 2)))
         return RouteConfig(height, 64, 1, stages, 8 if padded > 128 else 4)
@@ -237,10 +239,15 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
     splits = 1
     while tokens <= FEW_TOKENS and splits < MOST_SPLITS and hidden % (32 * splits) == 0 and hidden // splits > piece:
         splits *= 2
-    warps = 8 if padded > 128 else 4
+    warps = 8 if padded >= 128 else 4
     if hidden // splits == piece and not wide:
         return RouteConfig(height, piece, splits, 1, warps)
     return RouteConfig(height, 16 if wide else 32, splits, 2, warps)
+
+
+def route_borders(launch: Launch) -> tuple[int, ...]:
+    """Numbers of tokens beyond each of which a router may be cut differently."""
+    return 16, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
 
 
 class Route:

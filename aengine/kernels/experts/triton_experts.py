@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from aengine.kernels.experts.config import Config, experts_config
 from aengine.kernels.experts.few_rows import FewConfig, few_rows
 from aengine.kernels.experts.many_rows import many_rows
+from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.single_rows import SingleConfig, single_rows
 from aengine.kernels.launch import launch_for
-
-LEAST_BLOCK = 16  # columns that a program of the few-rows kernel has at least
 
 
 class TritonExperts:
@@ -19,14 +17,11 @@ class TritonExperts:
 
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]; both contiguous."""
-        if not (gate_up.is_contiguous() and down.is_contiguous()):
-            raise ValueError("experts' weights must be contiguous")
         self.experts, self.hidden, self._inter = down.shape
         if gate_up.shape != (self.experts, 2 * self._inter, self.hidden):
             raise ValueError(f"gate_up {list(gate_up.shape)} does not belong to down {list(down.shape)}")
-        self._gate_up = gate_up
-        self._down = down
-        self._arrived = torch.zeros(-(-self.hidden // LEAST_BLOCK), dtype=torch.int32, device=down.device)
+        self._gate_up = Matrices(gate_up)
+        self._down = Matrices(down)
 
     def add_to(
         self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, *, config: Config | None = None
@@ -41,5 +36,5 @@ class TritonExperts:
         if isinstance(config, SingleConfig):
             return single_rows(h, self._gate_up, self._down, ids, weights, residual, config)
         if isinstance(config, FewConfig):
-            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._arrived)
-        return many_rows(h, self._gate_up, self._down, ids, weights, residual, config)
+            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config)
+        return many_rows(h, self._gate_up.weight, self._down.weight, ids, weights, residual, config)

@@ -100,7 +100,7 @@ def start_cuda(
         pool = size_pool(config, model, kv_dtype, room)
         with _asked_for_room(config, steps.most):
             executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
-            for plan in uncaptured_steps(config, steps.most, pool.max_model_len, graphs=bool(sizes.decode)):
+            for plan in uncaptured_steps(config, model, job.launch, steps.most, pool.max_model_len, sizes):
                 executor.execute(plan)
             stream.synchronize()
             torch.cuda.empty_cache()

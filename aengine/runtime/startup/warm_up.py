@@ -5,12 +5,19 @@ All but the largest ones write into page 0, which nobody owns and nobody reads.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from aengine.attention.flash4 import LEAST_GATHERING
 from aengine.config import EngineConfig
 from aengine.kernels.attention.decode_config import DECODE_BORDERS
+from aengine.kernels.experts.config import row_borders
+from aengine.kernels.launch import Launch
 from aengine.kernels.linear.small_linear import ROW_BORDERS
+from aengine.model.config import ModelConfig
+from aengine.model.spec import ExpertsSpec
+from aengine.runtime.cuda.capture import GraphSizes
 from aengine.types import MAX_LOGPROBS, NewRow, PrefillChunk, SamplingParams, StepPlan
 
 # Everything at once that takes memory of its own.
@@ -42,14 +49,41 @@ def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> l
     ]
 
 
-def uncaptured_steps(config: EngineConfig, max_step_tokens: int, max_model_len: int, graphs: bool) -> list[StepPlan]:
-    """What steps need that fit no captured shape. graphs: whether decodes are captured."""
+def uncaptured_steps(
+    config: EngineConfig, model: ModelConfig, launch: Launch, max_step_tokens: int, max_model_len: int,
+    sizes: GraphSizes,
+) -> list[StepPlan]:  # fmt: skip
+    """What steps need that fit none of the captured sizes."""
     steps = narrow_steps(config, max_step_tokens, max_model_len)
     steps.append(short_chunks(config, max_step_tokens, max_model_len))
+    widest = widest_step(config, max_step_tokens, max_model_len)
     if config.kv_cache_gib is not None:  # else sizing has run the largest
-        steps.append(widest_step(config, max_step_tokens, max_model_len))
-    if not graphs:
+        steps.append(widest)
+    if not sizes.decode:
         steps += decode_steps(config, max_step_tokens) + long_chunks(config, max_step_tokens, max_model_len)
+    launched = {*sizes.decode, *sizes.prefill, widest.num_tokens, *(step.num_tokens for step in steps)}
+    borders = {
+        border
+        for spec in (layer.ffn for layer in model.layers)
+        if isinstance(spec, ExpertsSpec)
+        for border in row_borders(spec.router.top_k, spec.count, launch)
+    }
+    return steps + border_steps(config, max_step_tokens, max_model_len, borders, launched)
+
+
+def border_steps(
+    config: EngineConfig, max_step_tokens: int, max_model_len: int, borders: Collection[int], launched: Collection[int]
+) -> list[StepPlan]:
+    """Prompts of as many tokens as each border says, unless a number up to there and beyond the last is launched."""
+    steps, last = [], 0
+    most = min(max_step_tokens, config.max_num_seqs * max_model_len)
+    for border in sorted({most, *(border for border in borders if border < most)} if borders else ()):
+        if not any(last < tokens <= border for tokens in launched):
+            rows = -(-border // max_model_len)
+            length = border // rows
+            pages = -(-length // config.page_size)
+            steps.append(_in_page_0(_largest_step(rows, length, pages, max_step_tokens, SamplingParams())))
+        last = border
     return steps
 
 

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from aengine.kernels.experts import plan as plan_module
 from aengine.kernels.experts.plan import make_plan, most_tiles
 
 pytestmark = pytest.mark.gpu
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.gpu
     [
         pytest.param(9, 2, 5, 4, id="tiny"),
         pytest.param(1, 3, 3, 16, id="tiny-one-token"),
+        pytest.param(70, 2, 5, 16, id="tiny-many-pairs"),
         (300, 8, 128, 32),
         (16384, 8, 128, 128),
         (5000, 8, 512, 16),
@@ -24,8 +26,17 @@ pytestmark = pytest.mark.gpu
 )
 @pytest.mark.parametrize("skew", [0, 1, 2])
 def test_pairs_are_sorted_stably_and_cut_into_tiles_of_one_expert(
-    tokens: int, top_k: int, experts: int, height: int, skew: int, device: torch.device
+    tokens: int,
+    top_k: int,
+    experts: int,
+    height: int,
+    skew: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if tokens == 70:  # as if these were many
+        monkeypatch.setattr(plan_module, "AT_ONCE", (64,))
+        monkeypatch.setattr(plan_module, "BLOCK", 32)
     ids = torch.randint(0, experts, (tokens, top_k), dtype=torch.int32, device=device)
     if skew == 1:
         ids[:] = experts - 1

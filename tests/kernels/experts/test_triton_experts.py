@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.config import experts_config
+from aengine.kernels.experts.config import experts_config, fp8_experts_config, row_borders
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
+from aengine.kernels.experts.plan import AT_ONCE
+from aengine.kernels.experts.route import route_config
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.launch import Launch
@@ -29,9 +32,9 @@ pytestmark = [
 CUTS = {
     "single": SingleConfig(SingleCut(8, 32, 2, 1), SingleCut(16, 16, 2, 1)),
     "few": FewConfig(16, FewCut(16, 32, 2, 4), FewCut(32, 32, 2, 4)),
-    "few-summed-apart": FewConfig(32, FewCut(32, 32, 2, 4), FewCut(64, 32, 2, 4), sum_last=False),
-    "many": ManyConfig(16, ManyCut(16, 32, 2, 4), ManyCut(32, 32, 2, 4, crowd=0)),
-    "many-sorted-flat": ManyConfig(32, ManyCut(32, 32, 2, 4, flatten=True), ManyCut(32, 32, 2, 4, 2), gather=False),
+    "few-tall": FewConfig(32, FewCut(32, 32, 2, 4), FewCut(64, 32, 2, 4)),
+    "many": ManyConfig(16, ManyCut(16, 32, 2, 4), ManyCut(32, 32, 2, 4, crowd=0), gather=True),
+    "many-sorted-flat": ManyConfig(32, ManyCut(32, 32, 2, 4, flatten=True), ManyCut(32, 32, 2, 4, 2)),
 }
 # tokens, experts, top_k, hidden, inter
 SHAPES = [
@@ -134,4 +137,21 @@ def test_weights_that_do_not_belong_together_are_refused_tiny(device: torch.devi
 @pytest.mark.parametrize("shared_memory", [99, 163, 227])
 def test_every_choice_fits_into_shared_memory_tiny(tokens: int, shared_memory: int) -> None:
     config = experts_config(tokens, 8, 128, 2048, 768, 2, Launch(132, True, shared_memory * 1024))
-    assert isinstance(config, SingleConfig) or config.shared_memory(2) <= shared_memory * 1024
+    assert isinstance(config, SingleConfig) or config.shared_memory(2, 2) <= shared_memory * 1024
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (64, 6), (512, 10)])
+@pytest.mark.parametrize("processors", [132, 108])
+def test_cuts_change_at_borders_only_tiny(experts: int, top_k: int, processors: int) -> None:
+    launch = Launch(processors, processors == 132, 227 * 1024, fp8=True)
+    borders, before = row_borders(top_k, experts, launch), None
+    for tokens in range(1, 17000):
+        block = bisect.bisect_left(AT_ONCE, tokens * top_k)
+        cuts = (
+            block,
+            *(choose(tokens, top_k, experts, 2048, 768, 2, launch) for choose in (experts_config, fp8_experts_config)),
+            *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
+        )
+        if tokens - 1 not in borders:
+            assert before in (None, cuts)
+        before = cuts

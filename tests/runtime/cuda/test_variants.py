@@ -26,6 +26,7 @@ from aengine.attention.flash_backend import PrefillAttention, _OnGathered
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.errors import CheckpointError
+from aengine.kernels import triton_kernels
 from aengine.kernels.draw import gumbel
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import triton_linear
@@ -47,7 +48,11 @@ from tests.runtime.ways import WAYS
 pytestmark = [*MARKS, pytest.mark.slow]
 DEVICE, META = torch.device("cpu"), torch.device("meta")
 empty = torch.empty
-H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
+H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, fp8=True)
+# Two layers: the last one's experts have the rows that are drawn from.
+EXPERTS: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 32, "num_experts_per_tok": 4}
+EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
 GIB = 2**30
 
 
@@ -101,6 +106,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     monkeypatch.setattr(
         triton_linear, "F", SimpleNamespace(linear=lambda x, weight, bias: x.new_zeros(len(x), len(weight)))
     )
+    monkeypatch.setattr(triton_kernels, "launch_for", lambda device: H200)
     real = gumbel.Draw.__call__
     monkeypatch.setattr(
         gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())
@@ -158,8 +164,9 @@ def attention_of(name: str, seen: set[str]) -> PrefillAttention:
     return _OnGathered(name, "", lambda q, *_: torch.zeros_like(q))
 
 
-def checkpoint(folder: Path, kv_heads: int) -> Path:
-    """The 0.6B shape, with one layer and a small vocabulary."""
+def checkpoint(folder: Path, kv_heads: int, more: dict[str, Any]) -> Path:
+    """The 0.6B shape, with one layer and a small vocabulary. more: of its configuration."""
+    family = "Qwen3Moe" if "num_experts" in more else "Qwen3"
     shape: dict[str, Any] = {
         "vocab_size": 9000,
         "hidden_size": 1024,
@@ -176,7 +183,7 @@ def checkpoint(folder: Path, kv_heads: int) -> Path:
         "eos_token_id": 7,
     }
     (folder / "config.json").write_text(
-        json.dumps({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **shape})
+        json.dumps({"architectures": [f"{family}ForCausalLM"], "model_type": "qwen3", **shape, **more})
     )
     return folder
 
@@ -220,17 +227,20 @@ def serve(runtime: Runtime, rows: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("attention", "rows", "kv_heads", "knobs"),
+    ("attention", "rows", "kv_heads", "knobs", "more"),
     [
-        pytest.param("flash-attn-4", 40, 8, {"kv_cache_gib": 0.25}, id="pool-given"),
-        pytest.param("flash-attn-4", 200, 8, {}, id="pool-sized"),
-        pytest.param("flash-attn-2", 40, 8, {"kv_cache_gib": 0.25}, id="not-captured"),
-        pytest.param("flash-attn-4", 1, 8, {}, id="one-row"),
-        pytest.param("flash-attn-2", 5, 8, {"max_step_tokens": 64}, id="short-steps"),
-        pytest.param("flash-attn-4", 70, 8, {"cuda_graphs": False}, id="no-graphs"),
-        pytest.param("flash-attn-4", 200, 2, {"cuda_graphs": False}, id="no-graphs-few-heads"),
-        pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False, "kv_cache_gib": 0.25}, id="no-graphs-few-rows"),
-        pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, id="fp8-keys"),
+        pytest.param("flash-attn-4", 40, 8, {"kv_cache_gib": 0.25}, {}, id="pool-given"),
+        pytest.param("flash-attn-4", 200, 8, {}, {}, id="pool-sized"),
+        pytest.param("flash-attn-2", 40, 8, {"kv_cache_gib": 0.25}, {}, id="not-captured"),
+        pytest.param("flash-attn-4", 1, 8, {}, {}, id="one-row"),
+        pytest.param("flash-attn-2", 5, 8, {"max_step_tokens": 64}, {}, id="short-steps"),
+        pytest.param("flash-attn-4", 70, 8, {"cuda_graphs": False}, {}, id="no-graphs"),
+        pytest.param("flash-attn-4", 200, 2, {"cuda_graphs": False}, {}, id="no-graphs-few-heads"),
+        pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False, "kv_cache_gib": 0.25}, {}, id="no-graphs-few-rows"),
+        pytest.param("flash-attn-4", 40, 8, {}, EXPERTS, id="experts"),
+        pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | FP8, id="experts-fp8"),
+        pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False}, EXPERTS, id="experts-no-graphs"),
+        pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
     ],
 )
 def test_nothing_is_compiled_while_serving(
@@ -238,6 +248,7 @@ def test_nothing_is_compiled_while_serving(
     rows: int,
     kv_heads: int,
     knobs: dict[str, Any],
+    more: dict[str, Any],
     tmp_path: Path,
     compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
@@ -246,7 +257,7 @@ def test_nothing_is_compiled_while_serving(
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
-    folder = checkpoint(tmp_path, kv_heads)
+    folder = checkpoint(tmp_path, kv_heads, more)
     runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
     assert len(compiled.new) > 20
     compiled.new.clear()
@@ -258,19 +269,22 @@ def test_nothing_is_compiled_while_serving(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("attention", "rows", "knobs"),
+    ("attention", "rows", "knobs", "more"),
     [
-        pytest.param("flash-attn-4", 256, {}, id="pool-sized"),
-        pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25, "max_step_tokens": 64}, id="not-captured"),
-        pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, id="no-graphs"),
-        pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, id="fp8-keys"),
-        pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, id="fp8-short-steps"),
+        pytest.param("flash-attn-4", 256, {}, {}, id="pool-sized"),
+        pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25, "max_step_tokens": 64}, {}, id="not-captured"),
+        pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, {}, id="no-graphs"),
+        pytest.param("flash-attn-4", 256, {}, EXPERTS, id="experts"),
+        pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25}, EXPERTS | FP8, id="experts-fp8"),
+        pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
+        pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, {}, id="fp8-short-steps"),
     ],
 )
 def test_processes_beside_a_start_up_compile_all_that_it_launches(
     attention: str,
     rows: int,
     knobs: dict[str, Any],
+    more: dict[str, Any],
     tmp_path: Path,
     compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
@@ -280,7 +294,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
-    folder = checkpoint(tmp_path, kv_heads=8)
+    folder = checkpoint(tmp_path, 8, more)
     start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     assert len(launched) > 20
@@ -315,7 +329,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told_before_weights_are(
 
     monkeypatch.setattr(start_cuda, "compile_ahead", processes)
     monkeypatch.setattr(start_cuda, "load_model", load_model)
-    folder = checkpoint(tmp_path, kv_heads=8)
+    folder = checkpoint(tmp_path, 8, {})
     config = EngineConfig(device="cuda", dtype="bfloat16", load_format="dummy", progress=False)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, broken)

@@ -1,0 +1,211 @@
+"""Experts in FP8 for many tokens: grouped products of FP8 by FP8, of rows that are rounded and then sorted.
+
+Tiles and their order are those of `many_rows`. What tensor cores add up of 128 columns is scaled and summed in float32.
+Where rows have a scale for each 128 columns, SiLU(gate) * up is rounded in the end of the first product: a program has
+all columns of a group, one block after the other.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from aengine.kernels.experts.many_rows import ManyConfig, ManyCut, sort_rows
+from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.weighted_sum import weighted_sum
+from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.fp8.inputs import round_inputs
+from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
+from aengine.kernels.linear.weights import Activations
+
+
+@triton.jit(do_not_specialize=["capacity", "height", "pairs"])
+def _product_kernel(
+    x_rows,  # descriptor of [pairs, K] e4m3, sorted
+    w_rows,  # descriptor of [E * 2 * N, K] e4m3 (GATED: each expert's gate, then up), otherwise [E * N, K]
+    x_scale_ptr,  # [K / 128, height], or [height] where not X_GROUPED; GATED: of tokens, otherwise of sorted rows
+    scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED
+    out_ptr,  # [pairs, N], sorted; e4m3 where ROUND
+    out_scale_ptr,  # [N / 128, pairs], ROUND only
+    order_ptr,  # [pairs], GATED only
+    tiles_ptr,  # [3, capacity]
+    count_ptr,  # [1]
+    capacity,
+    height,
+    pairs,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COUNT: tl.constexpr,
+    GROUPED: tl.constexpr,
+    X_GROUPED: tl.constexpr,
+    GATED: tl.constexpr,
+    ROUND: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    COLUMNS: tl.constexpr = 128 if ROUND else BLOCK_N
+    blocks: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
+    rows = tl.arange(0, BLOCK_M)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    items = tl.load(count_ptr) * blocks
+    for item in tl.range(tl.program_id(0), items, tl.num_programs(0)):
+        tile = item // blocks
+        column = item % blocks * COLUMNS
+        expert = tl.load(tiles_ptr + tile)
+        start = tl.load(tiles_ptr + capacity + tile)
+        row = start + rows
+        used = row < tl.load(tiles_ptr + 2 * capacity + tile)
+        x_row = row
+        if GATED:
+            x_row = tl.load(order_ptr + row, mask=used, other=0) // TOP_K
+        x_scales = x_scale_ptr + x_row
+        value = _block(
+            x_rows, w_rows, x_scales, scale_ptr, expert, start, column, height, used,
+            N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, GATED,
+        )  # fmt: skip
+        out = out_ptr + row.to(tl.int64)[:, None] * N
+        n = column + tl.arange(0, BLOCK_N)[None, :]
+        inside = used[:, None] & (n < N)
+        if ROUND:
+            largest = tl.max(tl.abs(value), axis=1)
+            if BLOCK_N == 64:
+                other = _block(
+                    x_rows, w_rows, x_scales, scale_ptr, expert, start, column + BLOCK_N, height, used,
+                    N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, GATED,
+                )  # fmt: skip
+                largest = tl.maximum(largest, tl.max(tl.abs(other), axis=1))
+            scale = tl.where(largest > 0, largest * (1 / 448.0), 1.0)
+            tl.store(out_scale_ptr + column // 128 * pairs + row, scale, mask=used)
+            if BLOCK_N == 64:
+                other = tl.clamp(other / scale[:, None], -448.0, 448.0)
+                tl.store(out + BLOCK_N + n, other.to(tl.float8e4nv), mask=inside)
+            value = tl.clamp(value / scale[:, None], -448.0, 448.0)
+        tl.store(out + n, value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _block(
+    x_rows, w_rows, x_scales, scale_ptr, expert, start, column, height, used,
+    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr, SCALE_COUNT: tl.constexpr, GROUPED: tl.constexpr, X_GROUPED: tl.constexpr,
+    GATED: tl.constexpr,
+):  # fmt: skip
+    """A tile's rows times BLOCK_N rows of its expert's matrix; GATED: SiLU of that, times the same of up."""
+    GROUPS: tl.constexpr = K // 128
+    n = tl.minimum(column + tl.arange(0, BLOCK_N), N - 1)
+    weight_row = expert * (2 * N if GATED else N) + column
+    scales = scale_ptr + expert * (SCALE_COUNT * (GROUPS if GROUPED else 1))
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if GATED:
+        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for group in tl.range(0, GROUPS, num_stages=STAGES):
+        x = x_rows.load([start, group * 128])
+        part = tl.dot(x, w_rows.load([weight_row, group * 128]).T)
+        x_scale = tl.load(x_scales + group * height, mask=used, other=0.0)[:, None] if X_GROUPED else 1.0
+        if GROUPED:
+            x_part = _group_scale(scales + group, column, n, N, BLOCK_N, GROUPS, SCALE_ROWS) * x_scale
+        else:
+            x_part = x_scale
+        acc += part * x_part
+        if GATED:
+            part = tl.dot(x, w_rows.load([weight_row + N, group * 128]).T)
+            if GROUPED:
+                x_part = _group_scale(scales + group, N + column, N + n, N, BLOCK_N, GROUPS, SCALE_ROWS) * x_scale
+            up += part * x_part
+    if not X_GROUPED:
+        x_scale = tl.load(x_scales, mask=used, other=0.0)[:, None]
+        acc *= x_scale
+        if GATED:
+            up *= x_scale
+    if not GROUPED:
+        acc *= tl.load(scales + n // SCALE_ROWS)[None, :]
+        if GATED:
+            up *= tl.load(scales + (N + n) // SCALE_ROWS)[None, :]
+    if GATED:
+        acc = acc * tl.sigmoid(acc) * up
+    return acc
+
+
+@triton.jit
+def _group_scale(
+    scales, first, n, N: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr, SCALE_ROWS: tl.constexpr
+):
+    """Of a group of columns of the rows n [BLOCK_N], of which `first` is the first: [1, BLOCK_N], or one number."""
+    if SCALE_ROWS % BLOCK_N == 0 and N % BLOCK_N == 0:
+        scale = tl.load(scales + first // SCALE_ROWS * GROUPS)
+    else:
+        scale = tl.load(scales + n // SCALE_ROWS * GROUPS)[None, :]
+    return scale
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8ManyConfig:
+    """How experts in FP8 for many rows are cut up, 128 columns of a row at a time. height: rows of a tile."""
+
+    height: int
+    gate_up: ManyCut
+    down: ManyCut
+
+    def shared_memory(self, element_size: int, weight_size: int) -> int:
+        """Bytes at most: copies on their way, with those that are being multiplied, and scales."""
+        return ManyConfig(self.height, self.gate_up, self.down).shared_memory(1, 1) + 4096
+
+
+def fp8_many_rows(
+    h: Tensor, gate_up: Matrices, down: Matrices, grouped: bool, ids: Tensor, weights: Tensor, residual: Tensor,
+    config: Fp8ManyConfig,
+) -> Tensor:  # fmt: skip
+    """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
+    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous.
+
+    grouped: inputs are rounded with a scale for each 128 columns of a row, not one for the row.
+    """
+    (experts, hidden, inter), pairs, top_k = down.weight.shape, ids.numel(), ids.shape[1]
+    activations: Activations = "group" if grouped else "token"
+    rounded, scale = round_inputs(h, activations)
+    plan = make_plan(ids, experts, config.height)
+    x = sort_rows(rounded.view(torch.int16), plan, ids).view(E4M3)
+    activated, activated_scale = h.new_empty(pairs, inter, dtype=E4M3 if grouped else h.dtype), scale
+    if grouped:
+        activated_scale = scale.new_empty(inter // GROUP, pairs)
+    _launch(x, scale, gate_up, plan, activated, activated_scale, top_k, config.height, config.gate_up)
+    if not grouped:
+        activated, activated_scale = round_inputs(activated, activations)
+    rows = h.new_empty(pairs, hidden)
+    _launch(activated, activated_scale, down, plan, rows, None, top_k, config.height, config.down)
+    return weighted_sum(rows, ids, weights, residual, experts, plan.places)
+
+
+def _launch(
+    x: Tensor, x_scale: Tensor, w: Matrices, plan: Plan, out: Tensor, out_scale: Tensor | None, top_k: int,
+    height: int, cut: ManyCut,
+) -> None:  # fmt: skip
+    """out_scale: None for the second product."""
+    (pairs, n), k = out.shape, x.shape[1]
+    launch = launch_for(x.device)
+    gated, rounded = out_scale is not None, out.dtype == E4M3
+    most = plan.capacity * -(-n // (GROUP if rounded else cut.block_n))
+    weight, scale = w.pointers
+    _product_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
+        TensorDescriptor.from_tensor(x, [height, GROUP]),
+        TensorDescriptor.from_tensor(weight.view(-1, k), [cut.block_n, GROUP]),
+        x_scale, scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
+        plan.capacity, x_scale.shape[-1], pairs,
+        N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, **w.constants,
+        X_GROUPED=x_scale.dim() == 2, GATED=gated, ROUND=rounded, OVERLAP=launch.overlap,
+        num_warps=cut.warps, launch_pdl=launch.overlap,
+    )  # fmt: skip
