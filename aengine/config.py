@@ -32,6 +32,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="auto: the checkpoint's on a GPU, float32 on a CPU"),
     ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "fp8"],
+        Meta(
+            description="what matrices are kept in; auto: as in the checkpoint; fp8: floats become e4m3 in blocks of "
+            "128 x 128 while they are loaded"
+        ),
+    ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
         Meta(

@@ -41,7 +41,7 @@ class Decoder:
         kv_dtype: of the pool that keys and values will be kept in, None: `dtype`.
         """
         device = device or torch.device("meta")
-        make = Parameters(kernels, dtype, device, config.quantized, kv_dtype)
+        make = Parameters(kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8)
         self.config = config
         self.attention = attention
         self.dtype = dtype

@@ -11,6 +11,7 @@ from aengine.errors import UnsupportedModelError
 from aengine.kernels.base import Kernels, Route
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.model.dense import Dense, DenseExperts, Storage
 from aengine.model.groups import Group, Plain
 from aengine.model.kv_scales import LoadedKVScales
@@ -31,9 +32,12 @@ class Parameters:
         device: torch.device,
         quantization: QuantConfig | None = None,
         kv_dtype: torch.dtype | None = None,
+        to_fp8: bool = False,
     ) -> None:
         """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
-        cache; None: `dtype`."""
+        cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded.
+        """
+        self._to_fp8 = to_fp8
         self.kernels = kernels
         self._quantization = quantization
         self.groups: list[Group] = []
@@ -60,7 +64,9 @@ class Parameters:
         linear = LoadedLinear(inputs, sum(parts.values()))
         form = None if self._quantization is None else self._quantization.format_of(*parts)
         self.groups.append(
-            Dense(linear, parts, bias, self._storage)
+            Dense(
+                linear, parts, bias, self._storage, self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
+            )
             if form is None
             else QuantizedLinear(linear, parts, bias, form, self._storage)
         )
@@ -71,7 +77,7 @@ class Parameters:
         experts = LoadedExperts(spec.count, hidden)
         forms = self._forms(name, spec)
         self.groups.append(
-            DenseExperts(experts, name, spec, self._storage)
+            DenseExperts(experts, name, spec, self._storage, self._to_fp8)
             if forms is None
             else QuantizedExperts(experts, name, spec, forms, self._storage)
         )

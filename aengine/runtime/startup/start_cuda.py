@@ -119,7 +119,7 @@ def start_cuda(
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:
     """What will be launched, as far as it is known before the weights are."""
-    weights = model.parameters * dtype.itemsize
+    weights = model.weight_bytes(dtype)
     left = Budget.of(device, config.gpu_memory_utilization).left(weights)
     return Job(
         config=config,

@@ -129,5 +129,7 @@ def test_weights_that_no_kernel_reads_are_known_tiny(device: torch.device) -> No
 @pytest.mark.parametrize("tokens", [1, 8, 512, 16384])
 @pytest.mark.parametrize("shared_memory", [99, 163, 227])
 def test_every_choice_fits_into_shared_memory_tiny(tokens: int, shared_memory: int) -> None:
-    config = fp8_experts_config(tokens, 8, 128, 2048, 768, 2, Launch(132, True, shared_memory * 1024, fp8=True))
+    config = fp8_experts_config(
+        tokens, 8, 128, 2048, 768, 2, Launch(132, True, shared_memory * 1024, capability=(9, 0))
+    )
     assert isinstance(config, SingleConfig) or config.shared_memory(2, 1) <= shared_memory * 1024

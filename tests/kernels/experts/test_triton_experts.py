@@ -143,7 +143,7 @@ def test_every_choice_fits_into_shared_memory_tiny(tokens: int, shared_memory: i
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (64, 6), (512, 10)])
 @pytest.mark.parametrize("processors", [132, 108])
 def test_cuts_change_at_borders_only_tiny(experts: int, top_k: int, processors: int) -> None:
-    launch = Launch(processors, processors == 132, 227 * 1024, fp8=True)
+    launch = Launch(processors, processors == 132, 227 * 1024, capability=(9, 0))
     borders, before = row_borders(top_k, experts, launch), None
     for tokens in range(1, 17000):
         block = bisect.bisect_left(AT_ONCE, tokens * top_k)

@@ -30,6 +30,7 @@ from aengine.kernels import triton_kernels
 from aengine.kernels.draw import gumbel
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import triton_linear
+from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.model.config import ModelConfig
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
@@ -48,7 +49,7 @@ from tests.runtime.ways import WAYS
 pytestmark = [*MARKS, pytest.mark.slow]
 DEVICE, META = torch.device("cpu"), torch.device("meta")
 empty = torch.empty
-H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, fp8=True)
+H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
 # Two layers: the last one's experts have the rows that are drawn from.
 EXPERTS: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 32, "num_experts_per_tok": 4}
 EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
@@ -107,6 +108,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         triton_linear, "F", SimpleNamespace(linear=lambda x, weight, bias: x.new_zeros(len(x), len(weight)))
     )
     monkeypatch.setattr(triton_kernels, "launch_for", lambda device: H200)
+    monkeypatch.setattr(
+        fp8_library.LibraryFp8,
+        "__call__",
+        lambda self, x, x_scale, bias, dtype: x.new_zeros(len(x), self._weight.shape[1], dtype=dtype),
+    )
     real = gumbel.Draw.__call__
     monkeypatch.setattr(
         gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())
