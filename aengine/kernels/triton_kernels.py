@@ -8,6 +8,7 @@ from torch import Tensor
 from aengine.kernels import norms, rope
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.fp8_experts import Fp8Experts
+from aengine.kernels.experts.packed_experts import PackedExperts
 from aengine.kernels.experts.route import Route, TritonRoute
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.triton_experts import TritonExperts
@@ -58,6 +59,13 @@ class TritonKernels:
             and launch_for(down.weight.device).fp8
         ):
             return Fp8Experts(gate_up, down)
+        if (
+            not isinstance(gate_up, Fp8Weight)
+            and not isinstance(down, Fp8Weight)
+            and PackedExperts.fits(gate_up, down)
+            and dtype != torch.float32
+        ):
+            return PackedExperts(gate_up, down)
         return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
 
     def experts(self, gate_up: Tensor, down: Tensor) -> TritonExperts:

@@ -9,13 +9,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from aengine.kernels import norms, rope
+from aengine.kernels import norms, rope, triton_kernels
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.experts import (
     few_rows,
     fp8_experts,
     many_rows,
+    packed_experts,
+    packed_rows,
     plan,
     route,
     single_rows,
@@ -34,8 +36,9 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 
 KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear),
-    *(fp8_few_rows, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch),
-    *(few_rows, fp8_experts, fp8_many_experts, many_rows, plan, route, single_rows, triton_experts, weighted_sum),
+    *(fp8_few_rows, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
+    *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, plan, route),
+    *(single_rows, triton_experts, weighted_sum),
 )
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),

@@ -18,7 +18,9 @@ from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
-from aengine.kernels.experts.config import experts_config
+from aengine.kernels.experts.config import experts_config, fp8_experts_config
+from aengine.kernels.experts.fp8_experts import Fp8Experts
+from aengine.kernels.experts.packed_experts import PackedExperts
 from aengine.kernels.experts.route import Route
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.single_rows import SingleConfig
@@ -32,7 +34,7 @@ from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -87,8 +89,7 @@ def maker(dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 half, single, ints, longs = map(maker, (torch.bfloat16, torch.float32, torch.int32, torch.int64))
-codes = maker(torch.float8_e4m3fn)
-eighth = maker(E4M3)
+eighth, octets = maker(E4M3), maker(torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, n
 def test_decode_attention_of_codes(
     compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]
 ) -> None:
-    q, cache = new(rows, 2 * group, dim), codes(100, 16, 2, dim)
+    q, cache = new(rows, 2 * group, dim), eighth(100, 16, 2, dim)
     config = decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch, kept_size=1)
     decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
     assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), 1)
@@ -161,7 +162,7 @@ def test_decode_attention_of_codes(
 
 @pytest.mark.parametrize("of", ["halves", "codes"])
 def test_attention_to_shared_runs(compiler: Compiler, of: str) -> None:
-    q, cache, table = half(64, 8, 128), (half if of == "halves" else codes)(100, 16, 2, 128), ints(64, 50)
+    q, cache, table = half(64, 8, 128), (half if of == "halves" else eighth)(100, 16, 2, 128), ints(64, 50)
     runs = prefix_attention.SharedRuns(ints(64), ints(3), ints(2), ints(64))
     shared = prefix_attention.attend_shared(q, cache, cache, table, runs, 0.1)
     decode_attention.PagedDecode()(q, cache, cache, table, ints(64), 0.1, shared=shared)
@@ -188,6 +189,37 @@ def test_experts(
     assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size, size) + 1024
 
 
+@pytest.mark.parametrize("tokens", [1, 64, 1024])
+@pytest.mark.parametrize("block", [(128, 128), (1, 4096)])
+def test_experts_with_fp8_weights(compiler: Compiler, tokens: int, block: tuple[int, int]) -> None:
+    if compiler.gpu.capability < 89:
+        compiler.shared.append(0)  # it does not convert 8-bit floats
+        return
+    experts, top_k, hidden, inter = 128, 8, 2048, 768
+    activations: Activations = "group" if block[0] > 1 else "token"
+    gate_up, down = (
+        Fp8Weight(eighth(experts, n, k), single(experts, n // block[0], -(-k // block[1])), block, activations)
+        for n, k in ((2 * inter, hidden), (hidden, inter))
+    )
+    config = fp8_experts_config(tokens, top_k, experts, hidden, inter, 2, compiler.gpu.launch)
+    Fp8Experts(gate_up, down).add_to(
+        half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden)
+    )
+    assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(2, 1) + 1024
+
+
+@pytest.mark.parametrize("tokens", [1, 1024])
+@pytest.mark.parametrize("group", [32, 128])
+def test_experts_with_4_bit_weights(compiler: Compiler, tokens: int, group: int) -> None:
+    experts, top_k, hidden, inter = 128, 8, 2048, 768
+    gate_up, down = (
+        Int4Weight(octets(experts, n, k), half(experts, n, k // group), octets(experts, n, k // group))
+        for n, k in ((2 * inter, hidden), (hidden, inter))
+    )
+    layer = PackedExperts(gate_up, down)
+    layer.add_to(half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden))
+
+
 @pytest.mark.parametrize("tokens", [1, 16384])
 @pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (256, 7168), (512, 2880)])
 def test_the_router(compiler: Compiler, tokens: int, experts: int, hidden: int) -> None:
@@ -207,7 +239,7 @@ def test_the_sampler(compiler: Compiler) -> None:
 def test_everything_small(compiler: Compiler) -> None:
     norms.rms_norm(half(3, 16384), half(16384), 1e-6)
     norms.silu_mul(half(3, 24576))
-    for cache in (half(100, 16, 8, 128), codes(100, 16, 8, 128)):
+    for cache in (half(100, 16, 8, 128), eighth(100, 16, 8, 128)):
         rope.qk_norm_rope_store(
             half(7, 48 * 128), Heads(32, half(128), half(128), 1e-6), single(4096, 128), longs(7), (cache, cache),
             longs(7),

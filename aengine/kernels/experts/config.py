@@ -72,6 +72,14 @@ def fp8_experts_config(
     )
 
 
+@lru_cache
+def packed_experts_config(tokens: int, top_k: int, experts: int, element_size: int, launch: Launch) -> FewConfig:
+    """The same for matrices of 4-bit codes, 128 columns at a time."""
+    height, wide = _height(tokens * top_k, experts), element_size > 2
+    cut = FewCut(32, 128, 2 if wide else 4, 4)
+    return _fitting(FewConfig(min(32, height) if wide else height, cut, cut), element_size, launch, weight_size=1)
+
+
 def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
     """Numbers of tokens, ascending: beyond each, another router, plan or mixture of experts may be launched."""
     pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]

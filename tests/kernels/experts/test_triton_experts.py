@@ -14,7 +14,7 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.config import experts_config, fp8_experts_config, row_borders
+from aengine.kernels.experts.config import experts_config, fp8_experts_config, packed_experts_config, row_borders
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
 from aengine.kernels.experts.plan import AT_ONCE
@@ -150,6 +150,7 @@ def test_cuts_change_at_borders_only_tiny(experts: int, top_k: int, processors: 
         cuts = (
             block,
             *(choose(tokens, top_k, experts, 2048, 768, 2, launch) for choose in (experts_config, fp8_experts_config)),
+            packed_experts_config(tokens, top_k, experts, 2, launch),
             *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
         )
         if tokens - 1 not in borders:
