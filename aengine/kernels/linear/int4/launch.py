@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
-from aengine.kernels.linear.int4.product import dequantise_kernel, int4_product_kernel
+from aengine.kernels.linear.int4.product import dequantise_kernel, int4_few_rows_kernel, int4_product_kernel
 from aengine.kernels.linear.int4.unpacking import unpacking
 
 LEAST_ROWS = 8  # of a product
@@ -20,8 +20,9 @@ MAX_ROWS = 64  # beyond, the scale goes onto the weights
 class Int4Config:
     """How one shape is cut up.
 
-    rows: of x, per program, a power of two; splits: of k, in whole blocks of 128 columns; early: blocks of each piece
-    that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group.
+    rows: of x, per program, a power of two; splits: of k, in whole blocks of 128 columns; early: steps of each piece
+    that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group;
+    block_per_warp: a step is as many blocks as there are warps, rather than one; for no more than `rows` rows.
     """
 
     block_n: int
@@ -31,11 +32,18 @@ class Int4Config:
     warps: int
     early: int
     scaled: bool = False
+    block_per_warp: bool = False
+
+    @property
+    def step(self) -> int:
+        """Blocks."""
+        return self.warps if self.block_per_warp else 1
 
     def shared_memory(self, element_size: int) -> int:
         """Bytes at most: copies of words, of x and of scales on their way; after them, the sums change places."""
         words, x = self.block_n * BLOCK // 2, self.rows * BLOCK * element_size
-        return max(self.stages * (words + x + 16 * self.block_n), 4 * (self.rows + 4) * self.block_n)
+        step = self.step * (words + x + 16 * self.block_n)
+        return max(self.stages * step, 4 * (self.rows + 4) * self.block_n * self.step)
 
 
 def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) -> Int4Config:
@@ -61,7 +69,7 @@ def _chosen(m: int, n: int, blocks: int, processors: int) -> Int4Config:
 
 def _splits(tiles: int, blocks: int, programs: int) -> int:
     """Into how many pieces of at least 4 blocks to cut k, for at most so many programs."""
-    return max(1, min(programs // tiles, blocks // 4))
+    return max(1, min(programs // max(1, tiles), blocks // 4))
 
 
 class Int4Product:
@@ -69,7 +77,7 @@ class Int4Product:
 
     def __init__(self) -> None:
         self._scratch: dict[tuple[torch.device, int, int], tuple[Tensor, Tensor]] = {}
-        self._dense = torch.empty(0)
+        self._dense = torch.empty(0, dtype=torch.uint8)
 
     def __call__(
         self,
@@ -87,7 +95,7 @@ class Int4Product:
         (m, k), n = x.shape, weight.rows
         launch = launch_for(x.device)
         config = config or int4_config(m, n, weight.blocks, x.element_size(), launch)
-        if config.early > weight.blocks // config.splits:
+        if config.early * config.step > weight.blocks // config.splits:
             raise ValueError(f"{config.early} early blocks do not fit {config.splits} pieces of {weight.blocks} blocks")
         out = x.new_empty(m, n) if residual is None else residual
         if not m:
@@ -100,26 +108,28 @@ class Int4Product:
         )
         scaled = config.scaled or weight.mxfp4  # powers of two are exact
         how = unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled)
-        int4_product_kernel[(tiles * config.splits,)](
+        kernel = int4_few_rows_kernel if config.block_per_warp else int4_product_kernel
+        more = {"WARPS": config.warps} if config.block_per_warp else {}
+        kernel[(tiles * config.splits,)](
             x, weight.words, weight.scales, x if bias is None else bias, out, out, parts, arrived, m, config.splits,
             N=n, K=k, BLOCKS=weight.blocks, GROUP=weight.group, M=config.rows, BLOCK_N=config.block_n,
             SPLIT=config.splits > 1, STAGES=config.stages, EARLY=config.early, SCALED=scaled,
             MXFP4=weight.mxfp4, BIAS=bias is not None, ADD=residual is not None,
             ASM=how.assembly, BASE=how.base, PRECISION="ieee" if x.element_size() > 2 else "tf32",
-            OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
+            OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap, **more,
         )  # fmt: skip
         return out
 
     def reserve(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         """Makes room for a dense weight of so many elements; before steps are captured into graphs."""
-        if self._dense.numel() < size:
-            self._dense = torch.empty(size, dtype=dtype, device=device)
+        if self._dense.numel() < size * dtype.itemsize or self._dense.device != device:
+            self._dense = torch.empty(size * dtype.itemsize, dtype=torch.uint8, device=device)
 
     def dequantised(self, weight: PackedCodes, dtype: torch.dtype) -> Tensor:
         """The weight [n, k], its columns in the order of the codes', in memory that the next weight will take."""
         n, k = weight.rows, weight.columns
         self.reserve(n * k, dtype, weight.words.device)
-        dense = self._dense[: n * k].view(n, k)
+        dense = self._dense[: n * k * dtype.itemsize].view(dtype).view(n, k)
         launch = launch_for(dense.device)
         how = unpacking(dtype if dense.device.type != "cpu" else torch.float32, weight.mxfp4, scaled=True)
         dequantise_kernel[(-(-n // 64) * weight.blocks,)](
