@@ -9,7 +9,12 @@ from torch import Tensor
 
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
-from aengine.kernels.linear.int4.product import dequantise_kernel, int4_few_rows_kernel, int4_product_kernel
+from aengine.kernels.linear.int4.product import (
+    dequantise_kernel,
+    int4_few_rows_kernel,
+    int4_many_rows_kernel,
+    int4_product_kernel,
+)
 from aengine.kernels.linear.int4.unpacking import unpacking
 
 LEAST_ROWS = 8  # of a product
@@ -22,7 +27,8 @@ class Int4Config:
 
     rows: of x, per program, a power of two; splits: of k, in whole blocks of 128 columns; early: steps of each piece
     that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group;
-    block_per_warp: a step is as many blocks as there are warps, rather than one; for no more than `rows` rows.
+    block_per_warp: a step is as many blocks as there are warps, rather than one; for no more than `rows` rows;
+    programs: among which the blocks of all tiles are dealt out evenly, instead of splits; 0: one for each piece.
     """
 
     block_n: int
@@ -33,6 +39,7 @@ class Int4Config:
     early: int
     scaled: bool = False
     block_per_warp: bool = False
+    programs: int = 0
 
     @property
     def step(self) -> int:
@@ -76,7 +83,8 @@ class Int4Product:
     """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
 
     def __init__(self) -> None:
-        self._scratch: dict[tuple[torch.device, int, int], tuple[Tensor, Tensor]] = {}
+        self._parts: dict[tuple[torch.device, int], Tensor] = {}  # by their size
+        self._arrived: dict[tuple[torch.device, int], Tensor] = {}  # by the number of tiles
         self._dense = torch.empty(0, dtype=torch.uint8)
 
     def __call__(
@@ -101,8 +109,10 @@ class Int4Product:
         if not m:
             return out
         tiles = -(-n // config.block_n) * -(-m // config.rows)
+        if config.programs:
+            return self._dealt_out(x, weight, bias, residual, out, config, tiles, launch)
         parts, arrived = (
-            self._scratch_for(x.device, tiles, config.splits * config.rows * config.block_n)
+            self._scratch_for(x.device, tiles, tiles * config.splits * config.rows * config.block_n)
             if config.splits > 1
             else (x, x)
         )
@@ -117,6 +127,31 @@ class Int4Product:
             MXFP4=weight.mxfp4, BIAS=bias is not None, ADD=residual is not None,
             ASM=how.assembly, BASE=how.base, PRECISION="ieee" if x.element_size() > 2 else "tf32",
             OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap, **more,
+        )  # fmt: skip
+        return out
+
+    def _dealt_out(
+        self,
+        x: Tensor,
+        weight: PackedCodes,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        out: Tensor,
+        config: Int4Config,
+        tiles: int,
+        launch: Launch,
+    ) -> Tensor:
+        programs = min(config.programs, tiles * weight.blocks)
+        parts, arrived = self._scratch_for(x.device, tiles, 2 * programs * config.rows * config.block_n)
+        scaled = config.scaled or weight.mxfp4
+        how = unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled)
+        int4_many_rows_kernel[(programs,)](
+            x, weight.words, weight.scales, x if bias is None else bias, out, out, parts, arrived, len(x),
+            N=weight.rows, K=x.shape[1], BLOCKS=weight.blocks, GROUP=weight.group, M=config.rows,
+            BLOCK_N=config.block_n, PROGRAMS=programs, STAGES=config.stages, SCALED=scaled, MXFP4=weight.mxfp4,
+            BIAS=bias is not None, ADD=residual is not None, ASM=how.assembly, BASE=how.base,
+            PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
+            num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         return out
 
@@ -139,12 +174,10 @@ class Int4Product:
         )  # fmt: skip
         return dense
 
-    def _scratch_for(self, device: torch.device, tiles: int, tile_size: int) -> tuple[Tensor, Tensor]:
-        """Parts and counters."""
-        key = (device, tiles, tile_size)
-        if key not in self._scratch:
-            self._scratch[key] = (
-                torch.empty(tiles * tile_size, dtype=torch.float32, device=device),
-                torch.zeros(tiles, dtype=torch.int32, device=device),
-            )
-        return self._scratch[key]
+    def _scratch_for(self, device: torch.device, tiles: int, size: int) -> tuple[Tensor, Tensor]:
+        """Parts of so many elements, and counters."""
+        if (device, size) not in self._parts:
+            self._parts[device, size] = torch.empty(size, dtype=torch.float32, device=device)
+        if (device, tiles) not in self._arrived:
+            self._arrived[device, tiles] = torch.zeros(tiles, dtype=torch.int32, device=device)
+        return self._parts[device, size], self._arrived[device, tiles]
