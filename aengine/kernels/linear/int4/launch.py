@@ -28,7 +28,8 @@ class Int4Config:
     rows: of x, per program, a power of two; splits: of k, in whole blocks of 128 columns; early: steps of each piece
     that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group;
     block_per_warp: a step is as many blocks as there are warps, rather than one; for no more than `rows` rows;
-    programs: among which the blocks of all tiles are dealt out evenly, instead of splits; 0: one for each piece.
+    programs: among which the blocks of all tiles are dealt out evenly, instead of splits; 0: one for each piece;
+    prefetch: blocks that a program calls for before the wait; of the last two kinds only.
     """
 
     block_n: int
@@ -40,6 +41,7 @@ class Int4Config:
     scaled: bool = False
     block_per_warp: bool = False
     programs: int = 0
+    prefetch: int = 0
 
     @property
     def step(self) -> int:
@@ -119,7 +121,7 @@ class Int4Product:
         scaled = config.scaled or weight.mxfp4  # powers of two are exact
         how = unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled)
         kernel = int4_few_rows_kernel if config.block_per_warp else int4_product_kernel
-        more = {"WARPS": config.warps} if config.block_per_warp else {}
+        more = {"WARPS": config.warps, "PREFETCH": config.prefetch} if config.block_per_warp else {}
         kernel[(tiles * config.splits,)](
             x, weight.words, weight.scales, x if bias is None else bias, out, out, parts, arrived, m, config.splits,
             N=n, K=k, BLOCKS=weight.blocks, GROUP=weight.group, M=config.rows, BLOCK_N=config.block_n,
@@ -148,7 +150,8 @@ class Int4Product:
         int4_many_rows_kernel[(programs,)](
             x, weight.words, weight.scales, x if bias is None else bias, out, out, parts, arrived, len(x),
             N=weight.rows, K=x.shape[1], BLOCKS=weight.blocks, GROUP=weight.group, M=config.rows,
-            BLOCK_N=config.block_n, PROGRAMS=programs, STAGES=config.stages, SCALED=scaled, MXFP4=weight.mxfp4,
+            BLOCK_N=config.block_n, PROGRAMS=programs, STAGES=config.stages,
+            PREFETCH=config.prefetch, SCALED=scaled, MXFP4=weight.mxfp4,
             BIAS=bias is not None, ADD=residual is not None, ASM=how.assembly, BASE=how.base,
             PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
             num_warps=config.warps, launch_pdl=launch.overlap,
