@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.variants import keep_variants
+
 
 @triton.jit
 def _load_scales(scales_ptr, block, n, MXFP4: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr):
@@ -187,6 +189,7 @@ def _add_block(
     return acc
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m"])
 def int4_many_rows_kernel(
     x_ptr,  # [m, K]
@@ -275,6 +278,7 @@ def _place(start, base, program, size: tl.constexpr):
     return (2 * program + tl.where(start < base, 1, 0)).to(tl.int64) * size
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m", "splits"])
 def int4_product_kernel(
     x_ptr,  # [m, K]
@@ -355,6 +359,7 @@ def int4_product_kernel(
     )  # fmt: skip
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m", "splits"])
 def int4_few_rows_kernel(
     x_ptr,
@@ -485,6 +490,7 @@ def _write(
     tl.store(out_ptr + offsets, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@keep_variants
 @triton.jit
 def dequantise_kernel(
     words_ptr,  # [tiles of 16 rows, blocks, 512] int16
