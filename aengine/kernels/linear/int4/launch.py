@@ -28,7 +28,7 @@ class Int4Config:
     that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group;
     block_per_warp: a step is as many blocks as there are warps, rather than one; for no more than `rows` rows;
     programs: among which the blocks of all tiles are dealt out evenly, instead of splits; 0: one for each piece;
-    prefetch: blocks that a program calls for before the wait; of the last two kinds only.
+    prefetch: blocks that a program calls for before the wait.
     """
 
     block_n: int
@@ -143,11 +143,11 @@ class Int4Product:
         scaled = config.scaled or weight.mxfp4  # powers of two are exact
         how = unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled)
         kernel = int4_few_rows_kernel if config.block_per_warp else int4_product_kernel
-        more = {"WARPS": config.warps, "PREFETCH": config.prefetch} if config.block_per_warp else {}
+        more = {"WARPS": config.warps} if config.block_per_warp else {}
         kernel[(tiles * config.splits,)](
             x, weight.words, weight.scales, x if bias is None else bias, out, out, parts, arrived, m, config.splits,
             N=n, K=k, BLOCKS=weight.blocks, GROUP=weight.group, M=config.rows, BLOCK_N=config.block_n,
-            SPLIT=config.splits > 1, STAGES=config.stages, EARLY=config.early, SCALED=scaled,
+            SPLIT=config.splits > 1, STAGES=config.stages, EARLY=config.early, PREFETCH=config.prefetch, SCALED=scaled,
             MXFP4=weight.mxfp4, BIAS=bias is not None, ADD=residual is not None,
             ASM=how.assembly, BASE=how.base, PRECISION="ieee" if x.element_size() > 2 else "tf32",
             OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap, **more,

@@ -300,6 +300,7 @@ def int4_product_kernel(
     SPLIT: tl.constexpr,  # whether K is
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,  # blocks that are loaded before the wait: 0 to 2
+    PREFETCH: tl.constexpr,  # blocks that are called for before it
     SCALED: tl.constexpr,  # the weights, rather than the sums of a group
     MXFP4: tl.constexpr,
     BIAS: tl.constexpr,
@@ -331,6 +332,8 @@ def int4_product_kernel(
         w_later = _load_words(words_ptr, tile_n, first + 1, N, BLOCKS, BLOCK_N)
         later_scales = _load_scales(scales_ptr, first + 1, inside_n, MXFP4, GROUP, N)
     if OVERLAP:
+        if PREFETCH:
+            _prefetch(words_ptr, tile_n, first, N, BLOCKS, BLOCK_N, PREFETCH)
         gdc_wait()
     acc = tl.zeros([BLOCK_N, M], tl.float32)
     for block in tl.range(first + EARLY, end, num_stages=STAGES):
