@@ -124,8 +124,8 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
     ],
 )
 def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, mxfp4: bool) -> None:
-    words = torch.empty(n, k // 4, dtype=torch.int16, device=META)
-    weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, k, mxfp4)
+    words = torch.empty(n // 16, k // 128, 512, dtype=torch.int16, device=META)
+    weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, n, k, mxfp4)
     product = int4_launch.Int4Product()
     product(half(m, k), weight)
     config = int4_launch.int4_config(m, n, k // 128, 2, compiler.gpu.launch)
