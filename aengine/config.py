@@ -32,6 +32,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="auto: the checkpoint's on a GPU, float32 on a CPU"),
     ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "fp8"],
+        Meta(
+            description="what matrices are kept in; auto: as in the checkpoint; fp8: floats become e4m3 in blocks of "
+            "128 x 128 while they are loaded"
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"],
+        Meta(
+            description="what keys and values are kept in; auto: the model's dtype; fp8: e4m3, twice the tokens of "
+            "bfloat16, by the checkpoint's scales or 1"
+        ),
+    ] = "auto"
     attention: Annotated[
         Literal["auto", "torch", "triton"], Meta(description="attention backend; auto picks by device")
     ] = "auto"

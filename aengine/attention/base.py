@@ -56,9 +56,19 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
     ) -> Tensor:
         """q [tokens, heads, dim]; caches [pages, page_size, kv_heads, dim], this step's K and V written.
+
+        Scores are q . k * scale. FP8 caches hold codes: the scale of keys is part of `scale`, values are codes times
+        `value_scale`, which means nothing for other caches.
 
         Head h reads KV head h // (heads / kv_heads). The query at position p sees positions <= p, with a
         window w only those > p - w. What other sequences or earlier owners left in the pages has no

@@ -1,14 +1,17 @@
-"""Prefill attention through flash-attn-4: on gathered K and V, or straight on the pages."""
+"""Prefill attention through flash-attn-4: on gathered K and V, or straight on the pages, unless these are FP8."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
+from aengine.attention.chunk_groups import chunk_groups
 from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gathered_tokens, plan_gather
+from aengine.kernels.kv_scales import FP8
 
 # Chunks of fewer tokens gain less than the copy costs; contexts of more are read from their pages.
 LEAST_GATHERING = 512
@@ -21,33 +24,49 @@ class Flash4:
     name = "flash-attn-4"
     capturable = True
 
-    def __init__(self, why: str, kernel: Callable[..., Any]) -> None:
+    def __init__(self, why: str, kernel: Callable[..., Any], longest: int = 0) -> None:
+        """longest: context of an FP8 cache, which is always gathered, as the kernel reads 16 bits; 0: none is."""
         self.why = why
         self._kernel = kernel
-        self._gathered: tuple[Tensor, Tensor] | None = None  # K and V, [MOST_GATHERED, kv_heads, dim]
+        self._longest = longest
+        self._gathered: tuple[Tensor, Tensor] | None = None  # K and V, [room, kv_heads, dim]
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
         """As `PrefillAttention.fits`."""
-        return tokens < LEAST_GATHERING or _room_for(contexts, page_size) <= MOST_GATHERED
+        on_pages = tokens < LEAST_GATHERING and not self._longest
+        return on_pages or _room_for(contexts, page_size) <= self._most_gathered(page_size)
 
     def __call__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        chunks: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
     ) -> Tensor:
         """As `PrefillAttention`."""
         page_size = k_cache.shape[1]
         # Of a captured step no lengths are known here; whoever replays it keeps them within the bound.
-        if len(q) >= LEAST_GATHERING and _room_for(chunks.context_lens, page_size) <= MOST_GATHERED:
-            plan = chunks.plan(GatherPlan, lambda: plan_gather(chunks.seq_lens, page_size))
-            k, v = self._room(k_cache)
-            gather_pages(k_cache, v_cache, chunks.page_table, chunks.seq_lens, plan, k, v)
-            return self.on_gathered(q, k, v, plan.starts, chunks, scale, window)
-        return self.on_pages(q, k_cache, v_cache, chunks, scale, window)
+        sizes = [gathered_tokens(context, page_size) for context in chunks.context_lens]
+        most = self._most_gathered(page_size)
+        if k_cache.dtype != FP8 and (len(q) < LEAST_GATHERING or sum(sizes) > most):
+            return self.on_pages(q, k_cache, v_cache, chunks, scale, window)
+        k, v = self._room(most, k_cache, q.dtype)
+        outs = []
+        for group, first in chunk_groups(chunks, sizes, most):
+            plan = _plan(group, page_size)
+            gather_pages(k_cache, v_cache, group.page_table, group.seq_lens, plan, k, v, value_scale)
+            own = q if group is chunks else q[first : first + sum(group.query_lens)]
+            outs.append(self.on_gathered(own, k, v, plan.starts, group, scale, window))
+        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
     def on_gathered(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, chunks: AttentionBatch, scale: float, window: int | None
     ) -> Tensor:
-        """k, v [MOST_GATHERED, kv_heads, dim]: each sequence's from `starts` [seqs + 1] int32 on."""
-        more = {"cu_seqlens_k": starts, "max_seqlen_k": MOST_GATHERED}
+        """k, v [room, kv_heads, dim]: each sequence's from `starts` [seqs + 1] int32 on."""
+        more = {"cu_seqlens_k": starts, "max_seqlen_k": max(MOST_GATHERED, len(k))}
         return _first(self._kernel(q, k, v, **more, **_options(chunks, scale, window)))
 
     def on_pages(
@@ -57,12 +76,20 @@ class Flash4:
         options = _options(chunks, scale, window)
         return _first(self._kernel(q, k_cache, v_cache, page_table=chunks.page_table, **options))
 
-    def _room(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _most_gathered(self, page_size: int) -> int:
+        """How many keys are gathered at a time, as `gathered_tokens` counts them."""
+        return max(MOST_GATHERED, gathered_tokens(self._longest, page_size))
+
+    def _room(self, tokens: int, cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Memory for all layers, one after the other. Zeros: what was never written must be no NaN."""
-        shape = (MOST_GATHERED, *like.shape[2:])
-        if self._gathered is None or self._gathered[0].shape != shape or self._gathered[0].dtype != like.dtype:
-            self._gathered = (like.new_zeros(shape), like.new_zeros(shape))
+        shape = (tokens, *cache.shape[2:])
+        if self._gathered is None or self._gathered[0].shape != shape or self._gathered[0].dtype != dtype:
+            self._gathered = (cache.new_zeros(shape, dtype=dtype), cache.new_zeros(shape, dtype=dtype))
         return self._gathered
+
+
+def _plan(chunks: AttentionBatch, page_size: int) -> GatherPlan:
+    return chunks.plan(GatherPlan, lambda: plan_gather(chunks.seq_lens, page_size))
 
 
 def _options(chunks: AttentionBatch, scale: float, window: int | None) -> dict[str, Any]:

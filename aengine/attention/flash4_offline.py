@@ -14,6 +14,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.flash4 import LEAST_GATHERING, Flash4
 from aengine.attention.flash_backend import flash4_cache, import_flash4, keep_compiled
+from aengine.kernels.kv_scales import FP8
 from aengine.kernels.offline import leave_out_compiler
 
 
@@ -73,6 +74,7 @@ def launch_kinds(
     dim: int,
     page_size: int,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> None:
     """Launch whatever steps with so many tokens in prefill chunks launch, on tensors without contents."""
 
@@ -93,6 +95,7 @@ def launch_kinds(
             query_lens=[longest],
             context_lens=[],
         )
-        if length >= LEAST_GATHERING:
+        if length >= LEAST_GATHERING or kv_dtype == FP8:
             attention.on_gathered(q, gathered, gathered, empty(3), chunks, dim**-0.5, window)
-        attention.on_pages(q, pages, pages, chunks, dim**-0.5, window)
+        if kv_dtype != FP8:
+            attention.on_pages(q, pages, pages, chunks, dim**-0.5, window)

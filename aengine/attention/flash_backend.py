@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
+from aengine.attention.chunk_groups import chunk_groups
 from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.kv_scales import FP8, as_bytes
 
 HALVES = (torch.bfloat16, torch.float16)
 MOST_GATHERED = 65536  # keys that are copied out of their pages at a time, unless one chunk has more
@@ -42,9 +44,19 @@ class PrefillAttention(Protocol):
         ...
 
     def __call__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        chunks: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
     ) -> Tensor:
-        """q [tokens, heads, dim] of the chunks alone; causal, bottom-right aligned; returns [tokens, heads, dim]."""
+        """q [tokens, heads, dim] of the chunks alone; causal, bottom-right aligned; returns [tokens, heads, dim].
+
+        value_scale: as `AttentionBackend` has it.
+        """
         ...
 
 
@@ -72,41 +84,6 @@ def _make_gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
     return _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(chunks.context_lens))
 
 
-class _Groups(list[tuple[AttentionBatch, int]]):
-    """Chunks whose keys are gathered together, and the first query token of each group."""
-
-
-def _groups(chunks: AttentionBatch) -> _Groups:
-    """The chunks in groups of at most MOST_GATHERED keys, or of one chunk."""
-    if sum(chunks.context_lens) <= MOST_GATHERED:
-        return _Groups([(chunks, 0)])  # not kept: the chunks would refer to themselves
-    return chunks.plan(_Groups, lambda: _make_groups(chunks))
-
-
-def _make_groups(chunks: AttentionBatch) -> _Groups:
-    groups = _Groups()
-    first = token = 0
-    while first < len(chunks.query_lens):
-        last, keys = first + 1, chunks.context_lens[first]
-        while last < len(chunks.query_lens) and keys + chunks.context_lens[last] <= MOST_GATHERED:
-            keys += chunks.context_lens[last]
-            last += 1
-        part = slice(first, last)
-        group = AttentionBatch(
-            slots=chunks.slots,
-            page_table=chunks.page_table[part],
-            seq_lens=chunks.seq_lens[part],
-            query_starts=chunks.query_starts[first : last + 1] - token,
-            num_decodes=0,
-            query_lens=chunks.query_lens[part],
-            context_lens=chunks.context_lens[part],
-        )
-        groups.append((group, token))
-        token += sum(group.query_lens)
-        first = last
-    return groups
-
-
 class _OnGathered:
     """A varlen kernel over K and V copied out of their pages."""
 
@@ -121,13 +98,21 @@ class _OnGathered:
         self._kernel = kernel
 
     def __call__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        chunks: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
     ) -> Tensor:
         outs = []
-        for group, first in _groups(chunks):
+        for group, first in chunk_groups(chunks, chunks.context_lens, MOST_GATHERED):
             plan = _gather_plan(group, k_cache.shape[1])
-            k = k_cache.flatten(0, 1).index_select(0, plan.slots)  # [keys, kv_heads, dim]
-            v = v_cache.flatten(0, 1).index_select(0, plan.slots)
+            k, v = (as_bytes(cache).flatten(0, 1).index_select(0, plan.slots) for cache in (k_cache, v_cache))
+            if k_cache.dtype == FP8:  # [keys, kv_heads, dim]
+                k, v = k.view(FP8).to(q.dtype), v.view(FP8).to(q.dtype).mul_(value_scale)
             own = q[first : first + sum(group.query_lens)]
             outs.append(self._kernel(own, k, v, group.query_starts, plan, scale, window))
         return torch.cat(outs) if len(outs) > 1 else outs[0]
@@ -147,9 +132,16 @@ class _Reference:
         return False
 
     def __call__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        chunks: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
     ) -> Tensor:
-        return self._backend.forward(q, k_cache, v_cache, chunks, scale, window)
+        return self._backend.forward(q, k_cache, v_cache, chunks, scale, window, value_scale)
 
 
 def _flash2(
@@ -193,8 +185,11 @@ def _torch_flash(
     return out
 
 
-def choose_prefill(device: torch.device, dtype: torch.dtype) -> PrefillAttention:
-    """The best prefill attention for this device and dtype, with the reason for the start-up log."""
+def choose_prefill(device: torch.device, dtype: torch.dtype, longest: int = 0) -> PrefillAttention:
+    """The best prefill attention for this device and dtype, with the reason for the start-up log.
+
+    longest: of the contexts whose keys must have room out of their pages, as those of an FP8 cache.
+    """
     if dtype not in HALVES:
         return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
     fits = flash4_runs_on(torch.cuda.get_device_capability(device))
@@ -202,7 +197,7 @@ def choose_prefill(device: torch.device, dtype: torch.dtype) -> PrefillAttention
     if fits and (cute := import_flash4()) is not None:
         from aengine.attention.flash4 import Flash4  # brings Triton
 
-        return Flash4("installed", cute)
+        return Flash4("installed", cute, longest)
     missing = "flash-attn-4 is not installed" if fits else "flash-attn-4 does not run on this device"
     if _import("flash_attn") is not None:
         return _OnGathered("flash-attn-2", missing, _flash2)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
+from aengine.kernels.kv_scales import FP8, as_bytes
 
 # Decodes are padded to the longest context of their group. Gathering and reading what is padded costs more than
 # one more call on a CPU, so groups are narrow.
@@ -29,7 +30,7 @@ class _DecodeGroup:
     pages: Tensor  # [n * pages] int64
     mask: Tensor  # [n, 1, 1, length]: 0 where visible, -inf elsewhere
     stale: Tensor  # [?] int64: rows of the gathered K/V past the end of a context, left there by former owners
-    k: Tensor  # [n * pages, page_size, kv_heads, dim]: scratch that all layers gather into
+    k: Tensor  # [n * pages, page_size, kv_heads, dim]: scratch that all layers gather into; of FP8, its bytes
     v: Tensor
 
 
@@ -60,8 +61,22 @@ class TorchAttention:
     name = "torch"
 
     def forward(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
+    ) -> Tensor:
+        out = self._attend(q, as_bytes(k_cache), as_bytes(v_cache), batch, scale, window)
+        return out if k_cache.dtype != FP8 or value_scale == 1.0 else out.mul_(value_scale)
+
+    def _attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
     ) -> Tensor:
+        """The caches hold values, or the bytes of FP8 codes, which are taken for values."""
         plan = batch.plan(_Plan, lambda: _plan(q, k_cache, batch, window), window)
         if not plan.chunks and plan.decodes[0].rows is None:
             return _decode(q, k_cache, v_cache, plan.decodes[0], scale)
@@ -73,7 +88,7 @@ class TorchAttention:
             else:
                 out.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), k_cache, v_cache, group, scale))
         for chunk in plan.chunks:
-            k, v = (cache.index_select(0, chunk.pages).flatten(0, 1) for cache in (k_cache, v_cache))
+            k, v = (_floats(cache.index_select(0, chunk.pages), q.dtype).flatten(0, 1) for cache in (k_cache, v_cache))
             for block in chunk.blocks:
                 out[block.queries] = _prefill(q[block.queries], k[: block.context], v[: block.context], block, scale)
         return out
@@ -83,8 +98,8 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup, sc
     """q [n, heads, dim] -> [n, heads, dim]."""
     n, heads, dim = q.shape
     kv_heads = k_cache.shape[2]
-    k = torch.index_select(k_cache, 0, group.pages, out=group.k).view(-1, kv_heads, dim)
-    v = torch.index_select(v_cache, 0, group.pages, out=group.v).view(-1, kv_heads, dim)
+    k = _floats(torch.index_select(k_cache, 0, group.pages, out=group.k), q.dtype).view(-1, kv_heads, dim)
+    v = _floats(torch.index_select(v_cache, 0, group.pages, out=group.v), q.dtype).view(-1, kv_heads, dim)
     k.index_fill_(0, group.stale, 0)
     v.index_fill_(0, group.stale, 0)
     return F.scaled_dot_product_attention(
@@ -94,6 +109,11 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup, sc
         attn_mask=group.mask,
         scale=scale,
     ).reshape(n, heads, dim)
+
+
+def _floats(kept: Tensor, dtype: torch.dtype) -> Tensor:
+    """FP8 codes as numbers of `dtype`, any other values as they are."""
+    return kept.view(FP8).to(dtype) if kept.dtype == torch.uint8 else kept
 
 
 def _prefill(q: Tensor, k: Tensor, v: Tensor, block: _QueryBlock, scale: float) -> Tensor:

@@ -45,23 +45,40 @@ class TritonAttention:
         return self._prefill.fits(tokens, contexts, page_size)
 
     def forward(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
     ) -> Tensor:
         decodes = batch.num_decodes
         if batch.chunks is not None:
-            out = self._prefill(q, k_cache, v_cache, batch.chunks, scale, window)
+            out = self._prefill(q, k_cache, v_cache, batch.chunks, scale, window, value_scale)
             self._decode(
-                q[:decodes], k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, out=out[:decodes]
+                q[:decodes],
+                k_cache,
+                v_cache,
+                batch.page_table,
+                batch.seq_lens,
+                scale,
+                window,
+                out=out[:decodes],
+                value_scale=value_scale,
             )
             return out
         if decodes == len(batch.query_lens):
             shared = None
             if batch.shared is not None and window is None:
                 shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, scale)
-            return self._decode(q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, shared)
+            return self._decode(
+                q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, shared, value_scale=value_scale
+            )
         chunks = _chunks(batch)
         if not decodes:
-            return self._prefill(q, k_cache, v_cache, chunks, scale, window)
+            return self._prefill(q, k_cache, v_cache, chunks, scale, window, value_scale)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         self._decode(
             q[:decodes],
@@ -72,8 +89,9 @@ class TritonAttention:
             scale,
             window,
             out=out[:decodes],
+            value_scale=value_scale,
         )
-        out[decodes:] = self._prefill(q[decodes:], k_cache, v_cache, chunks, scale, window)
+        out[decodes:] = self._prefill(q[decodes:], k_cache, v_cache, chunks, scale, window, value_scale)
         return out
 
 

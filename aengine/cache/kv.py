@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aengine.kernels.kv_scales import as_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
@@ -18,7 +20,7 @@ class KVShape:
     page_size: int
     kv_heads: int
     head_dim: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of keys and values, whatever the model computes in
 
     @property
     def page_bytes(self) -> int:
@@ -50,8 +52,8 @@ class KVPool:
         The two may not overlap. Layer by layer, so that the temporary stays small.
         """
         for keys, values in self._layers:
-            keys[destination] = keys[source]
-            values[destination] = values[source]
+            for kept in (as_bytes(keys), as_bytes(values)):
+                kept[destination] = kept[source]
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

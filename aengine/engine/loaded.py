@@ -133,6 +133,8 @@ def load(config: EngineConfig, start: Start) -> Loaded:
     """
     folder = resolve_model(config.model, config.revision)
     model = ModelConfig.from_folder(folder)
+    if config.quantization == "fp8":
+        model = model.in_fp8()
     generation = GenerationDefaults.from_folder(folder, model)
     with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as beside:
         text = beside.submit(_load_text, config, folder, model, generation)

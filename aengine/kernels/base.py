@@ -10,6 +10,7 @@ from torch import Tensor
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.heads import Heads
+from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.weights import QuantizedWeight
 
@@ -70,6 +71,7 @@ class Kernels(Protocol):
         positions: Tensor,
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
+        scales: KVScales = NO_SCALES,
     ) -> Tensor:
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
@@ -77,7 +79,8 @@ class Kernels(Protocol):
         cos_sin [max_positions, dim] float32: cosines of the dim / 2 frequencies, then sines.
         positions [tokens] int64: rows of `cos_sin`; the rotation pairs element i with i + dim / 2.
         cache: of keys and of values, [pages, page_size, kv_heads, dim], written at slots [tokens] int64, each
-        page * page_size + offset. Several tokens may name one slot only in page 0, which is scratch.
+        page * page_size + offset. Several tokens may name one slot only in page 0, which is scratch. scales: of an FP8
+        cache, as `encode` takes them.
 
         Returns q [tokens, heads, dim]; its strides may not be contiguous.
         """

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.heads import Heads
+from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -37,6 +38,17 @@ def _store_halves(ptr, low, high, heads, offset, mask, DIM: tl.constexpr):
     tl.store(place + DIM // 2, high, mask=mask)
 
 
+@triton.jit
+def _kept(x, inverse, dtype: tl.constexpr):
+    """What the cache keeps of x: as `encode` makes codes of an FP8 cache, or as it is."""
+    kept = x
+    if dtype.is_fp8():
+        wide = x.to(tl.float32)
+        code = tl.clamp(wide * inverse, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        kept = tl.where(tl.abs(wide) == float("inf"), float("nan"), code).to(dtype)
+    return kept
+
+
 @keep_variants
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _qk_norm_rope_store_kernel(
@@ -50,6 +62,8 @@ def _qk_norm_rope_store_kernel(
     v_cache_ptr,
     q_ptr,  # [tokens, HEADS, DIM]
     eps,
+    k_inverse,  # of the scales of an FP8 cache
+    v_inverse,
     qkv_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -81,7 +95,10 @@ def _qk_norm_rope_store_kernel(
     source = qkv_ptr + token * qkv_stride + heads[:, None] * DIM + columns[None, :]
     low = tl.load(source, mask=inside, other=0.0)
     high = tl.load(source + DIM // 2, mask=inside, other=0.0)
-    _store_halves(v_cache_ptr, low, high, heads, slot * KV_HEADS - HEADS - KV_HEADS, is_v, DIM)
+    kept: tl.constexpr = v_cache_ptr.dtype.element_ty
+    v_low = _kept(low, v_inverse, kept)
+    v_high = _kept(high, v_inverse, kept)
+    _store_halves(v_cache_ptr, v_low, v_high, heads, slot * KV_HEADS - HEADS - KV_HEADS, is_v, DIM)
 
     normed_low = low
     normed_high = high
@@ -99,17 +116,25 @@ def _qk_norm_rope_store_kernel(
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
     high = (wide_high * cos + wide_low * sin).to(high.dtype)
     _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, DIM)
-    _store_halves(k_cache_ptr, low, high, heads, slot * KV_HEADS - HEADS, is_k, DIM)
+    k_low = _kept(low, k_inverse, kept)
+    k_high = _kept(high, k_inverse, kept)
+    _store_halves(k_cache_ptr, k_low, k_high, heads, slot * KV_HEADS - HEADS, is_k, DIM)
 
 
 def qk_norm_rope_store(
-    qkv: Tensor, heads: Heads, cos_sin: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor], slots: Tensor
+    qkv: Tensor,
+    heads: Heads,
+    cos_sin: Tensor,
+    positions: Tensor,
+    cache: tuple[Tensor, Tensor],
+    slots: Tensor,
+    scales: KVScales = NO_SCALES,
 ) -> Tensor:
     """Norm (where the heads have weights), rotate, and write K and V at `slots`; returns q [tokens, heads, dim].
 
     qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, dim] float32, the
     cosines, then the sines; cache: of K and of V, [pages, page_size, kv_heads, dim], contiguous; slots [tokens] =
-    page * page_size + offset.
+    page * page_size + offset; scales: of an FP8 cache.
     Raises ValueError where the caches are not contiguous or dim is no power of two.
     """
     tokens = qkv.shape[0]
@@ -127,7 +152,8 @@ def qk_norm_rope_store(
     if tokens:
         _qk_norm_rope_store_kernel[(tokens, triton.cdiv(count, tile))](
             qkv, qkv if heads.q_norm is None else heads.q_norm, qkv if heads.k_norm is None else heads.k_norm,
-            cos_sin, positions, slots, k_cache, v_cache, q, heads.eps, qkv.stride(0),
+            cos_sin, positions, slots, k_cache, v_cache, q, heads.eps, 1.0 / scales.key, 1.0 / scales.value,
+            qkv.stride(0),
             HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim,
             Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None, TILE=tile, OVERLAP=overlap,
             num_warps=max(1, tile * dim // 512), launch_pdl=overlap,

@@ -12,6 +12,7 @@ from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.experts.torch_route import TorchRoute
 from aengine.kernels.heads import Heads
+from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales, as_bytes, encode
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.weights import QuantizedWeight, dequantize
 
@@ -63,6 +64,7 @@ class TorchKernels:
         positions: Tensor,
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
+        scales: KVScales = NO_SCALES,
     ) -> Tensor:
         k_cache, v_cache = cache
         kv_heads, dim = k_cache.shape[2:]
@@ -79,6 +81,7 @@ class TorchKernels:
         turned_second = torch.addcmul(second * cos, first, sin)
         turned = torch.cat((turned_first, turned_second), dim=-1).to(qkv.dtype)
         q, k = turned.narrow(1, 0, heads.count), turned.narrow(1, heads.count, kv_heads)
-        k_cache.view(-1, kv_heads, dim).index_copy_(0, slots, k.to(k_cache.dtype))
-        v_cache.view(-1, kv_heads, dim).index_copy_(0, slots, v.to(v_cache.dtype))
+        for kept, new, scale in ((k_cache, k, scales.key), (v_cache, v, scales.value)):
+            new = encode(new, scale) if kept.dtype == FP8 else new.to(kept.dtype)
+            as_bytes(kept).view(-1, kv_heads, dim).index_copy_(0, slots, as_bytes(new))
         return q

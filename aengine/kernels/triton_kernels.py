@@ -13,6 +13,7 @@ from aengine.kernels.experts.route import Route, TritonRoute
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
+from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
@@ -84,5 +85,6 @@ class TritonKernels:
         positions: Tensor,
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
+        scales: KVScales = NO_SCALES,
     ) -> Tensor:
-        return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots)
+        return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales)

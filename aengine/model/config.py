@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from aengine.cache.kv import KVShape
-from aengine.errors import UnsupportedModelError
+from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.model.families import FAMILIES
 from aengine.model.families.parts import hidden_size
 from aengine.model.fields import Fields, read_json_object, shown
@@ -41,11 +41,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     quantization: str = "{}"  # what config.json says of it, as it says it: JSON
+    to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
 
     @property
     def quantized(self) -> QuantConfig | None:
         """How the checkpoint's matrices are quantised; None: they are not."""
         return read_quantization(Fields(msgspec.json.decode(self.quantization), "config.json"))
+
+    def in_fp8(self) -> ModelConfig:
+        """The same, quantised while it is loaded. Raises `ConfigError` where the checkpoint is quantised already."""
+        if (quantized := self.quantized) is not None:
+            raise ConfigError(f"quantization: the checkpoint is quantised already ({quantized.method}); use auto")
+        return msgspec.structs.replace(self, to_fp8=True)
 
     @property
     def parameters(self) -> int:
@@ -68,6 +75,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def windows(self) -> list[int | None]:
         """How many positions, its own included, a query of each layer sees; None: all before it."""
         return [layer.attention.window for layer in self.layers]
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """About how many bytes the weights take, where floats are of `dtype`."""
+        quantized = self.quantized
+        inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
+        return self.end_parameters * dtype.itemsize + (self.parameters - self.end_parameters) * inner // 8
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
         """What pages of so many tokens hold for this model."""

@@ -34,13 +34,18 @@ class Decoder:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         max_positions: int | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Build on `device` (None: "meta", shapes alone) for positions below `max_positions` (None: the model's)."""
+        """Build on `device` (None: "meta", shapes alone) for positions below `max_positions` (None: the model's).
+
+        kv_dtype: of the pool that keys and values will be kept in, None: `dtype`.
+        """
         device = device or torch.device("meta")
-        make = Parameters(kernels, dtype, device, config.quantized)
+        make = Parameters(kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8)
         self.config = config
         self.attention = attention
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.device = device
         hidden, eps = config.hidden_size, config.rms_norm_eps
         head = None if config.tie_word_embeddings else "lm_head"

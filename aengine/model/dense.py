@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.base import Kernels
+from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
+from aengine.kernels.linear.weights import Fp8Weight
 from aengine.model.groups import Entry
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.spec import ExpertsSpec
@@ -29,8 +31,13 @@ class Storage:
 class Dense:
     """The parts of a fused matrix, one below the other, and of its bias."""
 
-    def __init__(self, linear: LoadedLinear, parts: Mapping[str, int], bias: bool, storage: Storage) -> None:
-        """parts: the checkpoint's names without ".weight" and ".bias", with their output widths, in order."""
+    def __init__(
+        self, linear: LoadedLinear, parts: Mapping[str, int], bias: bool, storage: Storage, to_fp8: bool = False
+    ) -> None:
+        """parts: the checkpoint's names without ".weight" and ".bias", with their output widths, in order; to_fp8:
+        whether the matrix is quantised once it is there.
+        """
+        self._to_fp8 = to_fp8
         self.entries = {f"{name}.weight": Entry((width, linear.inputs)) for name, width in parts.items()}
         if bias:
             self.entries |= {f"{name}.bias": Entry((width,)) for name, width in parts.items()}
@@ -50,8 +57,13 @@ class Dense:
     def close(self) -> None:
         if self._whole is None:
             raise RuntimeError("closed without having been opened")
-        self._linear.loaded = self._storage.kernels.dense(*self._whole)
+        weight, bias = self._whole
         self._whole = None
+        self._linear.loaded = (
+            self._storage.kernels.quantized(in_fp8(weight), bias, self._storage.dtype)
+            if self._to_fp8
+            else self._storage.kernels.dense(weight, bias)
+        )
 
     def _rows(self, whole: Tensor, kind: str) -> dict[str, Tensor]:
         return {f"{name}.{kind}": rows for name, rows in zip(self._parts, whole.split(list(self._parts.values())))}
@@ -60,8 +72,11 @@ class Dense:
 class DenseExperts:
     """The matrices of a layer's experts, which checkpoints hold one by one or all in one."""
 
-    def __init__(self, experts: LoadedExperts, name: str, spec: ExpertsSpec, storage: Storage) -> None:
-        """name: of them all in the checkpoint."""
+    def __init__(
+        self, experts: LoadedExperts, name: str, spec: ExpertsSpec, storage: Storage, to_fp8: bool = False
+    ) -> None:
+        """name: of them all in the checkpoint; to_fp8: whether the matrices are quantised once they are there."""
+        self._to_fp8 = to_fp8
         hidden, inner = experts.hidden, spec.inner
         self._parts = [  # of each expert
             [f"{name}.{expert}.{part}.weight" for part in (spec.gate, spec.up, spec.down)]
@@ -92,5 +107,20 @@ class DenseExperts:
     def close(self) -> None:
         if self._whole is None:
             raise RuntimeError("closed without having been opened")
-        self._experts.loaded = self._storage.kernels.experts(*self._whole)
+        gate_up, down = self._whole
         self._whole = None
+        self._experts.loaded = (
+            self._storage.kernels.quantized_experts(in_fp8(gate_up), in_fp8(down), self._storage.dtype)
+            if self._to_fp8
+            else self._storage.kernels.experts(gate_up, down)
+        )
+
+
+def in_fp8(weight: Tensor) -> Fp8Weight:
+    """A matrix [n, k], or [experts, n, k], in blocks of 128 x 128, for inputs in groups of 128 columns."""
+    matrices = weight.unsqueeze(0) if weight.dim() == 2 else weight
+    made = [quantize_fp8(matrix) for matrix in matrices]
+    values, scale = (torch.stack(parts) for parts in zip(*made))
+    if weight.dim() == 2:
+        values, scale = values[0], scale[0]
+    return Fp8Weight(values, scale, (GROUP, GROUP), "group")

@@ -27,15 +27,16 @@ def load_model(
     seed: int = 0,
     progress: bool = False,
     max_positions: int | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
     """Build the decoder that `config` describes on `device` and fill it, from `folder` or with random weights.
 
     Blocks for as long as reading takes. `max_positions` bounds the rotary table (None: all the model's
-    positions). Raises `WeightsError`.
+    positions). kv_dtype: of the KV pool (None: `dtype`). Raises `WeightsError`.
     """
     if load_format == "auto":  # a checkpoint that does not fit is refused before any memory is taken
         checkpoint = Checkpoint(folder, Decoder(config, kernels, attention).groups, config.tie_word_embeddings)
-    decoder = Decoder(config, kernels, attention, dtype, device, max_positions)
+    decoder = Decoder(config, kernels, attention, dtype, device, max_positions, kv_dtype)
     if load_format == "auto":
         checkpoint.copy_into(decoder.groups, progress)
     else:

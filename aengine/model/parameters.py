@@ -11,8 +11,10 @@ from aengine.errors import UnsupportedModelError
 from aengine.kernels.base import Kernels, Route
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.model.dense import Dense, DenseExperts, Storage
 from aengine.model.groups import Group, Plain
+from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear
@@ -24,19 +26,35 @@ class Parameters:
     """Makes the parameters of one model on one device ("meta" for shapes alone), and keeps their groups in order."""
 
     def __init__(
-        self, kernels: Kernels, dtype: torch.dtype, device: torch.device, quantization: QuantConfig | None = None
+        self,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: QuantConfig | None = None,
+        kv_dtype: torch.dtype | None = None,
+        to_fp8: bool = False,
     ) -> None:
-        """quantization: the formats of linears and experts in the checkpoint; None: all are floats."""
+        """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
+        cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded.
+        """
+        self._to_fp8 = to_fp8
         self.kernels = kernels
         self._quantization = quantization
         self.groups: list[Group] = []
         self._storage = Storage(kernels, dtype, device)
+        self._kv_dtype = kv_dtype or dtype
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that is used as it is."""
         tensor = self._storage.empty(*shape)
         self.groups.append(Plain(name, tensor))
         return tensor
+
+    def kv_scales(self, name: str) -> LoadedKVScales:
+        """What a layer's cache is scaled with; name: of the attention in the checkpoint."""
+        scales = LoadedKVScales(name, self._storage.device, self._kv_dtype)
+        self.groups.append(scales)
+        return scales
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
@@ -46,7 +64,9 @@ class Parameters:
         linear = LoadedLinear(inputs, sum(parts.values()))
         form = None if self._quantization is None else self._quantization.format_of(*parts)
         self.groups.append(
-            Dense(linear, parts, bias, self._storage)
+            Dense(
+                linear, parts, bias, self._storage, self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
+            )
             if form is None
             else QuantizedLinear(linear, parts, bias, form, self._storage)
         )
@@ -57,7 +77,7 @@ class Parameters:
         experts = LoadedExperts(spec.count, hidden)
         forms = self._forms(name, spec)
         self.groups.append(
-            DenseExperts(experts, name, spec, self._storage)
+            DenseExperts(experts, name, spec, self._storage, self._to_fp8)
             if forms is None
             else QuantizedExperts(experts, name, spec, forms, self._storage)
         )

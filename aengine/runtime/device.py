@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from aengine.errors import ConfigError
+from aengine.kernels.kv_scales import FP8
 
 
 def open_context(name: str) -> None:
@@ -57,6 +58,21 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
     if dtype is None:
         raise ConfigError(f"dtype: the checkpoint's {name!r} is not supported; ask for float32, bfloat16 or float16")
     return dtype
+
+
+def resolve_kv_dtype(name: str, dtype: torch.dtype, capability: tuple[int, int] | None = None) -> torch.dtype:
+    """What keys and values are kept in, of a model in `dtype`. capability: of the GPU; None: on a CPU.
+
+    Raises `ConfigError` where the device does not know FP8.
+    """
+    if name == "auto":
+        return dtype
+    if capability is not None and capability < (8, 9):
+        raise ConfigError(
+            f"kv_cache_dtype: {name!r} needs a GPU of compute capability 8.9 or later (Ada, Hopper, Blackwell), this "
+            f"one has {capability[0]}.{capability[1]}; use auto"
+        )
+    return FP8
 
 
 def host_memory() -> int | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from aengine.attention import torch_backend
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.kv_scales import FP8
 
 DIM = 8
 SCALE = 0.3
@@ -45,8 +46,12 @@ def check(
     window: int | None,
     slack: int = 0,
     seed: int = 0,
+    codes: bool = False,
 ) -> None:
-    """Run one step of these decodes (context lengths) and chunks. `slack`: what the host overstates decodes by."""
+    """Run one step of these decodes (context lengths) and chunks. `slack`: what the host overstates decodes by.
+
+    codes: the caches are FP8, and values are to be multiplied with 0.3.
+    """
     generator = torch.Generator().manual_seed(seed)
     work = [(context, 1) for context in decodes] + chunks
     num_pages = 1 + sum(-(-context // page_size) for context, _ in work)
@@ -61,6 +66,8 @@ def check(
         own = [pages.pop() for _ in range(-(-context // page_size))]
         table[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
         kv = torch.randn(2, context, kv_heads, DIM, generator=generator)
+        if codes:
+            kv = kv.to(FP8).float()
         contents.append(kv)
         for position in range(context):
             caches[:, own[position // page_size], position % page_size] = kv[:, position]
@@ -76,10 +83,11 @@ def check(
         context_lens=[context + (slack if row < len(decodes) else 0) for row, (context, _) in enumerate(work)],
     )
     backend = TorchAttention()
-    layers = [backend.forward(q, caches[0], caches[1], batch, SCALE, window) for _ in range(2)]
+    kept, value_scale = (caches.to(FP8), 0.3) if codes else (caches, 1.0)
+    layers = [backend.forward(q, kept[0], kept[1], batch, SCALE, window, value_scale) for _ in range(2)]
     expected = torch.cat(
         [
-            plain_attention(part.double(), kv[0].double(), kv[1].double(), window)
+            plain_attention(part.double(), kv[0].double(), kv[1].double() * value_scale, window)
             for part, kv in zip(q.split(counts), contents)
         ]
     )
@@ -102,12 +110,20 @@ def chunk(draw: st.DrawFn) -> tuple[int, int]:
     group=st.integers(1, 4),
     window=st.none() | st.integers(1, 41),
     slack=st.integers(0, 5),
+    codes=st.booleans(),
 )
 def test_any_mix_of_decodes_and_chunks(
-    decodes: list[int], chunks: Work, page_size: int, kv_heads: int, group: int, window: int | None, slack: int
+    decodes: list[int],
+    chunks: Work,
+    page_size: int,
+    kv_heads: int,
+    group: int,
+    window: int | None,
+    slack: int,
+    codes: bool,
 ) -> None:
     if decodes or chunks:
-        check(decodes, chunks, page_size, kv_heads, group, window, slack)
+        check(decodes, chunks, page_size, kv_heads, group, window, slack, codes=codes)
 
 
 @pytest.mark.parametrize("window", [None, 1, 16, 33])
@@ -116,9 +132,10 @@ def test_contexts_that_end_at_page_borders(context: int, window: int | None) -> 
     check([context, 1], [(context, context), (context, 1), (context, 16 if context > 16 else 3)], 16, 2, 2, window)
 
 
+@pytest.mark.parametrize("codes", [False, True])
 @pytest.mark.parametrize("window", [None, 100])
-def test_decodes_of_very_different_lengths_beside_a_chunk(window: int | None) -> None:
-    check([3, 300, 130, 7, 290, 550], [(20, 20)], 16, 1, 2, window)
+def test_decodes_of_very_different_lengths_beside_a_chunk(window: int | None, codes: bool) -> None:
+    check([3, 300, 130, 7, 290, 550], [(20, 20)], 16, 1, 2, window, codes=codes)
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aengine.attention import flash_backend
 from aengine.attention.base import AttentionBatch
+from aengine.kernels.kv_scales import FP8, encode
 
 pytest.importorskip("triton")
 triton_backend = pytest.importorskip("aengine.attention.triton_backend")
@@ -29,13 +30,13 @@ def device() -> torch.device:
     return torch.device("cuda", 0)
 
 
-def prefill_path(name: str, device: torch.device) -> flash_backend.PrefillAttention:
+def prefill_path(name: str, device: torch.device, longest: int = 0) -> flash_backend.PrefillAttention:
     """The named path; skips where its package is not installed or the device cannot run it."""
     if name == "flash-attn-4":
         kernel = flash_backend.import_flash4()
         if kernel is None or torch.cuda.get_device_capability(device)[0] not in (9, 10):
             pytest.skip("flash-attn-4 is not installed, or not for this device")
-        return Flash4("test", kernel)
+        return Flash4("test", kernel, longest)
     if name == "flash-attn-2":
         if flash_backend._import("flash_attn") is None:
             pytest.skip("flash-attn 2 is not installed")
@@ -115,6 +116,29 @@ def test_a_step_is_the_references(
     layers = [backend.forward(q, k_cache, v_cache, batch, SCALE, None) for _ in range(2)]
     for out in layers:
         assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
+
+
+@pytest.mark.parametrize("path", ["flash-attn-4", "flash-attn-2", "torch flash"])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_over_codes_is_the_references(case: str, window: int | None, path: str, device: torch.device) -> None:
+    q, k_cache, v_cache, batch = step(*STEPS[case], 32, 8, 128, torch.bfloat16, device)
+    k_cache, v_cache = encode(k_cache, 0.2), encode(v_cache, 3.0)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
+    backend._prefill = prefill_path(path, device, longest=2000)
+    expected = reference(q, k_cache.float() * 0.2, v_cache.float() * 3.0, batch, window)
+    for _ in range(2):
+        out = backend.forward(q, k_cache, v_cache, batch, SCALE * 0.2, window, 3.0)
+        assert error(out, expected) < 6e-3
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_float32_queries_read_codes_exactly(case: str, device: torch.device) -> None:
+    q, k_cache, v_cache, batch = step(*STEPS[case], 16, 8, 128, torch.float32, device)
+    k_cache, v_cache = k_cache.to(FP8), v_cache.to(FP8)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32))
+    out = backend.forward(q, k_cache, v_cache, batch, SCALE, None, 0.5)
+    assert error(out, reference(q, k_cache.float(), v_cache.float() * 0.5, batch, None)) < 3e-6
 
 
 def test_more_keys_than_are_copied_at_a_time_go_in_groups(

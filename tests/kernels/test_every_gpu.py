@@ -89,7 +89,7 @@ def maker(dtype: torch.dtype) -> Callable[..., Tensor]:
 
 
 half, single, ints, longs = map(maker, (torch.bfloat16, torch.float32, torch.int32, torch.int64))
-eighth, codes = maker(E4M3), maker(torch.uint8)
+eighth, octets = maker(E4M3), maker(torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
     ],
 )
 def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, mxfp4: bool) -> None:
-    words = torch.empty(n, k // 4, dtype=torch.int16, device=META)
-    weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, k, mxfp4)
+    words = torch.empty(n // 16, k // 128, 512, dtype=torch.int16, device=META)
+    weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, n, k, mxfp4)
     product = int4_launch.Int4Product()
     product(half(m, k), weight)
     config = int4_launch.int4_config(m, n, k // 128, 2, compiler.gpu.launch)
@@ -145,8 +145,24 @@ def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, n
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 
-def test_attention_to_shared_runs(compiler: Compiler) -> None:
-    q, cache, table = half(64, 8, 128), half(100, 16, 2, 128), ints(64, 50)
+@pytest.mark.parametrize(
+    ("rows", "group", "dim", "new"),
+    [(1, 4, 128, half), (2, 4, 128, half), (16, 8, 128, half), (256, 4, 128, half), (64, 2, 64, half),
+     (100, 4, 256, half), (8, 4, 128, single), (8, 4, 32, half)],
+)  # fmt: skip
+def test_decode_attention_of_codes(
+    compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]
+) -> None:
+    q, cache = new(rows, 2 * group, dim), eighth(100, 16, 2, dim)
+    config = decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch, kept_size=1)
+    decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
+    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), 1)
+    assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
+
+
+@pytest.mark.parametrize("of", ["halves", "codes"])
+def test_attention_to_shared_runs(compiler: Compiler, of: str) -> None:
+    q, cache, table = half(64, 8, 128), (half if of == "halves" else eighth)(100, 16, 2, 128), ints(64, 50)
     runs = prefix_attention.SharedRuns(ints(64), ints(3), ints(2), ints(64))
     shared = prefix_attention.attend_shared(q, cache, cache, table, runs, 0.1)
     decode_attention.PagedDecode()(q, cache, cache, table, ints(64), 0.1, shared=shared)
@@ -197,7 +213,7 @@ def test_experts_with_fp8_weights(compiler: Compiler, tokens: int, block: tuple[
 def test_experts_with_4_bit_weights(compiler: Compiler, tokens: int, group: int) -> None:
     experts, top_k, hidden, inter = 128, 8, 2048, 768
     gate_up, down = (
-        Int4Weight(codes(experts, n, k), half(experts, n, k // group), codes(experts, n, k // group))
+        Int4Weight(octets(experts, n, k), half(experts, n, k // group), octets(experts, n, k // group))
         for n, k in ((2 * inter, hidden), (hidden, inter))
     )
     layer = PackedExperts(gate_up, down)
@@ -223,18 +239,19 @@ def test_the_sampler(compiler: Compiler) -> None:
 def test_everything_small(compiler: Compiler) -> None:
     norms.rms_norm(half(3, 16384), half(16384), 1e-6)
     norms.silu_mul(half(3, 24576))
-    cache = half(100, 16, 8, 128)
-    rope.qk_norm_rope_store(
-        half(7, 48 * 128), Heads(32, half(128), half(128), 1e-6), single(4096, 128), longs(7), (cache, cache), longs(7)
-    )
-    gather_pages.gather_pages(
-        cache,
-        cache,
-        ints(2, 50),
-        ints(2),
-        gather_pages.GatherPlan(ints(3), ints(3)),
-        half(64, 8, 128),
-        half(64, 8, 128),
-    )
+    for cache in (half(100, 16, 8, 128), eighth(100, 16, 8, 128)):
+        rope.qk_norm_rope_store(
+            half(7, 48 * 128), Heads(32, half(128), half(128), 1e-6), single(4096, 128), longs(7), (cache, cache),
+            longs(7),
+        )  # fmt: skip
+        gather_pages.gather_pages(
+            cache,
+            cache,
+            ints(2, 50),
+            ints(2),
+            gather_pages.GatherPlan(ints(3), ints(3)),
+            half(64, 8, 128),
+            half(64, 8, 128),
+        )
     row_steps.begin_decode(longs(8), longs(64), longs(64), ints(64, 100), 16)
     row_steps.end_decode(longs(8), longs(8), longs(64), longs(64), 63)

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
-WHERE = ("tests/kernels", "tests/sampling/test_fused.py")
+WHERE = ("tests/kernels", "tests/sampling/test_fused.py", "tests/attention/test_flash4.py")
 TINY = " or ".join(
     (
         "test_norms.py",
@@ -27,7 +27,8 @@ TINY = " or ".join(
         "(int4 and test_product.py and (written or no_rows or (narrow and (zeros-32 or mxfp4))))",
         "(int4 and test_linear.py and narrow)",
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
-        "(test_decode_attention.py and (page-of-4 or (hides and 16)))",
+        "(test_decode_attention.py and (page-of-4 or (hides and 16) or words or bytes or beyond))",
+        "test_flash4.py",
         "test_fused.py",
         "(fp8 and test_inputs.py and (zeros or (float32 and not long)))",
         "(fp8 and test_few_rows.py and uneven and blocks and ((exact and narrow) or (scaled and plain)))",
@@ -38,8 +39,8 @@ TINY = " or ".join(
         "(test_route.py and (not every_rule or narrow))",
         "(test_triton_experts.py and (not every_cut or (float32 and nowhere and not single)))",
         "(test_triton_experts.py and one-token and narrow and even)",
+        "(test_prefix_attention.py and (float32-tiny or without or codes))",
         "(test_fp8_experts.py and (not every_cut or (nowhere and not one-token and float32 and blocks and not fine)))",
-        "(test_prefix_attention.py and (float32-tiny or without))",
     )
 )
 

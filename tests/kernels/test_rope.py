@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from aengine.kernels.heads import Heads
+from aengine.kernels.kv_scales import FP8, KVScales
 from aengine.kernels.torch_kernels import TorchKernels
 from tests.kernels.conftest import relative_error, tolerance
 
@@ -43,6 +44,41 @@ def test_norm_rotation_and_cache_are_the_references(
     for name, got, want in zip("kv", caches, expected_caches, strict=True):
         assert relative_error(got, want) < limit, f"{name} cache"
     assert torch.equal(qkv, before)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "dim"), [pytest.param(3, 3, 1, 16, id="tiny"), (130, 32, 8, 128), (7, 14, 2, 64)]
+)
+def test_an_fp8_cache_gets_the_codes_of_the_reference(
+    tokens: int, heads: int, kv_heads: int, dim: int, device: torch.device
+) -> None:
+    """The interpreter gets what needs no rounding: it has ways of its own to round, and no infinity."""
+    exact = device.type == "cpu"
+    dtype = torch.float16 if exact else torch.bfloat16
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=device)
+    qkv = (torch.randint(8, 16, qkv.shape).float().copysign(qkv) if exact else qkv).to(dtype)
+    qkv[:, -2], qkv[:, -1] = 3e4, -3e4  # beyond what a code can be
+    cos_sin = torch.cat((torch.ones(9, dim // 2), torch.zeros(9, dim // 2)), dim=1).to(device)
+    positions, slots = torch.zeros(tokens, dtype=torch.int64, device=device), torch.arange(tokens, device=device)
+    pages = tokens // PAGE + 1
+    caches, expected = torch.zeros(2, 2, pages, PAGE, kv_heads, dim, device=device).to(FP8)
+    scales = KVScales(0.25, 2.0) if exact else KVScales(0.3, 1.7)
+    rope.qk_norm_rope_store(qkv, Heads(heads), cos_sin, positions, tuple(caches), slots, scales)
+    REFERENCE.qk_norm_rope_store(qkv, Heads(heads), cos_sin, positions, tuple(expected), slots, scales)
+    assert torch.equal(caches.view(torch.uint8), expected.view(torch.uint8))
+    assert caches[1].float().flatten(0, 1)[slots, -1, -2:].abs().eq(448.0).all()
+
+
+def test_what_is_not_finite_is_nan_in_an_fp8_cache(device: torch.device) -> None:
+    inf, nan = float("inf"), float("nan")
+    qkv = torch.tensor([[1.0] * 48 + [nan, inf, -inf, 1e-3] + [500.0] * 12], device=device, dtype=torch.bfloat16)
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    caches = torch.zeros(2, 1, PAGE, 1, 16, device=device).to(FP8)
+    cos_sin = torch.cat((torch.ones(1, 8), torch.zeros(1, 8)), dim=1).to(device)
+    rope.qk_norm_rope_store(qkv, Heads(2), cos_sin, one, (caches[0], caches[1]), one)
+    values = caches[1].float()[0, 0, 0].tolist()
+    assert [value != value for value in values] == [True] * 3 + [False] * 13
+    assert values[3:5] == [2**-10, 448.0]
 
 
 def test_caches_that_are_not_contiguous_are_refused_tiny(device: torch.device) -> None:

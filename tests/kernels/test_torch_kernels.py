@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from aengine.kernels.heads import Heads
+from aengine.kernels.kv_scales import FP8, KVScales, encode
 from aengine.kernels.torch_kernels import TorchKernels
 
 KERNELS = TorchKernels()
@@ -116,3 +117,29 @@ def test_padding_tokens_may_share_a_slot_of_page_0() -> None:
     )
     assert torch.equal(caches[1].view(-1, KV_HEADS, DIM)[7], qkv[0].view(-1, DIM)[-KV_HEADS:])
     assert (caches[:, 1] == 0).all()
+
+
+def test_an_fp8_cache_keeps_codes() -> None:
+    """value = code * scale to within half a step of three bits, at the slots that were named and nowhere else."""
+    qkv, scales = torch.randn(3, (HEADS + 2 * KV_HEADS) * DIM), KVScales(0.25, 0.01)
+    table = torch.cat((torch.ones(1, DIM // 2), torch.zeros(1, DIM // 2)), dim=1)  # turns nothing
+    caches = torch.zeros(2, 3, PAGE, KV_HEADS, DIM).to(FP8)
+    slots = torch.tensor([7, 3, 5])
+    KERNELS.qk_norm_rope_store(
+        qkv, Heads(HEADS), table, torch.zeros(3, dtype=torch.int64), (caches[0], caches[1]), slots, scales
+    )
+    heads = qkv.view(3, -1, DIM)
+    for cache, kept, scale in zip(
+        caches, (heads[:, HEADS:-KV_HEADS], heads[:, -KV_HEADS:]), (scales.key, scales.value), strict=True
+    ):
+        flat = cache.float().view(-1, KV_HEADS, DIM)
+        torch.testing.assert_close(flat[slots] * scale, kept, rtol=2**-4, atol=scale * 2**-10)
+        assert flat.count_nonzero() == flat[slots].count_nonzero()
+
+
+def test_codes_end_at_448_and_keep_nan() -> None:
+    x = torch.tensor([1e9, -1e9, 449.0, 1.0, float("nan"), float("inf"), float("-inf")])
+    codes = encode(x, 1.0).float()
+    assert codes[:4].tolist() == [448.0, -448.0, 448.0, 1.0]
+    assert codes[4:].isnan().all()
+    assert x[0] == 1e9  # not written to

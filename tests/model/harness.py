@@ -30,7 +30,7 @@ class Harness:
     def __init__(self, decoder: Decoder, page_size: int, num_pages: int = 400, seed: int = 0) -> None:
         self.decoder = decoder
         self.page_size = page_size
-        self.kv = KVPool(decoder.config.kv_shape(page_size, decoder.dtype), num_pages, decoder.device)
+        self.kv = KVPool(decoder.config.kv_shape(page_size, decoder.kv_dtype), num_pages, decoder.device)
         # What former owners left in a page must not matter.
         self.kv.data.fill_(float("nan"))
         self.random = random.Random(seed)

@@ -51,7 +51,14 @@ class ShapeAttention:
         self.windows: list[int | None] = []  # of the layers that asked
 
     def forward(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
     ) -> Tensor:
         self.windows.append(window)
         return torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -10,7 +10,7 @@ import torch
 
 from aengine.errors import ConfigError
 from aengine.runtime import device
-from aengine.runtime.device import forward_threads, open_context, resolve_device, resolve_dtype
+from aengine.runtime.device import forward_threads, open_context, resolve_device, resolve_dtype, resolve_kv_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -86,3 +86,15 @@ def test_short_steps_leave_the_loop_a_core_and_long_ones_take_all() -> None:
     assert threads.of(50) == threads.long  # 50 tokens x 20 MFLOP
     asked = forward_threads(3, parameters=10_000_000)
     assert asked.of(1) == asked.of(10_000) == 3
+
+
+def test_keys_and_values_are_kept_in_the_models_dtype_or_in_fp8() -> None:
+    assert resolve_kv_dtype("auto", torch.float16, (7, 0)) == torch.float16
+    assert resolve_kv_dtype("fp8", torch.float32) == torch.float8_e4m3fn  # on a CPU
+    assert resolve_kv_dtype("fp8", torch.bfloat16, (8, 9)) == torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("capability", [(8, 6), (8, 0), (7, 5)])
+def test_a_gpu_without_fp8_is_refused_with_the_remedy(capability: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match=rf"kv_cache_dtype: 'fp8' needs .* 8\.9 .* has {capability[0]}\..*use auto"):
+        resolve_kv_dtype("fp8", torch.bfloat16, capability)

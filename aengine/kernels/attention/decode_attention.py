@@ -22,7 +22,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.attention.codes import code, divisor, in_float16
 from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
+from aengine.kernels.attention.softmax import merge_parts, softmax_step, softmax_weights
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -45,16 +47,6 @@ def _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.co
     return tl.load(
         page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
     )
-
-
-@triton.jit
-def softmax_step(scores, best, total, acc):
-    """One block into a running softmax in base 2; rows that have seen nothing stay at -inf and 0."""
-    new_best = tl.maximum(best, tl.max(scores, axis=1))
-    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
-    shrink = tl.math.exp2(best - safe)
-    weights = tl.math.exp2(scores - safe[:, None])
-    return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
 
 
 @keep_variants
@@ -80,6 +72,7 @@ def _decode_kernel(
     q_stride,
     window,
     scale,
+    value_scale,  # of FP8 caches
     workers,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -124,6 +117,12 @@ def _decode_kernel(
 
     group = tl.arange(0, GROUP_PAD)
     columns = tl.arange(0, DIM)
+    # A matrix product wants pairs of tokens side by side, FP8 values lie dimension by dimension: as words of four
+    # dimensions they make four products over a quarter of the columns each, and no byte is loaded alone.
+    FP8: tl.constexpr = v_ptr.dtype.element_ty.is_fp8()
+    WORDS: tl.constexpr = FP8 and DIM >= 64
+    quarter = tl.arange(0, DIM // 4)
+    v_words = v_ptr.to(tl.pointer_type(tl.int32)) + head * (DIM // 4) if WORDS else v_ptr
     tokens = tl.arange(0, BLOCK)
     k_head = k_ptr + head * DIM
     v_head = v_ptr + head * DIM
@@ -152,41 +151,63 @@ def _decode_kernel(
         next_row_pages = _page_ids(page_table_ptr, row + 1, table_stride, next_row_positions, next_len, PAGE)
         q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
         q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
+        row_scale = tl.full([GROUP_PAD], scale, tl.float32)
+        if FP8 and q.dtype == tl.bfloat16:
+            q, power = in_float16(q)
+            row_scale *= power
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
         acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
+        acc_0 = tl.zeros([GROUP_PAD, DIM // 4], tl.float32)
+        acc_1 = acc_0
+        acc_2 = acc_0
+        acc_3 = acc_0
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
             visible = positions < seq_len
             if WINDOWED or SHARED:
                 visible &= positions >= low
             if WIDE:
                 pages = pages.to(tl.int64)
-            offsets = ((pages * PAGE + positions % PAGE) * (KV_HEADS * DIM))[:, None] + columns[None, :]
+            slots = pages * PAGE + positions % PAGE
+            offsets = (slots * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
             next_positions = positions + BLOCK
             pages = _page_ids(page_table_ptr, row, table_stride, next_positions, seq_len, PAGE)
-            k = tl.load(k_head + offsets)  # past the end something finite or not: its score is replaced
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            k = tl.load(k_head + offsets).to(q.dtype)  # past the end something finite or not: its score is replaced
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            scores *= row_scale[:, None] if FP8 else scale
             scores = tl.where(visible[None, :], scores, float("-inf"))
-            best, total, acc, weights = softmax_step(scores, best, total, acc)
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
-            v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0)
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+            if WORDS:
+                best, total, shrink, weights = softmax_weights(scores, best, total)
+                weights = weights.to(q.dtype)
+                word_offsets = (slots * (KV_HEADS * DIM // 4))[:, None] + quarter[None, :]
+                words = tl.load(v_words + word_offsets, mask=visible[:, None], other=0)
+                acc_0 = tl.dot(weights, code(words, 0, q.dtype), acc_0 * shrink[:, None], input_precision=PRECISION)
+                acc_1 = tl.dot(weights, code(words, 1, q.dtype), acc_1 * shrink[:, None], input_precision=PRECISION)
+                acc_2 = tl.dot(weights, code(words, 2, q.dtype), acc_2 * shrink[:, None], input_precision=PRECISION)
+                acc_3 = tl.dot(weights, code(words, 3, q.dtype), acc_3 * shrink[:, None], input_precision=PRECISION)
+            else:
+                best, total, acc, weights = softmax_step(scores, best, total, acc)
+                v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
+                acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             positions = next_positions
 
+        if WORDS:
+            acc = tl.interleave(tl.interleave(acc_0, acc_2), tl.interleave(acc_1, acc_3))
         row_heads = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP
         if (from_block == 0) & (to_block == count):
             if SHARED:
                 # Without the rows that only pad the matrix product.
                 _finish(
-                    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                    out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
                     _unpadded(best, MERGE_GROUP), _unpadded(total, MERGE_GROUP), _unpadded(acc, MERGE_GROUP),
                     KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                 )  # fmt: skip
             else:
-                safe_total = tl.where(total == 0.0, 1.0, total)
+                safe_total = divisor(total, v_ptr, value_scale)
                 out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
-                tl.store(out, (acc / safe_total[:, None]).to(q.dtype), mask=(group < GROUP)[:, None])
+                tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
         else:
             # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
             # not start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
@@ -218,7 +239,7 @@ def _decode_kernel(
                         )  # fmt: skip
                 if finished:
                     _finish(
-                        out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
+                        out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
                         merged_best, merged_total, merged,
                         KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                     )  # fmt: skip
@@ -241,17 +262,6 @@ def _unpadded(x, KEEP: tl.constexpr):
         folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP, x.shape[1]])
         chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None, None]
     return tl.sum(tl.where(chosen, folded, 0.0), axis=0)
-
-
-@triton.jit
-def _merge(best, total, acc, part_best, part_total, values):
-    """Add parts [parts, MERGE_GROUP(, DIM)] of a softmax to what there is of it."""
-    new_best = tl.maximum(best, tl.max(part_best, axis=0))
-    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
-    shrink = tl.math.exp2(best - safe)
-    grow = tl.math.exp2(part_best - safe[None, :])
-    total = total * shrink + tl.sum(part_total * grow, axis=0)
-    return new_best, total, acc * shrink[:, None] + tl.sum(values * grow[:, :, None], axis=0)
 
 
 @triton.jit
@@ -299,13 +309,13 @@ def _merge_parts(
             part_ptr + (slot[:, None] * GROUP + group[None, :])[:, :, None] * DIM + columns[None, None, :],
             mask=inside[:, :, None], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
-        best, total, acc = _merge(best, total, acc, part_best, part_total, values)
+        best, total, acc = merge_parts(best, total, acc, part_best, part_total, values)
     return best, total, acc
 
 
 @triton.jit
 def _finish(
-    out_ptr, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
+    out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Fold in the shared positions' SHARED parts, each of weight 2 ** lse and divided by it, and write the row."""
@@ -321,8 +331,8 @@ def _finish(
         # A part that was empty left its values unwritten.
         heavy = lse > float("-inf")
         values = tl.where(heavy[:, :, None], values, 0.0)
-        best, total, acc = _merge(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
-    safe_total = tl.where(total == 0.0, 1.0, total)
+        best, total, acc = merge_parts(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
+    safe_total = divisor(total, v_ptr, value_scale)
     out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
     tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
 
@@ -358,10 +368,13 @@ class PagedDecode:
         shared: SharedPart | None = None,
         config: DecodeConfig | None = None,
         out: Tensor | None = None,
+        value_scale: float = 1.0,
     ) -> Tensor:
         """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
         [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
         which must come last, are left alone.
+
+        FP8 caches hold codes: the scale of keys is part of `scale`, values are codes times `value_scale`.
 
         Lengths are read on the device only. Raises ValueError where the layout is not this one.
         """
@@ -377,7 +390,9 @@ class PagedDecode:
             return out
         group = heads // kv_heads
         launch = launch_for(q.device)
-        config = config or decode_config(rows, group, dim, q.element_size(), launch, shared is not None)
+        config = config or decode_config(
+            rows, group, dim, q.element_size(), launch, shared is not None, k_cache.element_size()
+        )
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
         _decode_kernel[(workers * kv_heads,)](
@@ -386,7 +401,7 @@ class PagedDecode:
             parts if shared is None else shared.out,
             weights if shared is None else shared.lse,
             parts, weights, arrived,
-            rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, workers,
+            rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, value_scale, workers,
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),

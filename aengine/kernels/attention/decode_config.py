@@ -24,10 +24,15 @@ class DecodeConfig:
     crowd: int
     merged: int = 4096
 
-    def shared_memory(self, group: int, dim: int, element_size: int) -> int:
-        """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights."""
-        copies = (self.stages - 1) * 2 * self.block * dim
-        return (copies + group_pad(group) * (dim + self.block)) * element_size + 4 * group_pad(group)
+    def shared_memory(self, group: int, dim: int, element_size: int, kept_size: int = 0) -> int:
+        """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights.
+
+        kept_size: bytes of an element of the cache, 0 where it is `element_size`.
+        """
+        if element_size > 2:  # what is kept in fewer bytes takes as many for a product of float32
+            kept_size = 0
+        copies = (self.stages - 1) * 2 * self.block * dim * (kept_size or element_size)
+        return copies + group_pad(group) * (dim + self.block) * element_size + 4 * group_pad(group)
 
 
 # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
@@ -41,18 +46,29 @@ def group_pad(group: int) -> int:
 
 @lru_cache
 def decode_config(
-    rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False
+    rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False, kept_size: int = 0
 ) -> DecodeConfig:
     """Measured on an H200 for 2-byte elements, dim 64 and 128 (bench/KERNELS.md); the others only have to fit.
 
-    group: query heads of each KV head; shared: what is left of each row is short. Where there is less shared memory,
-    blocks are smaller, and fewer programs are on a processor.
+    group: query heads of each KV head; shared: what is left of each row is short; kept_size: as `shared_memory`. Where
+    there is less shared memory, blocks are smaller, and fewer programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
-    while (need := config.shared_memory(group, dim, element_size)) > launch.shared_memory and config.block > 16:
+    if kept_size and kept_size < element_size == 2 and not (shared and rows > 16):
+        config = _half_the_bytes(config)
+    while (
+        need := config.shared_memory(group, dim, element_size, kept_size)
+    ) > launch.shared_memory and config.block > 16:
         config = replace(config, block=config.block // 2)
     # A program has 1 KB beside its own.
     return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
+
+
+def _half_the_bytes(config: DecodeConfig) -> DecodeConfig:
+    """For elements of one byte: as many bytes on their way as with two, in longer blocks or in more of them."""
+    if config.block < 128:
+        return replace(config, block=2 * config.block, crowd=max(config.crowd, 4))
+    return replace(config, stages=2 * config.stages - 1)
 
 
 def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) -> DecodeConfig:

@@ -56,6 +56,7 @@ def _gather_kernel(
     first_pages_ptr,  # [seqs + 1] int32
     table_stride,
     seqs,
+    value_scale,  # of FP8 pages
     SEQS_PAD: tl.constexpr,
     PAGE: tl.constexpr,
     ROW: tl.constexpr,
@@ -80,8 +81,13 @@ def _gather_kernel(
             known = inside & (page * PAGE + token < length)[:, None]
             from_ = (source * PAGE + token)[:, None] * ROW + columns
             to = (page_out.to(tl.int64) * PAGE + token)[:, None] * ROW + columns
-            tl.store(k_out_ptr + to, tl.load(k_ptr + from_, mask=known, other=0.0), mask=inside)
-            tl.store(v_out_ptr + to, tl.load(v_ptr + from_, mask=known, other=0.0), mask=inside)
+            k = tl.load(k_ptr + from_, mask=known, other=0.0)
+            v = tl.load(v_ptr + from_, mask=known, other=0.0)
+            if k_ptr.dtype.element_ty.is_fp8():
+                k = k.to(k_out_ptr.dtype.element_ty)
+                v = (v.to(tl.float32) * value_scale).to(v_out_ptr.dtype.element_ty)
+            tl.store(k_out_ptr + to, k, mask=inside)
+            tl.store(v_out_ptr + to, v, mask=inside)
 
 
 def gather_pages(
@@ -92,17 +98,20 @@ def gather_pages(
     plan: GatherPlan,
     k_out: Tensor,
     v_out: Tensor,
+    value_scale: float = 1.0,
 ) -> None:
     """Copy each sequence's K and V to its place in k_out and v_out; zeros between its end and the next place.
 
     caches [pages, page_size, kv_heads, dim], contiguous; page_table [seqs, ...] int32; seq_lens [seqs] int32;
-    k_out, v_out [tokens, kv_heads, dim], contiguous: room for all places, which are not checked.
+    k_out, v_out [tokens, kv_heads, dim], contiguous: room for all places, which are not checked. Of the caches' dtype,
+    or, where the caches are FP8, of another: then keys are the codes, and values the codes times `value_scale`.
     """
     page_size = k_cache.shape[1]
     row = k_cache.shape[2] * k_cache.shape[3]
     seqs = len(seq_lens)
     _gather_kernel[(len(k_out) // page_size,)](
         k_cache, v_cache, k_out, v_out, page_table, seq_lens, plan.first_pages, page_table.stride(0), seqs,
+        value_scale,
         SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), PAGE=page_size, ROW=row, ROW_PAD=power_of_two(row), TILE=TILE,
         num_warps=8,
     )  # fmt: skip

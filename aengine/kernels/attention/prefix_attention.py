@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.attention.decode_attention import LOG2_E, SharedPart, softmax_step
+from aengine.kernels.attention.decode_attention import LOG2_E, SharedPart
+from aengine.kernels.attention.softmax import softmax_step
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -100,11 +101,11 @@ def _prefix_kernel(
             ]
             next_positions = positions + BLOCK
             pages = tl.load(table + next_positions // PAGE, mask=next_positions < length, other=0)
-            k = tl.load(k_ptr + offsets, mask=visible[:, None], other=0.0)
+            k = tl.load(k_ptr + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             scores = tl.where(visible[None, :], scores, float("-inf"))
             best, total, acc, weights = softmax_step(scores, best, total, acc)
-            v = tl.load(v_ptr + offsets, mask=visible[:, None], other=0.0)
+            v = tl.load(v_ptr + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             positions = next_positions
 
@@ -165,7 +166,8 @@ def attend_shared(
     """What the shared runs give to each row, for `PagedDecode(shared=...)` of the same q, caches and page table.
 
     q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
-    [rows, ...] int32. Not for layers with a sliding window.
+    [rows, ...] int32. Of FP8 caches, in codes, whose scale of values `PagedDecode` applies. Not for layers with a
+    sliding window.
     """
     rows, heads, dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]

@@ -35,6 +35,7 @@ class Attention:
                 (queries, make.norm(f"{name}.q_norm", spec.queries, eps)),
                 (keys, make.norm(f"{name}.k_norm", spec.keys, eps)),
             ]
+        self._kv_scales = make.kv_scales(name)
         self._scale = spec.head_dim**-0.5
         self._window = spec.window
         self._index = index
@@ -44,11 +45,12 @@ class Attention:
         qkv = self._qkv.after(self._norm, x)
         for columns, norm in self._wide_norms:
             qkv[:, columns] = norm(qkv[:, columns])
-        cache = step.kv.layer(self._index)
+        cache, scales = step.kv.layer(self._index), self._kv_scales.loaded
         q = self._kernels.qk_norm_rope_store(
-            qkv, self._heads, step.cos_sin, step.positions, cache, step.batch.slots
+            qkv, self._heads, step.cos_sin, step.positions, cache, step.batch.slots, scales
         )  # [tokens, heads, dim]
-        attended = step.attention.forward(q, *cache, step.batch, self._scale, self._window).flatten(1)
+        scale = self._scale * scales.key  # of keys, whatever they are kept as
+        attended = step.attention.forward(q, *cache, step.batch, scale, self._window, scales.value).flatten(1)
         if self._last:
             attended, x = step.narrow(attended, x)
             if not len(x):

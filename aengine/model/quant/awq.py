@@ -26,6 +26,10 @@ class Awq:
     group_size: int  # -1: the whole row
 
     @property
+    def bits(self) -> int:
+        return 5
+
+    @property
     def name(self) -> str:
         return f"AWQ, groups of {self.group_size}"
 

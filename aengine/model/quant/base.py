@@ -44,6 +44,11 @@ class LinearFormat(Protocol):
         """For messages and logs."""
         ...
 
+    @property
+    def bits(self) -> int:
+        """About how many a weight takes, with its share of the scales."""
+        ...
+
     def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
         """The tensors that the checkpoint holds for the matrix `prefix` [outputs, inputs].
 

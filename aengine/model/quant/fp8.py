@@ -26,6 +26,10 @@ class Fp8:
     input_scale: str = "input_scale"
 
     @property
+    def bits(self) -> int:
+        return 8
+
+    @property
     def name(self) -> str:
         rows, columns = self.block
         return f"FP8 with a scale for each {rows or 'n'} x {columns or 'k'}, {self.activations} activations"

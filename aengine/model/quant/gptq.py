@@ -37,6 +37,10 @@ class Gptq:
     ordered: bool = False  # whether `g_idx` has to be there
 
     @property
+    def bits(self) -> int:
+        return 5
+
+    @property
     def name(self) -> str:
         return f"GPTQ v{self.version}, groups of {self.group_size}{', desc_act' if self.ordered else ''}"
 

@@ -23,6 +23,10 @@ class Mxfp4:
     """`*_blocks` [experts, n, k/32, 16] uint8, the lower half of a byte first, and `*_scales` [experts, n, k/32]."""
 
     @property
+    def bits(self) -> int:
+        return 5
+
+    @property
     def name(self) -> str:
         return "MXFP4 experts"
 

@@ -22,6 +22,10 @@ class PackQuantized:
     symmetric: bool
 
     @property
+    def bits(self) -> int:
+        return 5
+
+    @property
     def name(self) -> str:
         return f"pack-quantized int4, groups of {self.group_size}, {'symmetric' if self.symmetric else 'with zeros'}"
 

@@ -19,6 +19,11 @@ class QuantConfig:
     unchanged: Names  # modules that stay as they are, whatever `formats` says
     kv_scales: bool = False  # whether attention modules have a `k_scale` and a `v_scale` for an FP8 cache
 
+    @property
+    def bits(self) -> int:
+        """About how many a weight takes, with its share of the scales, in the widest of the formats."""
+        return max(linear.bits for _, linear in self.formats)
+
     def format_of(self, *modules: str) -> LinearFormat | None:
         """The format of these linears ("model.layers.0.self_attn.q_proj"), which are fused; None: not quantised.
 

@@ -56,7 +56,7 @@ def make_executor(
 ) -> GraphedExecutor:
     """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention."""
     device = decoder.device
-    kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.dtype), num_pages, device)
+    kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device)
 
     def send(values: Sequence[int]) -> Tensor:
         return upload(np.array(values, dtype=np.int64), device)

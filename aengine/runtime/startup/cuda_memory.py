@@ -62,7 +62,7 @@ def room_for_kv(
     budget = Budget.of(device, config.gpu_memory_utilization)
     weights = torch.cuda.memory_allocated(device)
     num_pages, length = trial_pool(config, decoder, max_step_tokens)
-    pool = num_pages * decoder.config.kv_shape(config.page_size, decoder.dtype).page_bytes
+    pool = num_pages * decoder.config.kv_shape(config.page_size, decoder.kv_dtype).page_bytes
     try:
         trial = make(num_pages, length)
         torch.cuda.reset_peak_memory_stats(device)

@@ -12,7 +12,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
 from aengine.attention.flash4 import Flash4
 from aengine.attention.flash4_offline import compile_flash4, launch_kinds
 from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_is_installed, flash4_runs_on
@@ -23,6 +22,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.decoder import Decoder
 from aengine.model.groups import leave_empty
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
+from aengine.runtime.device import resolve_kv_dtype
 from aengine.runtime.startup.cuda_memory import trial_pool
 from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.sizing import size_pool
@@ -44,8 +44,9 @@ def rehearse_triton(job: Job) -> None:
 def run_through(job: Job) -> None:
     """The steps of a start-up, in its order."""
     config, dtype = job.config, getattr(torch, job.dtype)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     attention = TritonAttention(lambda: absent_prefill(job.capability, dtype))
-    decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len)
+    decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len, kv_dtype)
     leave_empty(decoder.groups)
     decoder.thin_out()
     steps = StepSizes.of(config, job.model, job.capability, job.launch.processors)
@@ -56,7 +57,7 @@ def run_through(job: Job) -> None:
         for plan in largest_steps(config, steps.most, length):
             trial.execute(plan)
         rehearse(trial)
-    pool = size_pool(config, job.model, dtype, job.room)
+    pool = size_pool(config, job.model, kv_dtype, job.room)
     executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
     for plan in uncaptured_steps(config, job.model, job.launch, steps.most, pool.max_model_len, sizes):
         executor.execute(plan)
@@ -74,9 +75,7 @@ class _Absent:
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
         return False
 
-    def __call__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
-    ) -> Tensor:
+    def __call__(self, q: Tensor, *_: object, **__: object) -> Tensor:
         return torch.empty_like(q)
 
 
@@ -112,6 +111,7 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
         dim=heads.head_dim,
         page_size=config.page_size,
         dtype=dtype,
+        kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
     )
 
 

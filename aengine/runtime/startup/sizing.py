@@ -37,14 +37,14 @@ def check_length(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def size_pool(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, available: int, memory: int | None = None
+    config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, available: int, memory: int | None = None
 ) -> PoolSize:
     """Choose the number of pages that fit into `available` bytes and the context length that follows.
 
-    memory: bytes that the device has at all. Raises `ConfigError` with the arithmetic when not even one sequence of the
-    asked length fits, or when more pages were asked for than there is memory.
+    kv_dtype: of keys and values; memory: bytes that the device has at all. Raises `ConfigError` with the arithmetic
+    when not even one sequence of the asked length fits, or when more pages were asked for than there is memory.
     """
-    page_bytes = model.kv_shape(config.page_size, dtype).page_bytes
+    page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
     longest = check_length(config, model)
     if config.num_pages is not None:
         num_pages = config.num_pages

@@ -14,7 +14,7 @@ from aengine.errors import ConfigError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.load import load_model
-from aengine.runtime.device import forward_threads, host_memory, resolve_dtype
+from aengine.runtime.device import forward_threads, host_memory, resolve_dtype, resolve_kv_dtype
 from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
@@ -30,8 +30,9 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     if config.attention not in ("auto", "torch"):
         raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)
-    pool = size_pool(config, model, dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), host_memory())
+    pool = size_pool(config, model, kv_dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), host_memory())
     attention = TorchAttention()
     wait_for_text()
     decoder = load_model(
@@ -45,8 +46,9 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         seed=config.seed,
         progress=config.progress,
         max_positions=pool.max_model_len,
+        kv_dtype=kv_dtype,
     )
-    kv = KVPool(model.kv_shape(config.page_size, dtype), pool.num_pages, device)
+    kv = KVPool(model.kv_shape(config.page_size, kv_dtype), pool.num_pages, device)
     rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
     executor = StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
     threads = forward_threads(config.torch_threads, model.parameters)

@@ -15,6 +15,7 @@ from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.checkpoint.staging import staging_ring
@@ -22,7 +23,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.load import load_model
 from aengine.runtime.cuda.capture import GraphSizes, capture, make_executor
 from aengine.runtime.cuda.runner import CudaRunner, GraphedExecutor
-from aengine.runtime.device import resolve_dtype
+from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.startup.compile_ahead import compile_ahead
 from aengine.runtime.startup.cuda_memory import GIB, Budget, room_for_kv
 from aengine.runtime.startup.job import Job
@@ -48,12 +49,13 @@ def start_cuda(
     if config.attention == "torch":
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
     step_tokens(config, STEP_TOKENS)
-    check_length(config, model)  # what these refuse, before weights are read
+    longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
     if config.num_pages is not None or config.kv_cache_gib is not None:
         asked = int((config.kv_cache_gib or 0) * GIB)
-        size_pool(config, model, dtype, asked, memory=torch.cuda.mem_get_info(device)[1])
+        size_pool(config, model, kv_dtype, asked, memory=torch.cuda.mem_get_info(device)[1])
     stream = torch.cuda.Stream(device)
     job = _job(config, model, dtype, device)
     # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
@@ -67,7 +69,7 @@ def start_cuda(
             staging_ring(device)  # torch keeps its pinned memory, and the loader gets it at once
         wait_for_text()
         phases.end("text")
-        prefill = imports.submit(choose_prefill, device, dtype)
+        prefill = imports.submit(choose_prefill, device, dtype, longest if kv_dtype == FP8 else 0)
         attention = TritonAttention(prefill.result)
         decoder = load_model(
             folder,
@@ -80,6 +82,7 @@ def start_cuda(
             seed=config.seed,
             progress=config.progress,
             max_positions=config.max_model_len,
+            kv_dtype=kv_dtype,
         )
         stream.synchronize()
         phases.end("weights")
@@ -94,7 +97,7 @@ def start_cuda(
 
         more_graphs = sizes.more_bytes(model.vocab_size * dtype.itemsize)
         room = room_for_kv(config, decoder, steps.most, trial, more_graphs)
-        pool = size_pool(config, model, dtype, room)
+        pool = size_pool(config, model, kv_dtype, room)
         with _asked_for_room(config, steps.most):
             executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
             for plan in uncaptured_steps(config, model, job.launch, steps.most, pool.max_model_len, sizes):
@@ -116,7 +119,7 @@ def start_cuda(
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:
     """What will be launched, as far as it is known before the weights are."""
-    weights = model.parameters * dtype.itemsize
+    weights = model.weight_bytes(dtype)
     left = Budget.of(device, config.gpu_memory_utilization).left(weights)
     return Job(
         config=config,

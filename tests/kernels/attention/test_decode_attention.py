@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from aengine.kernels.attention.decode_config import DecodeConfig
+from aengine.kernels.kv_scales import encode
 from tests.kernels.conftest import relative_error, tolerance
 
 decode_attention = pytest.importorskip("aengine.kernels.attention.decode_attention")
@@ -123,3 +124,71 @@ def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:
         decode_attention.PagedDecode()(q, k[:, ::2], v, table, lens, 1.0)
     with pytest.raises(ValueError, match="power of two"):
         decode_attention.PagedDecode()(q[:, :, :12], k, v, table, lens, 1.0)
+
+
+# ---- FP8 caches ----------------------------------------------------------------------------------------------------
+
+K_SCALE, V_SCALE = 0.37, 2.5
+
+
+def narrow_dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float16
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "kv_heads", "dim", "page"),
+    [
+        pytest.param([5, 0, 130, 1], 4, 1, 64, 16, id="tiny-words"),
+        pytest.param([70, 9], 2, 1, 32, 4, id="tiny-bytes"),
+        *FULL,
+    ],
+)
+def test_codes_are_read_with_their_scales(
+    lengths: list[int], heads: int, kv_heads: int, dim: int, page: int, device: torch.device
+) -> None:
+    q, k, v, table, lens = paged(lengths, heads, kv_heads, dim, page, narrow_dtype(device), device)
+    k_codes, v_codes = (encode(cache, scale) for cache, scale in ((k, K_SCALE), (v, V_SCALE)))
+    decode = decode_attention.PagedDecode()
+    calls = [decode(q, k_codes, v_codes, table, lens, 0.1 * K_SCALE, value_scale=V_SCALE) for _ in range(2)]
+    expected = reference(q, k_codes.float() * K_SCALE, v_codes.float() * V_SCALE, table, lens, 0.1)
+    for out in calls:
+        assert out.dtype == q.dtype
+        assert relative_error(out, expected) < tolerance(q.dtype)
+    assert torch.equal(*calls)
+
+
+@pytest.mark.parametrize("window", [1, 40])
+def test_codes_behind_a_window_are_hidden_tiny(window: int, device: torch.device) -> None:
+    q, k, v, table, lens = paged([5, 90, 41], 4, 2, 64, 16, narrow_dtype(device), device)
+    k, v = encode(k, 1.0), encode(v, 1.0)
+    out = decode_attention.PagedDecode()(q, k, v, table, lens, 0.3, window=window)
+    assert relative_error(out, reference(q, k.float(), v.float(), table, lens, 0.3, window)) < tolerance(q.dtype)
+
+
+def test_queries_in_float32_read_codes_tiny(device: torch.device) -> None:
+    q, k, v, table, lens = paged([33, 70], 4, 2, 64, 16, torch.float32, device)
+    k, v = encode(k, 1.0), encode(v, V_SCALE)
+    out = decode_attention.PagedDecode()(q, k, v, table, lens, 0.3, value_scale=V_SCALE)
+    assert relative_error(out, reference(q, k.float(), v.float() * V_SCALE, table, lens, 0.3)) < tolerance(q.dtype)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e5, 1e30])
+def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.device) -> None:
+    """Products of bfloat16 queries with codes run in float16."""
+    q, k, v, table, lens = paged([40, 7, 90], 4, 1, 64, 16, torch.bfloat16, device)
+    q[:, 1] = 0.0
+    k, v = encode(k, 1.0), encode(v, 1.0)
+    out = decode_attention.PagedDecode()((q.float() * size).to(q.dtype), k, v, table, lens, 0.2 / size)
+    expected = reference((q.float() * size).to(q.dtype), k.float(), v.float(), table, lens, 0.2 / size)
+    assert relative_error(out, expected) < 6e-3
+
+
+def test_a_query_that_is_not_finite_is_seen_and_leaves_the_others_alone(device: torch.device) -> None:
+    q, k, v, table, lens = paged([40, 7, 90], 4, 1, 64, 16, torch.bfloat16, device)
+    k, v = encode(k, 1.0), encode(v, 1.0)
+    expected = decode_attention.PagedDecode()(q, k, v, table, lens, 0.2)
+    q[0, 2, 5], q[1, 0, 0] = float("nan"), float("inf")
+    out = decode_attention.PagedDecode()(q, k, v, table, lens, 0.2)
+    assert out[0, 2].isnan().all()
+    assert out[1, 0].isnan().all()
+    assert torch.equal(out[2], expected[2])

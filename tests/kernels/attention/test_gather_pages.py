@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from aengine.kernels.kv_scales import encode
+
 gather = pytest.importorskip("aengine.kernels.attention.gather_pages")
 pytestmark = pytest.mark.gpu
 
@@ -48,3 +50,24 @@ def test_sequences_lie_one_after_the_other_with_zeros_between(
     for which in range(2):
         assert torch.equal(out[which, :total], torch.cat(expected[which]))
         assert (out[which, total:] == 7.0).all()
+
+
+@pytest.mark.parametrize("page", [pytest.param(4, id="tiny"), 16])
+def test_codes_become_numbers_and_values_get_their_scale(page: int, device: torch.device) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    lens = [3 * page - 1, 0, page]
+    codes = encode(torch.randn(2, 6, page, 2, 16, device=device) * 20, 1.0)
+    codes[:, 2, page - 1 :] = math.nan
+    table = torch.tensor([[5, 1, 2], [0, 0, 0], [4, 0, 0]], dtype=torch.int32, device=device)
+    seq_lens = torch.tensor(lens, dtype=torch.int32, device=device)
+    total = sum(gather.gathered_tokens(length, page) for length in lens)
+    k, v = torch.full((2, total, 2, 16), 7.0, dtype=dtype, device=device)
+
+    gather.gather_pages(*codes, table, seq_lens, gather.plan_gather(seq_lens, page), k, v, value_scale=0.75)
+
+    second = gather.gathered_tokens(lens[0], page)
+    for out, kept, scale in ((k, codes[0], 1.0), (v, codes[1], 0.75)):
+        expected = torch.zeros(total, 2, 16, device=device)
+        expected[: lens[0]] = kept[[5, 1, 2]].float().flatten(0, 1)[: lens[0]] * scale
+        expected[second : second + lens[2]] = kept[4].float() * scale
+        assert torch.equal(out, expected.to(dtype))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.attention.test_decode_attention import paged, reference
+from aengine.kernels.kv_scales import encode
+from tests.kernels.attention.test_decode_attention import K_SCALE, V_SCALE, narrow_dtype, paged, reference
 from tests.kernels.conftest import relative_error, tolerance
 
 decode_attention = pytest.importorskip("aengine.kernels.attention.decode_attention")
@@ -65,3 +66,21 @@ def test_without_groups_every_row_attends_alone_tiny(device: torch.device) -> No
     part = prefix_attention.attend_shared(*inputs[:4], runs, 0.25)
     out = decode_attention.PagedDecode()(*inputs, 0.25, shared=part)
     assert relative_error(out, reference(*inputs, 0.25)) < tolerance(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "groups", "heads", "kv_heads", "dim"),
+    [pytest.param([100, 70, 90, 5], [([2, 0], 48)], 4, 2, 64, id="tiny"), *CASES[2:4]],
+)
+def test_runs_of_codes_are_shared_too(
+    lengths: list[int], groups: list[tuple[list[int], int]], heads: int, kv_heads: int, dim: int, device: torch.device
+) -> None:
+    q, k, v, table, lens = paged(lengths, heads, kv_heads, dim, 16, narrow_dtype(device), device)
+    k, v = encode(k, K_SCALE), encode(v, V_SCALE)
+    for rows, length in groups:
+        table[rows, : length // 16] = table[rows[0], : length // 16]
+    scale = dim**-0.5
+    part = prefix_attention.attend_shared(q, k, v, table, runs_of(groups, len(lengths), 6, device), scale * K_SCALE)
+    out = decode_attention.PagedDecode()(q, k, v, table, lens, scale * K_SCALE, shared=part, value_scale=V_SCALE)
+    expected = reference(q, k.float() * K_SCALE, v.float() * V_SCALE, table, lens, scale)
+    assert relative_error(out, expected) < tolerance(q.dtype)

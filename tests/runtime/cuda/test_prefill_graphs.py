@@ -27,10 +27,17 @@ class FixedShapeAttention(TorchAttention):
     """Turns a batch whose numbers are on the device into one with host copies, and leaves it to the reference."""
 
     def forward(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
     ) -> Tensor:
         if batch.chunks is None:
-            return super().forward(q, k_cache, v_cache, batch, scale, window)
+            return super().forward(q, k_cache, v_cache, batch, scale, window, value_scale)
         chunks = batch.chunks
         decodes = int((batch.seq_lens >= 0).sum())
         starts = chunks.query_starts.tolist()
@@ -45,7 +52,7 @@ class FixedShapeAttention(TorchAttention):
             query_lens=[1] * decodes + [starts[i + 1] - starts[i] for i in kept],
             context_lens=lens.tolist(),
         )
-        return super().forward(q, k_cache, v_cache, plain, scale, window)
+        return super().forward(q, k_cache, v_cache, plain, scale, window, value_scale)
 
 
 class Uncaptured:

@@ -26,9 +26,11 @@ from aengine.attention.flash_backend import PrefillAttention, _OnGathered
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.errors import CheckpointError
+from aengine.kernels import triton_kernels
 from aengine.kernels.draw import gumbel
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import triton_linear
+from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.model.config import ModelConfig
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
@@ -105,10 +107,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     monkeypatch.setattr(
         triton_linear, "F", SimpleNamespace(linear=lambda x, weight, bias: x.new_zeros(len(x), len(weight)))
     )
-    monkeypatch.setattr(  # cuBLAS's
-        torch.nn.functional,
-        "scaled_mm",
-        lambda x, weight, *_, output_dtype, **__: x.new_zeros(len(x), weight.shape[1], dtype=output_dtype),
+    monkeypatch.setattr(triton_kernels, "launch_for", lambda device: H200)
+    monkeypatch.setattr(
+        fp8_library.LibraryFp8,
+        "__call__",
+        lambda self, x, x_scale, bias, dtype: x.new_zeros(len(x), self._weight.shape[1], dtype=dtype),
     )
     real = gumbel.Draw.__call__
     monkeypatch.setattr(
@@ -243,6 +246,7 @@ def serve(runtime: Runtime, rows: int) -> int:
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | FP8, id="experts-fp8"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False}, EXPERTS, id="experts-no-graphs"),
+        pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
     ],
 )
 def test_nothing_is_compiled_while_serving(
@@ -255,7 +259,7 @@ def test_nothing_is_compiled_while_serving(
     compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention, compiled.flash))
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of(attention, compiled.flash))
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
@@ -278,6 +282,8 @@ def test_nothing_is_compiled_while_serving(
         pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, {}, id="no-graphs"),
         pytest.param("flash-attn-4", 256, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25}, EXPERTS | FP8, id="experts-fp8"),
+        pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
+        pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, {}, id="fp8-short-steps"),
     ],
 )
 def test_processes_beside_a_start_up_compile_all_that_it_launches(
@@ -289,7 +295,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     compiled: Variants,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start_cuda, "choose_prefill", lambda device, dtype: attention_of(attention, compiled.flash))
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of(attention, compiled.flash))
     monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: attention == "flash-attn-4")
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -11,14 +13,24 @@ def codes(n: int, k: int) -> torch.Tensor:
     return torch.randint(0, 16, (n, k), dtype=torch.uint8)
 
 
-def test_a_word_holds_one_column_of_each_quarter_of_a_block() -> None:
-    given = codes(3, 256)
-    packed = pack_codes(Int4Weight(given, torch.ones(3, 2)))
-    assert (packed.rows, packed.blocks, packed.columns) == (3, 2, 256)
-    for column in (0, 31, 32, 127, 128, 200):
-        block, quarter, word = column // 128, column % 128 // 32, column % 32
-        found = packed.words[:, block * 32 + word].int() >> (4 * quarter) & 15
-        assert torch.equal(found, given[:, column].int())
+@pytest.mark.parametrize("thread", [0, 3, 4, 31])
+def test_a_thread_finds_its_share_of_a_product_in_one_piece(thread: int) -> None:
+    given = codes(27, 256)
+    packed = pack_codes(Int4Weight(given, torch.ones(27, 2)))
+    assert (packed.rows, packed.blocks, packed.columns) == (27, 2, 256)
+    row, column = thread // 4, thread % 4 * 2
+    for block, half, quarter in itertools.product(range(2), range(2), range(4)):
+        mine = packed.words[0, block].view(2, 32, 8)[half, thread].int() >> (4 * quarter) & 15
+        left = block * 128 + quarter * 32 + half * 16 + column
+        places = [(row + down, left + right + i) for down in (0, 8) for right in (0, 8) for i in (0, 1)]
+        assert mine.tolist() == [given[place] for place in places]
+
+
+def test_rows_are_filled_up_to_whole_tiles() -> None:
+    packed = pack_codes(Int4Weight(codes(17, 128), torch.ones(17, 1)))
+    assert (packed.words.shape, packed.rows) == ((2, 1, 512), 17)
+    assert not packed.words[1].view(2, 8, 4, 2, 4)[:, 1:].any()
+    assert not packed.words[1].view(2, 8, 4, 2, 4)[:, :, :, 1].any()
 
 
 def test_scales_of_16_bits_stay_exact_beside_their_zeros() -> None:
@@ -33,7 +45,7 @@ def test_scales_of_16_bits_stay_exact_beside_their_zeros() -> None:
 
 def test_a_last_block_is_filled_up_and_a_row_with_one_scale_is_one_group() -> None:
     packed = pack_codes(Int4Weight(codes(2, 320), torch.ones(2, 1)))
-    assert (packed.words.shape, packed.scales.shape, packed.group) == ((2, 96), (1, 2), 384)
+    assert (packed.words.shape, packed.scales.shape, packed.group) == ((1, 3, 512), (1, 2), 384)
     packed = pack_codes(Int4Weight(codes(2, 320), torch.ones(2, 10)))
     assert (packed.scales.shape, packed.group) == ((12, 2), 32)
 
@@ -57,3 +69,19 @@ def test_an_order_that_changes_nothing_is_forgotten() -> None:
 def test_groups_without_a_kernel_are_refused() -> None:
     with pytest.raises(ValueError, match="groups of 16 columns have no kernel: 32, 64"):
         pack_codes(Int4Weight(codes(2, 128), torch.ones(2, 8)))
+
+
+def test_weights_without_contents_have_the_same_shapes() -> None:
+    weight = Int4Weight(codes(40, 320), torch.ones(40, 10), torch.ones(40, 10, dtype=torch.uint8), torch.arange(320))
+    there = pack_codes(weight)
+    empty = pack_codes(
+        Int4Weight(
+            *(
+                tensor.to("meta")
+                for tensor in (weight.codes, weight.scale, weight.zero, weight.order)
+                if tensor is not None
+            )
+        )
+    )
+    assert (empty.words.shape, empty.scales.shape) == (there.words.shape, there.scales.shape)
+    assert (empty.group, empty.rows, empty.columns) == (there.group, 40, 320)

@@ -15,6 +15,10 @@ CUTS = {
     "plain": Int4Config(block_n=64, rows=16, splits=1, stages=2, warps=4, early=0),
     "early-and-split": Int4Config(block_n=32, rows=16, splits=2, stages=3, warps=1, early=1),
     "eight-rows": Int4Config(block_n=64, rows=8, splits=1, stages=2, warps=2, early=2),
+    "block-per-warp": Int4Config(block_n=32, rows=32, splits=1, stages=2, warps=2, early=1, block_per_warp=True),
+    "block-per-warp-and-split": Int4Config(16, rows=16, splits=2, stages=3, warps=2, early=0, block_per_warp=True),
+    "dealt-out": Int4Config(32, rows=16, splits=1, stages=2, warps=4, early=0, scaled=True, programs=5),
+    "dealt-out-to-many": Int4Config(32, rows=16, splits=1, stages=2, warps=4, early=0, scaled=True, programs=11),
     "scaled-weights": Int4Config(block_n=64, rows=32, splits=2, stages=2, warps=4, early=0, scaled=True),
 }
 FORMS = ["row", "128", "64", "32", "zeros-128", "zeros-32", "mxfp4"]
@@ -43,6 +47,8 @@ def random_weight(form: str, n: int, k: int, device: torch.device) -> Int4Weight
 def test_every_cut_gives_the_product(
     m: int, n: int, k: int, form: str, cut: str, dtype: torch.dtype, device: torch.device
 ) -> None:
+    if CUTS[cut].block_per_warp and (m > CUTS[cut].rows or k < 128 * CUTS[cut].warps):
+        pytest.skip("not for this cut")
     weight = random_weight(form, n, k, device)
     packed = packed_codes.pack_codes(weight)
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n,), (m, n)))
@@ -88,6 +94,15 @@ def test_the_chosen_cut_gives_the_product(
     x = torch.randn(m, k, device=device).to(dtype)
     out = int4_launch.Int4Product()(x, packed_codes.pack_codes(weight))
     assert relative_error(out, x.double() @ dequantize(weight).double().t()) < tolerance(dtype)
+
+
+def test_dtypes_may_take_turns_in_the_memory_of_dense_weights_tiny(device: torch.device) -> None:
+    weight = random_weight("zeros-32", 40, 256, device)
+    product, packed = int4_launch.Int4Product(), packed_codes.pack_codes(weight)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        dense = product.dequantised(packed, dtype)
+        assert dense.dtype == dtype
+        assert relative_error(dense, dequantize(weight).double()) < tolerance(dtype)
 
 
 def test_no_rows_are_no_work_tiny(device: torch.device) -> None:

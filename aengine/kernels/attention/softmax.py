@@ -1,0 +1,38 @@
+"""Softmax over keys that come block by block, and over parts of them."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_weights(scores, best, total):
+    """One block into a running softmax in base 2; rows that have seen nothing stay at -inf and 0.
+
+    Returns the new best and total, what the values so far are to be multiplied with, and the block's weights.
+    """
+    new_best = tl.maximum(best, tl.max(scores, axis=1))
+    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+    shrink = tl.math.exp2(best - safe)
+    weights = tl.math.exp2(scores - safe[:, None])
+    return new_best, total * shrink + tl.sum(weights, axis=1), shrink, weights
+
+
+@triton.jit
+def softmax_step(scores, best, total, acc):
+    """The same with the values so far: the new best, total and values, and the block's weights."""
+    new_best, new_total, shrink, weights = softmax_weights(scores, best, total)
+    return new_best, new_total, acc * shrink[:, None], weights
+
+
+@triton.jit
+def merge_parts(best, total, acc, part_best, part_total, values):
+    """Add parts [parts, MERGE_GROUP(, DIM)] of a softmax to what there is of it."""
+    new_best = tl.maximum(best, tl.max(part_best, axis=0))
+    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+    shrink = tl.math.exp2(best - safe)
+    grow = tl.math.exp2(part_best - safe[None, :])
+    total = total * shrink + tl.sum(part_total * grow, axis=0)
+    return new_best, total, acc * shrink[:, None] + tl.sum(values * grow[:, :, None], axis=0)

@@ -1,0 +1,105 @@
+"""flash-attn-4's place in a step, with a stand-in for it: what is gathered, when, and how much at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aengine.attention.base import AttentionBatch
+from aengine.kernels.kv_scales import encode
+from tests.kernels.conftest import device, relative_error
+
+flash4 = pytest.importorskip("aengine.attention.flash4")
+
+PAGE, KV_HEADS, DIM, SCALE = 4, 1, 16, 0.3
+KEY_SCALE, VALUE_SCALE = 0.5, 3.0
+__all__ = ["device"]
+
+
+class Kernel:
+    """Varlen attention of gathered keys, in float32; refuses pages and codes."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        seqused_k: Tensor,
+        **_: Any,
+    ) -> Tensor:
+        self.calls += 1
+        assert q.dtype == k.dtype == v.dtype
+        out = torch.zeros_like(q)
+        starts = cu_seqlens_q.tolist()
+        for i, (place, context) in enumerate(zip(cu_seqlens_k.tolist(), seqused_k.tolist())):
+            rows = slice(starts[i], starts[i + 1])
+            keys, values = (x[place : place + context, 0].float() for x in (k, v))
+            queries = rows.stop - rows.start
+            hidden = torch.ones(queries, context, dtype=torch.bool, device=q.device).triu(context - queries + 1)
+            scores = torch.einsum("qhd,kd->hqk", q[rows].float(), keys) * SCALE * KEY_SCALE
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            out[rows] = torch.einsum("hqk,kd->qhd", weights, values).to(q.dtype)
+        return out
+
+
+def chunks_of(work: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor, AttentionBatch]:
+    """Queries, pages of values [2, pages, ...], and the batch of (context, queries) chunks."""
+    counts = [-(-context // PAGE) for context, _ in work]
+    pages = torch.randn(2, sum(counts) + 1, PAGE, KV_HEADS, DIM, device=device)
+    order = iter((torch.randperm(sum(counts)) + 1).tolist())
+    table = torch.zeros(len(work), max(counts), dtype=torch.int32)
+    for row, count in enumerate(counts):
+        table[row, :count] = torch.tensor([next(order) for _ in range(count)], dtype=torch.int32)
+    queries = [count for _, count in work]
+    batch = AttentionBatch(
+        slots=torch.zeros(0, dtype=torch.int64, device=device),
+        page_table=table.to(device),
+        seq_lens=torch.tensor([context for context, _ in work], dtype=torch.int32, device=device),
+        query_starts=torch.tensor([0, *queries], device=device).cumsum(0).to(torch.int32),
+        num_decodes=0,
+        query_lens=queries,
+        context_lens=[context for context, _ in work],
+    )
+    return torch.randn(sum(queries), 2, DIM, device=device).to(torch.float16), pages, batch
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("most", "calls"), [(10_000, 1), (420, 2), (200, 3)])
+def test_codes_are_always_gathered_in_groups_that_have_room_tiny(
+    most: int, calls: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash4, "MOST_GATHERED", most)
+    q, pages, batch = chunks_of([(9, 3), (16, 16), (5, 1)], device)
+    k, v = encode(pages[0], KEY_SCALE), encode(pages[1], VALUE_SCALE)
+    kernel = Kernel()
+    attention = flash4.Flash4("test", kernel, longest=16)
+    out = attention(q, k, v, batch, SCALE * KEY_SCALE, None, VALUE_SCALE)
+    assert kernel.calls == calls
+
+    whole = [x.to(q.dtype)[batch.page_table.long()].flatten(0, 2) for x in (k.float(), v.float() * VALUE_SCALE)]
+    expected = Kernel()(
+        q,
+        *whole,
+        cu_seqlens_q=batch.query_starts,
+        cu_seqlens_k=torch.arange(4) * PAGE * batch.page_table.shape[1],
+        seqused_k=batch.seq_lens,
+    )
+    assert relative_error(out, expected) < 2e-3
+
+
+def test_what_fits_a_captured_step() -> None:
+    """Few tokens over many keys: read from pages of values, while codes must have room out of theirs."""
+    contexts = [60_000, 60_000]
+    assert flash4.Flash4("values", print).fits(100, contexts, 16)
+    assert not flash4.Flash4("values", print).fits(1000, contexts, 16)
+    assert not flash4.Flash4("codes", print, longest=1000).fits(100, contexts, 16)
+    assert flash4.Flash4("codes", print, longest=150_000).fits(100, contexts, 16)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from aengine.kernels.attention.decode_config import decode_config
+from aengine.kernels.launch import Launch
+
+H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64, 256])
+def test_as_many_bytes_are_on_their_way_whatever_the_cache_keeps(rows: int, dim: int) -> None:
+    values, codes = (decode_config(rows, 4, dim, 2, H200, kept_size=kept) for kept in (2, 1))
+    assert (codes.stages - 1) * codes.block == 2 * (values.stages - 1) * values.block
+    assert (codes.crowd, codes.warps) == (values.crowd, values.warps)
+
+
+def test_a_pool_of_the_models_own_dtype_changes_nothing() -> None:
+    for rows in (1, 8, 256):
+        assert decode_config(rows, 4, 128, 2, H200) == decode_config(rows, 4, 128, 2, H200, kept_size=2)

@@ -1,0 +1,161 @@
+"""Keys and values in FP8: the ids of transformers with a cache whose contents are rounded in plain torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.errors import WeightsError
+from aengine.kernels.kv_scales import FP8, KVScales
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.load import load_model
+
+from .checkpoints import VOCAB, write_checkpoint
+from .harness import Harness
+
+NEW_TOKENS = 24
+LAYER = "model.layers.{}.self_attn"
+SCALES = [(0.02, 0.005), (0.03, 0.5)]  # of keys and of values, layer by layer
+
+
+class RoundedCache(DynamicCache):
+    """What goes in comes out as the nearest number that FP8 has, times a scale."""
+
+    def __init__(self, scales: list[tuple[float, float]]) -> None:
+        super().__init__()
+        self.scales = scales
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        keys, values = (
+            (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+            for x, scale in zip((keys, values), self.scales[layer_idx], strict=True)
+        )
+        return super().update(keys, values, layer_idx, *rest, **more)
+
+
+@torch.inference_mode()
+def continued(model: PreTrainedModel, prompt: list[int], cache: DynamicCache) -> tuple[list[int], Tensor]:
+    """Greedy: the ids, and the logits that each was drawn from [NEW_TOKENS, vocab]."""
+    ids, logits, fed = [], [], torch.tensor([prompt])
+    for _ in range(NEW_TOKENS):
+        logits.append(model(fed, past_key_values=cache, use_cache=True).logits[0, -1])
+        fed = logits[-1].argmax().view(1, 1)
+        ids.append(int(fed))
+    return ids, torch.stack(logits)
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in (3, 17, 32, 49)]
+
+
+def load(folder: Path, kv_dtype: torch.dtype | None = FP8) -> Decoder:
+    return load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=TorchAttention(),
+        kv_dtype=kv_dtype,
+    )
+
+
+def add(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """More tensors for the checkpoint in `folder`."""
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), **tensors}, path, {"format": "pt"})
+
+
+def spelled(keys: str, values: str, shape: tuple[int, ...] = ()) -> dict[str, Tensor]:
+    return {
+        f"{LAYER.format(layer)}.{name}": torch.full(shape, scale)
+        for layer, scales in enumerate(SCALES)
+        for name, scale in zip((keys, values), scales, strict=True)
+    }
+
+
+@pytest.mark.parametrize("case", ["qwen3", "qwen2-window-upper-layer"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_ids_and_logits_are_those_of_a_rounded_cache(case: str, scaled: bool, tmp_path: Path) -> None:
+    model = write_checkpoint(case, tmp_path)
+    if scaled:
+        add(tmp_path, spelled("k_scale", "v_scale"))
+    scales = SCALES if scaled else [(1.0, 1.0)] * 2
+    expected = [continued(model, prompt, RoundedCache(scales)) for prompt in prompts()]
+    exact = [continued(model, prompt, DynamicCache()) for prompt in prompts()]
+    assert min(float((a[0] - b[0]).abs().median()) for (_, a), (_, b) in zip(expected, exact)) > 3e-3  # it can be seen
+    decoder = load(tmp_path)
+    for chunk in (None, 7):
+        for sequence, prompt, (ids, logits) in zip(
+            Harness(decoder, page_size=5).generate(prompts(), NEW_TOKENS, chunk=chunk), prompts(), expected, strict=True
+        ):
+            assert sequence.tokens == prompt + ids
+            # A number on the border of two codes falls either way by the last bit of the product before it.
+            difference = (torch.stack(sequence.logits) - logits).abs()
+            assert float(difference.median()) < 1e-4
+            assert float(difference.max()) < 0.1
+
+
+# ---- scales of checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3")
+    write_checkpoint("qwen3", folder)
+    return folder
+
+
+@pytest.fixture
+def folder(plain: Path, tmp_path: Path) -> Path:
+    """A checkpoint of its own, for a test to add to."""
+    for file in plain.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def scales_of(decoder: Decoder) -> list[KVScales]:
+    return [attention._kv_scales.loaded for attention, _ in decoder._layers]
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "shape"),
+    [("k_scale", "v_scale", ()), ("k_scale", "v_scale", (1,)), ("k_proj.k_scale", "v_proj.v_scale", ())],
+)
+def test_every_spelling_of_a_scale_is_read(keys: str, values: str, shape: tuple[int, ...], folder: Path) -> None:
+    add(folder, spelled(keys, values, shape))
+    for scales, (key, value) in zip(scales_of(load(folder)), SCALES, strict=True):
+        assert (scales.key, scales.value) == pytest.approx((key, value))
+
+
+def test_one_scale_for_both(folder: Path) -> None:
+    add(folder, {f"{LAYER.format(1)}.kv_scale": torch.tensor(0.5, dtype=torch.bfloat16)})
+    assert scales_of(load(folder)) == [KVScales(), KVScales(0.5, 0.5)]
+
+
+def test_scales_mean_nothing_to_a_cache_of_values(folder: Path) -> None:
+    add(folder, spelled("k_scale", "v_scale"))
+    assert scales_of(load(folder, None)) == [KVScales(), KVScales()]
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 0.0, -0.5])
+def test_a_scale_that_is_none_is_named(scale: float, folder: Path) -> None:
+    add(folder, spelled("k_scale", "v_scale") | {f"{LAYER.format(1)}.v_scale": torch.tensor(scale)})
+    with pytest.raises(WeightsError, match=r"model\.layers\.1\.self_attn\.v_scale holds"):
+        load(folder)
+
+
+def test_a_scale_for_each_head_is_refused_by_its_shape(folder: Path) -> None:
+    add(folder, {f"{LAYER.format(0)}.k_scale": torch.ones(2, 1, 1)})
+    with pytest.raises(WeightsError, match=r"self_attn\.k_scale has shape \[2, 1, 1\]"):
+        load(folder)

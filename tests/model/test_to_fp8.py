@@ -1,0 +1,68 @@
+"""A checkpoint of floats that is quantised while it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.errors import ConfigError
+from aengine.kernels.linear.weights import dequantize
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.dense import in_fp8
+from aengine.model.load import load_model
+
+from .checkpoints import write_checkpoint
+from .harness import Harness
+from .quant.checkpoints import write_quantized
+
+PARTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+
+
+def logits(folder: Path, config: ModelConfig) -> torch.Tensor:
+    decoder = load_model(
+        folder,
+        config,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=TorchAttention(),
+    )
+    return torch.stack(Harness(decoder, page_size=16).generate([list(range(1, 20))], 2)[0].logits)
+
+
+def rounded(folder: Path) -> None:
+    """What the weights become, written back as floats: the parts of a fused matrix together, the head as it is."""
+    weights = load_file(folder / "model.safetensors")
+    for name in list(weights):
+        alone = name.endswith(("o_proj.weight", "down_proj.weight")) and len(weights[name]) >= 128
+        if alone or name.endswith("w2.weight"):
+            weights[name] = dequantize(in_fp8(weights[name]))
+    for parts in PARTS:
+        for first in [name for name in weights if name.endswith(f"{parts[0]}.weight")]:
+            names = [first.replace(parts[0], part) for part in parts]
+            whole = torch.cat([weights[name] for name in names])
+            if len(whole) >= 128 or "w1" in parts:
+                pieces = dequantize(in_fp8(whole)).split([len(weights[name]) for name in names])
+                weights.update({name: piece.contiguous() for name, piece in zip(names, pieces)})
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("case", ["qwen3", "mixtral"])
+def test_it_computes_with_the_rounded_weights(case: str, tmp_path: Path) -> None:
+    write_checkpoint(case, tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    plain, quantized = logits(tmp_path, config), logits(tmp_path, config.in_fp8())
+    assert not torch.allclose(plain[0], quantized[0], atol=1e-3)
+    rounded(tmp_path)
+    torch.testing.assert_close(quantized[0], logits(tmp_path, config)[0], atol=1e-4, rtol=0)
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    write_quantized("fp8-blocks", "qwen3", tmp_path / "quantised", tmp_path / "twin")
+    with pytest.raises(ConfigError, match=r"quantised already \(fp8\); use auto"):
+        ModelConfig.from_folder(tmp_path / "quantised").in_fp8()
