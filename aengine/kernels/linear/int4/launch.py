@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.launch import Launch, launch_for, power_of_two
+from aengine.kernels.linear.int4.dealt_out import int4_dealt_out_kernel
+from aengine.kernels.linear.int4.dequantise import dequantise_kernel
+from aengine.kernels.linear.int4.few_rows import int4_few_rows_kernel
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
-from aengine.kernels.linear.int4.product import (
-    dequantise_kernel,
-    int4_few_rows_kernel,
-    int4_many_rows_kernel,
-    int4_product_kernel,
-)
+from aengine.kernels.linear.int4.product import int4_product_kernel
 from aengine.kernels.linear.int4.unpacking import unpacking
 
 LEAST_ROWS = 8  # of a product
@@ -129,6 +127,8 @@ class Int4Product:
         config = config or int4_config(m, n, weight.blocks, x.element_size(), launch)
         if config.early * config.step > weight.blocks // config.splits:
             raise ValueError(f"{config.early} early blocks do not fit {config.splits} pieces of {weight.blocks} blocks")
+        if config.block_per_warp and m > config.rows:
+            raise ValueError(f"{m} rows of x are more than the {config.rows} of a program whose warps have blocks each")
         out = x.new_empty(m, n) if residual is None else residual
         if not m:
             return out
@@ -169,7 +169,7 @@ class Int4Product:
         parts, arrived = self._scratch_for(x.device, tiles, 2 * programs * config.rows * config.block_n)
         scaled = config.scaled or weight.mxfp4
         how = unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled)
-        int4_many_rows_kernel[(programs,)](
+        int4_dealt_out_kernel[(programs,)](
             x, weight.words, weight.scales, x if bias is None else bias, out, out, parts, arrived, len(x),
             N=weight.rows, K=x.shape[1], BLOCKS=weight.blocks, GROUP=weight.group, M=config.rows,
             BLOCK_N=config.block_n, PROGRAMS=programs, STAGES=config.stages,

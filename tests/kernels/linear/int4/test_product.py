@@ -114,3 +114,10 @@ def test_more_early_blocks_than_a_piece_has_are_refused_tiny(device: torch.devic
     packed = packed_codes.pack_codes(random_weight("128", 16, 384, device))
     with pytest.raises(ValueError, match="2 early blocks do not fit 2 pieces of 3 blocks"):
         int4_launch.Int4Product()(torch.zeros(1, 384, device=device), packed, config=Int4Config(16, 16, 2, 2, 1, 2))
+
+
+def test_more_rows_than_warps_with_blocks_of_their_own_hold_are_refused_tiny(device: torch.device) -> None:
+    packed = packed_codes.pack_codes(random_weight("128", 16, 384, device))
+    cut = Int4Config(16, 8, 1, 2, 1, 0, block_per_warp=True)
+    with pytest.raises(ValueError, match="9 rows of x are more than the 8"):
+        int4_launch.Int4Product()(torch.zeros(9, 384, device=device), packed, config=cut)
