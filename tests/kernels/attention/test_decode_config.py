@@ -13,7 +13,8 @@ H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
 def test_as_many_bytes_are_on_their_way_whatever_the_cache_keeps(rows: int, dim: int) -> None:
     values, codes = (decode_config(rows, 4, dim, 2, H200, kept_size=kept) for kept in (2, 1))
     assert (codes.stages - 1) * codes.block == 2 * (values.stages - 1) * values.block
-    assert (codes.crowd, codes.warps) == (values.crowd, values.warps)
+    more = rows == 1 and dim == 128  # one row has a fourth program on each processor
+    assert (codes.crowd, codes.warps) == (4 if more else values.crowd, values.warps)
 
 
 def test_a_pool_of_the_models_own_dtype_changes_nothing() -> None:
