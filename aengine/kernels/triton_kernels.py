@@ -7,8 +7,8 @@ from torch import Tensor
 
 from aengine.kernels import norms, rope
 from aengine.kernels.experts.base import Experts
-from aengine.kernels.experts.fp8_experts import Fp8Experts
-from aengine.kernels.experts.packed_experts import PackedExperts
+from aengine.kernels.experts.fp8.experts import Fp8Experts
+from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.route import Route, TritonRoute
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.triton_experts import TritonExperts

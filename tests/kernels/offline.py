@@ -12,19 +12,11 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope, triton_kernels
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
-from aengine.kernels.experts import (
-    few_rows,
-    fp8_experts,
-    many_rows,
-    packed_experts,
-    packed_rows,
-    plan,
-    route,
-    single_rows,
-    triton_experts,
-    weighted_sum,
-)
-from aengine.kernels.experts import fp8_many_rows as fp8_many_experts
+from aengine.kernels.experts import few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum
+from aengine.kernels.experts.fp8 import experts as fp8_experts
+from aengine.kernels.experts.fp8 import many_rows as fp8_many_experts
+from aengine.kernels.experts.packed import experts as packed_experts
+from aengine.kernels.experts.packed import rows as packed_rows
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
 from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows

@@ -19,8 +19,8 @@ from aengine.kernels.attention import decode_attention, gather_pages, prefix_att
 from aengine.kernels.attention.decode_config import decode_config
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.experts.config import experts_config, fp8_experts_config
-from aengine.kernels.experts.fp8_experts import Fp8Experts
-from aengine.kernels.experts.packed_experts import PackedExperts
+from aengine.kernels.experts.fp8.experts import Fp8Experts
+from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.route import Route
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.single_rows import SingleConfig

@@ -127,7 +127,10 @@ class TestRefusedByName:
         ("changes", "named"),
         [
             ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-            ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config.*'bitsandbytes'.*fp8.*awq.*gptq"),
+            (
+                {"quantization_config": {"quant_method": "bitsandbytes"}},
+                "quantization_config.*'bitsandbytes'.*fp8.*awq.*gptq",
+            ),
             ({"is_causal": False}, "is_causal"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
             ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

@@ -43,7 +43,7 @@ def document(payload: object) -> list[bytes]:
 
     def leave_out(value: object) -> str:
         if not isinstance(value, EncodedList):
-            raise NotImplementedError(f"{type(value).__name__} in a document")
+            raise TypeError(f"{type(value).__name__} in a document")
         lists.append(value)
         return hole
 

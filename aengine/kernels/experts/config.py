@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
-from aengine.kernels.experts.fp8_many_rows import Fp8ManyConfig
+from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
 from aengine.kernels.experts.plan import AT_ONCE
 from aengine.kernels.experts.route import route_borders

@@ -34,7 +34,7 @@ def test_a_document_without_lists_is_one_piece() -> None:
 
 
 async def test_a_document_of_what_is_no_json_is_a_bug() -> None:
-    with pytest.raises(NotImplementedError, match="object in a document"):
+    with pytest.raises(TypeError, match="object in a document"):
         document({"a": object()})
 
 

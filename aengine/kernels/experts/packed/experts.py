@@ -6,8 +6,8 @@ from torch import Tensor
 
 from aengine.kernels.experts.config import packed_experts_config
 from aengine.kernels.experts.few_rows import FewConfig
-from aengine.kernels.experts.packed_matrices import PackedMatrices
-from aengine.kernels.experts.packed_rows import packed_rows
+from aengine.kernels.experts.packed.matrices import PackedMatrices
+from aengine.kernels.experts.packed.rows import packed_rows
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 

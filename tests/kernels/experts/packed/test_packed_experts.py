@@ -9,7 +9,7 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.packed_experts import PackedExperts
+from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight, dequantize
 from tests.kernels.experts.test_triton_experts import SPREADS, reference, spread
 

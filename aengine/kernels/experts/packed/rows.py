@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
-from aengine.kernels.experts.packed_matrices import PackedMatrices
+from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.plan import Plan, make_plan
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aengine.kernels.experts.config import Fp8Config, fp8_experts_config
 from aengine.kernels.experts.few_rows import FewConfig, few_rows
-from aengine.kernels.experts.fp8_many_rows import fp8_many_rows
+from aengine.kernels.experts.fp8.many_rows import fp8_many_rows
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.single_rows import SingleConfig, single_rows
 from aengine.kernels.launch import launch_for

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from aengine.kernels.experts.config import fp8_experts_config
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
-from aengine.kernels.experts.fp8_experts import Fp8Experts
-from aengine.kernels.experts.fp8_many_rows import Fp8ManyConfig
+from aengine.kernels.experts.fp8.experts import Fp8Experts
+from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyCut
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.launch import Launch

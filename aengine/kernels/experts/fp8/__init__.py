@@ -1,0 +1,1 @@
+"""Experts whose matrices stay in 8-bit floats."""
