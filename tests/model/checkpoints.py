@@ -56,6 +56,15 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_DEMO_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "head_dim": 16,
+    "vocab_size": 4096,
+    "tie_word_embeddings": True,
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, object]]] = {
@@ -89,6 +98,10 @@ CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, 
     "qwen3-moe-first-dense": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"mlp_only_layers": [0]}),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
 }
+# For the demo model's tokenizer.
+DEMO_CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, object]]] = {
+    "demo-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _DEMO_EXPERTS)
+}
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,7 @@ class Reference:
 def write_checkpoint(case: str, folder: Path) -> PreTrainedModel:
     """Write the case's random model into `folder` and return it."""
     logging.disable_progress_bar()
-    model_type, config_type, changes = CASES[case]
+    model_type, config_type, changes = (CASES | DEMO_CASES)[case]
     torch.manual_seed(sum(case.encode()))
     model = model_type(config_type(**{**_SHAPE, **changes})).eval()
     with torch.no_grad():
