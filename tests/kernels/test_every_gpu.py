@@ -60,6 +60,12 @@ GPUS = {
 }
 
 
+# Those that convert 8-bit floats.
+HAVE_FP8 = pytest.mark.parametrize(
+    "compiler", [name for name, gpu in GPUS.items() if gpu.capability >= 89], indirect=True
+)
+
+
 @dataclass
 class Compiler:
     """shared: bytes of shared memory of what was built."""
@@ -102,6 +108,7 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     assert compiler.shared[-1] <= config.shared_memory(m, 2)
 
 
+@HAVE_FP8
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 6144, 4096), (16, 4096, 4096), (64, 4096, 12288), (256, 4096, 12288), (8192, 24576, 4096)]
 )
@@ -145,6 +152,7 @@ def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, n
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 
+@HAVE_FP8
 @pytest.mark.parametrize(
     ("rows", "group", "dim", "new"),
     [(1, 4, 128, half), (2, 4, 128, half), (16, 8, 128, half), (256, 4, 128, half), (64, 2, 64, half),
@@ -160,9 +168,17 @@ def test_decode_attention_of_codes(
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 
-@pytest.mark.parametrize("of", ["halves", "codes"])
-def test_attention_to_shared_runs(compiler: Compiler, of: str) -> None:
-    q, cache, table = half(64, 8, 128), (half if of == "halves" else eighth)(100, 16, 2, 128), ints(64, 50)
+def test_attention_to_shared_runs(compiler: Compiler) -> None:
+    attend_shared(half(100, 16, 2, 128))
+
+
+@HAVE_FP8
+def test_attention_to_shared_runs_of_codes(compiler: Compiler) -> None:
+    attend_shared(eighth(100, 16, 2, 128))
+
+
+def attend_shared(cache: Tensor) -> None:
+    q, table = half(64, 8, 128), ints(64, 50)
     runs = prefix_attention.SharedRuns(ints(64), ints(3), ints(2), ints(64))
     shared = prefix_attention.attend_shared(q, cache, cache, table, runs, 0.1)
     decode_attention.PagedDecode()(q, cache, cache, table, ints(64), 0.1, shared=shared)
@@ -189,12 +205,10 @@ def test_experts(
     assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size, size) + 1024
 
 
+@HAVE_FP8
 @pytest.mark.parametrize("tokens", [1, 64, 1024])
 @pytest.mark.parametrize("block", [(128, 128), (1, 4096)])
 def test_experts_with_fp8_weights(compiler: Compiler, tokens: int, block: tuple[int, int]) -> None:
-    if compiler.gpu.capability < 89:
-        compiler.shared.append(0)  # it does not convert 8-bit floats
-        return
     experts, top_k, hidden, inter = 128, 8, 2048, 768
     activations: Activations = "group" if block[0] > 1 else "token"
     gate_up, down = (
@@ -239,7 +253,8 @@ def test_the_sampler(compiler: Compiler) -> None:
 def test_everything_small(compiler: Compiler) -> None:
     norms.rms_norm(half(3, 16384), half(16384), 1e-6)
     norms.silu_mul(half(3, 24576))
-    for cache in (half(100, 16, 8, 128), eighth(100, 16, 8, 128)):
+    caches = [half(100, 16, 8, 128), eighth(100, 16, 8, 128)]
+    for cache in caches if compiler.gpu.capability >= 89 else caches[:1]:
         rope.qk_norm_rope_store(
             half(7, 48 * 128), Heads(32, half(128), half(128), 1e-6), single(4096, 128), longs(7), (cache, cache),
             longs(7),
