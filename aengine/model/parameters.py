@@ -59,10 +59,13 @@ class Parameters:
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
 
-    def linear(self, parts: Mapping[str, int], inputs: int, bias: bool = False) -> Linear:
-        """A linear of several fused ones: their names in the checkpoint, with their output widths, in order."""
+    def linear(self, parts: Mapping[str, int], inputs: int, bias: bool = False, floats: bool = False) -> Linear:
+        """A linear of several fused ones: their names in the checkpoint, with their output widths, in order.
+
+        floats: it is never quantised, whether or not the checkpoint's configuration says so.
+        """
         linear = LoadedLinear(inputs, sum(parts.values()))
-        form = None if self._quantization is None else self._quantization.format_of(*parts)
+        form = None if self._quantization is None or floats else self._quantization.format_of(*parts)
         self.groups.append(
             Dense(
                 linear, parts, bias, self._storage, self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts

@@ -55,7 +55,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _DEMO_EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -88,11 +88,11 @@ CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, 
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None, "num_key_value_heads": 1}),
     "mistral-window": (MistralForCausalLM, MistralConfig, {"sliding_window": 20}),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 5}),
-    "qwen2-moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, _EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "qwen2-moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, _EXPERTS | {"shared_expert_intermediate_size": 64}),
     "qwen2-moe-some-layers": (
         Qwen2MoeForCausalLM,
         Qwen2MoeConfig,
-        _EXPERTS | {"shared_expert_intermediate_size": 40, "decoder_sparse_step": 2, "norm_topk_prob": True},
+        _EXPERTS | {"shared_expert_intermediate_size": 64, "decoder_sparse_step": 2, "norm_topk_prob": True},
     ),
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen3-moe-first-dense": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"mlp_only_layers": [0]}),

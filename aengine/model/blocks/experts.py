@@ -39,7 +39,7 @@ class SharedExpert:
         widths = {f"{name}.shared_expert.gate_proj": inner, f"{name}.shared_expert.up_proj": inner}
         self._gate_up = make.linear(widths, hidden, spec.shared.bias)
         self._down = make.linear({f"{name}.shared_expert.down_proj": hidden}, inner, spec.shared.bias)
-        self._gate = make.linear({f"{name}.shared_expert_gate": 1}, hidden) if spec.shared_gate else None
+        self._gate = make.linear({f"{name}.shared_expert_gate": 1}, hidden, floats=True) if spec.shared_gate else None
 
     def __call__(self, h: Tensor, x: Tensor) -> Tensor:
         """h [tokens, hidden], normed; x [tokens, hidden] -> x with the expert's result added."""

@@ -46,7 +46,7 @@ def test_inputs_are_rounded_as_the_format_says(
     x[0, : k // 256 * 128] = 0
     weight = like(x, kind)
     x8, scale = fp8_inputs.round_inputs(x, kind, weight.input_scale)
-    assert scale.shape == {"GROUP": (-(-k // 128), m), "TOKEN": (m,), "TENSOR": ()}[kind]
+    assert scale.shape == {"group": (-(-k // 128), m), "token": (m,), "static": ()}[kind]
     assert relative_error(spread(x8, scale, kind), rounded_inputs(x, weight)) < 2e-3  # a tie may fall the other way
 
 
