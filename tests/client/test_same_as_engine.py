@@ -157,6 +157,7 @@ def comparable(result: Any) -> Any:
     return (result.choices, result.usage) if isinstance(result, aengine.Completion) else result
 
 
+@pytest.mark.slow
 async def test_the_same_results(both: tuple[Engine, Client]) -> None:
     engine, client = both
     for work in WORK:

@@ -117,6 +117,7 @@ def test_choices_that_fork_count_towards_the_burst() -> None:
 FAMILY, LONG = 128, 30_000  # choices of one request, tokens of its prompt
 
 
+@pytest.mark.slow
 def test_no_step_of_a_request_with_many_choices_of_a_long_prompt_costs_much_per_page() -> None:
     """Each choice may cost a little more than one that decodes; nothing is done for each page that it shares."""
     stepper = Stepper(num_pages=10_000, max_rows=256, max_step_tokens=16_384)
@@ -160,6 +161,7 @@ def test_leaving_the_queue_does_not_search_it() -> None:
     assert stepper.scheduler.waiting == 3000
 
 
+@pytest.mark.slow
 def test_all_choices_of_a_request_leave_for_little_each() -> None:
     stepper = Stepper(num_pages=10_000, max_rows=256, max_step_tokens=LONG)
     family = stepper.request(prompt_of(LONG), n=FAMILY)
