@@ -29,8 +29,6 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     device = torch.device("cpu")
     if config.attention not in ("auto", "torch"):
         raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
-    if model.to_fp8:
-        raise ConfigError("quantization: fp8 while loading needs a CUDA device; use auto")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)

@@ -46,7 +46,7 @@ def _largest(slab: Tensor, rows: int, columns: int, across: int) -> Tensor:
     """The largest magnitude of each block [ceil(slab rows / rows), across]."""
     rows = min(rows, len(slab))
     height = -(-len(slab) // rows)
-    padded = F.pad(slab.float().abs_(), (0, across * columns - slab.shape[1], 0, height * rows - len(slab)))
+    padded = F.pad(slab.float().abs(), (0, across * columns - slab.shape[1], 0, height * rows - len(slab)))
     return padded.view(height, rows, across, columns).amax(dim=(1, 3))
 
 

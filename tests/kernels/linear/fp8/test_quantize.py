@@ -46,3 +46,12 @@ def test_blocks_of_zeros_have_a_scale_and_stay_zero() -> None:
     assert scale.shape == (2, 2)
     assert (scale == 1).all()
     assert (values.float() == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_matrix_itself_stays_as_it_is(dtype: torch.dtype) -> None:
+    weight = torch.randn(200, 300).to(dtype)
+    before = weight.clone()
+    values, _ = quantize_fp8(weight)
+    assert torch.equal(weight, before)
+    assert torch.equal(values.float() < 0, (before < 0) & (values.float() != 0))
