@@ -1,0 +1,33 @@
+"""What a shard of a model asks of the ranks that hold its other shards."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Collective(Protocol):
+    """One rank's part in what all ranks compute together; each rank has one of its own.
+
+    All ranks call the same methods in the same order with tensors of the same shapes and types, and each gets the same
+    bits: sums are of float32 in the order of the ranks, whoever comes first. On a GPU every method enqueues only, so
+    that a step can be captured into a CUDA graph; on a CPU it waits for the other ranks' threads.
+    """
+
+    index: int  # of this rank
+    count: int  # of ranks
+
+    def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`residual` plus the sum over the ranks of their parts, each [tokens, width], rounded once: [tokens, width].
+
+        part may be used up; residual, which is the same on every rank, as well.
+        """
+        ...
+
+    def gather(self, part: Tensor, width: int) -> Tensor:
+        """The ranks' columns side by side, by rank: [rows, n] each -> [rows, width], the last of them cut off.
+
+        width is at most count * n. The result is contiguous.
+        """
+        ...
