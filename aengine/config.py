@@ -28,6 +28,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "dummy"], Meta(description="dummy: random weights from config.json alone")
     ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
+    tensor_parallel_size: Annotated[
+        Literal["auto"] | Literal[1, 2, 4, 8],
+        Meta(description="GPUs that the model is spread over, `device` the first of them; auto: as few as hold it"),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="auto: the checkpoint's on a GPU, float32 on a CPU"),

@@ -16,6 +16,7 @@ from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.rope import RopeConfig, read_rope
+from aengine.model.shard import Shard, shardable
 from aengine.model.spec import LayerSpec
 
 # Far above any real model, far below what would overflow a size.
@@ -42,6 +43,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None
     quantization: str = "{}"  # what config.json says of it, as it says it: JSON
     to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
+    ranks: int = 1  # that it is spread over
 
     @property
     def quantized(self) -> QuantConfig | None:
@@ -53,6 +55,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if (quantized := self.quantized) is not None:
             raise ConfigError(f"quantization: the checkpoint is quantised already ({quantized.method}); use auto")
         return msgspec.structs.replace(self, to_fp8=True)
+
+    def over(self, ranks: int) -> ModelConfig:
+        """The same, spread over so many ranks. Raises `ConfigError` where it cannot be dealt out evenly."""
+        for layer in self.layers:
+            for what, units, replicated in layer.units():
+                if not shardable(units, ranks, replicated):
+                    raise ConfigError(
+                        f"tensor_parallel_size: {units} {what} cannot be dealt out to {ranks} ranks; choose a divisor"
+                    )
+        return msgspec.structs.replace(self, ranks=ranks)
 
     @property
     def parameters(self) -> int:
@@ -77,15 +89,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [layer.attention.window for layer in self.layers]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """About how many bytes the weights take, where floats are of `dtype`."""
+        """About how many bytes the weights take on each rank, where floats are of `dtype`."""
         quantized = self.quantized
         inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
-        return self.end_parameters * dtype.itemsize + (self.parameters - self.end_parameters) * inner // 8
+        ends = self.end_parameters * dtype.itemsize
+        return (ends + (self.parameters - self.end_parameters) * inner // 8) // self.ranks
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
-        """What pages of so many tokens hold for this model."""
+        """What pages of so many tokens hold for this model, on each rank."""
         attention = self.layers[0].attention
-        return KVShape(len(self.layers), page_size, attention.kv_heads, attention.head_dim, dtype)
+        kv_heads = Shard(count=self.ranks).units(attention.kv_heads)
+        return KVShape(len(self.layers), page_size, kv_heads, attention.head_dim, dtype)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:

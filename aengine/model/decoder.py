@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.base import Kernels
+from aengine.kernels.collective.base import Collective
 from aengine.model.blocks.attention import Attention
 from aengine.model.blocks.experts import MixtureOfExperts
 from aengine.model.blocks.mlp import MLP
@@ -35,13 +35,15 @@ class Decoder:
         device: torch.device | None = None,
         max_positions: int | None = None,
         kv_dtype: torch.dtype | None = None,
+        ranks: Collective | None = None,
     ) -> None:
         """Build on `device` (None: "meta", shapes alone) for positions below `max_positions` (None: the model's).
 
-        kv_dtype: of the pool that keys and values will be kept in, None: `dtype`.
+        kv_dtype: of the pool that keys and values will be kept in, None: `dtype`. ranks: those that the model is spread
+        over, of which this is one; None: it is here alone.
         """
         device = device or torch.device("meta")
-        make = Parameters(kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8)
+        make = Parameters(kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks)
         self.config = config
         self.attention = attention
         self.dtype = dtype
@@ -49,7 +51,7 @@ class Decoder:
         self.device = device
         hidden, eps = config.hidden_size, config.rms_norm_eps
         head = None if config.tie_word_embeddings else "lm_head"
-        self._embedding, self._head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
+        self._embed, self._head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
         self._layers: list[list[Block]] = []
         for i, layer in enumerate(config.layers):
             name, last = f"model.layers.{i}", i == len(config.layers) - 1
@@ -99,7 +101,7 @@ class Decoder:
         itself. An infinite key whose own products are all -inf alone goes unnoticed: it has no weight.
         """
         step = Step(positions, self._cos_sin, batch, kv, self.attention, wanted, sums)
-        x = F.embedding(input_ids, self._embedding)
+        x = self._embed(input_ids)
         for i, layer in enumerate(self._layers):
             if rehearsal and i not in self._rehearsing:
                 continue

@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.kernels.base import Kernels
 from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight
-from aengine.model.groups import Entry
+from aengine.model.groups import Cut, Entry
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.spec import ExpertsSpec
 
@@ -28,27 +28,53 @@ class Storage:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A matrix [outputs, inputs] of a checkpoint, and what a rank keeps of it. None: everything."""
+
+    outputs: int
+    inputs: int
+    rows: tuple[int, int] | None = None
+    columns: tuple[int, int] | None = None  # never beside `rows`
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """The rows and columns that are kept."""
+        rows, columns = self.rows or (0, self.outputs), self.columns or (0, self.inputs)
+        return rows[1] - rows[0], columns[1] - columns[0]
+
+    @property
+    def weight(self) -> Entry:
+        cut = Cut(0, (self.rows,)) if self.rows else Cut(1, (self.columns,)) if self.columns else None
+        return Entry((self.outputs, self.inputs), cut=cut)
+
+    @property
+    def bias(self) -> Entry:
+        return Entry((self.outputs,), cut=Cut(0, (self.rows,)) if self.rows else None)
+
+
 class Dense:
     """The parts of a fused matrix, one below the other, and of its bias."""
 
     def __init__(
-        self, linear: LoadedLinear, parts: Mapping[str, int], bias: bool, storage: Storage, to_fp8: bool = False
+        self, linear: LoadedLinear, parts: Mapping[str, Stored], bias: bool, storage: Storage, to_fp8: bool = False
     ) -> None:
-        """parts: the checkpoint's names without ".weight" and ".bias", with their output widths, in order; to_fp8:
-        whether the matrix is quantised once it is there.
+        """parts: by the checkpoint's names without ".weight" and ".bias", in order; to_fp8: whether the matrix is
+        quantised once it is there. Rows of the linear beyond those of the parts are zero.
         """
         self._to_fp8 = to_fp8
-        self.entries = {f"{name}.weight": Entry((width, linear.inputs)) for name, width in parts.items()}
+        self.entries = {f"{name}.weight": part.weight for name, part in parts.items()}
         if bias:
-            self.entries |= {f"{name}.bias": Entry((width,)) for name, width in parts.items()}
+            self.entries |= {f"{name}.bias": part.bias for name, part in parts.items()}
         self._linear = linear
-        self._parts = parts
+        self._heights = {name: part.kept[0] for name, part in parts.items()}
         self._bias = bias
         self._storage = storage
         self._whole: tuple[Tensor, Tensor | None] | None = None
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         weight = self._storage.empty(self._linear.outputs, self._linear.inputs)
+        weight[sum(self._heights.values()) :].zero_()
         bias = self._storage.empty(self._linear.outputs) if self._bias else None
         self._whole = weight, bias
         places = self._rows(weight, "weight")
@@ -66,18 +92,33 @@ class Dense:
         )
 
     def _rows(self, whole: Tensor, kind: str) -> dict[str, Tensor]:
-        return {f"{name}.{kind}": rows for name, rows in zip(self._parts, whole.split(list(self._parts.values())))}
+        used = whole[: sum(self._heights.values())]
+        return {f"{name}.{kind}": rows for name, rows in zip(self._heights, used.split(list(self._heights.values())))}
 
 
 class DenseExperts:
     """The matrices of a layer's experts, which checkpoints hold one by one or all in one."""
 
     def __init__(
-        self, experts: LoadedExperts, name: str, spec: ExpertsSpec, storage: Storage, to_fp8: bool = False
+        self,
+        experts: LoadedExperts,
+        name: str,
+        spec: ExpertsSpec,
+        storage: Storage,
+        to_fp8: bool = False,
+        columns: tuple[int, int] | None = None,
     ) -> None:
-        """name: of them all in the checkpoint; to_fp8: whether the matrices are quantised once they are there."""
+        """name: of them all in the checkpoint; to_fp8: whether the matrices are quantised once they are there; columns:
+        which of each expert's inner ones a rank has, None: all.
+        """
         self._to_fp8 = to_fp8
         hidden, inner = experts.hidden, spec.inner
+        gates = columns or (0, inner)
+        ups = gates[0] + inner, gates[1] + inner
+
+        def cut(axis: int, *ranges: tuple[int, int]) -> Cut | None:
+            return None if columns is None else Cut(axis, ranges)
+
         self._parts = [  # of each expert
             [f"{name}.{expert}.{part}.weight" for part in (spec.gate, spec.up, spec.down)]
             for expert in range(spec.count)
@@ -86,17 +127,19 @@ class DenseExperts:
         gate_up = tuple(part for gate, up, _ in self._parts for part in (gate, up))
         down = tuple(part for _, _, part in self._parts)
         self.entries = {
-            self._fused[0]: Entry((spec.count, 2 * inner, hidden), optional=True, instead_of=gate_up),
-            self._fused[1]: Entry((spec.count, hidden, inner), optional=True, instead_of=down),
-            **dict.fromkeys(gate_up, Entry((inner, hidden))),
-            **dict.fromkeys(down, Entry((hidden, inner))),
+            self._fused[0]: Entry(
+                (spec.count, 2 * inner, hidden), optional=True, instead_of=gate_up, cut=cut(1, gates, ups)
+            ),
+            self._fused[1]: Entry((spec.count, hidden, inner), optional=True, instead_of=down, cut=cut(2, gates)),
+            **dict.fromkeys(gate_up, Entry((inner, hidden), cut=cut(0, gates))),
+            **dict.fromkeys(down, Entry((hidden, inner), cut=cut(1, gates))),
         }
         self._experts = experts
         self._storage = storage
         self._whole: tuple[Tensor, Tensor] | None = None
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
-        gate_up, down = (self._storage.empty(*self.entries[name].shape) for name in self._fused)
+        gate_up, down = (self._storage.empty(*self.entries[name].kept) for name in self._fused)
         self._whole = gate_up, down
         places = dict(zip(self._fused, self._whole))
         for expert, (gate, up, second) in enumerate(self._parts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,14 +12,33 @@ FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors spells them
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What a checkpoint must hold under one name."""
+class Cut:
+    """What a rank keeps of a stored tensor: ranges of positions along one axis, one behind the other."""
 
-    shape: tuple[int, ...]
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+
+    def of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what is kept of a tensor of `shape`."""
+        kept = sum(stop - start for start, stop in self.ranges)
+        return (*shape[: self.axis], kept, *shape[self.axis + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a checkpoint must hold under one name, and what is read of it."""
+
+    shape: tuple[int, ...]  # in the checkpoint
     dtypes: tuple[str, ...] = FLOATS
     spellings: tuple[tuple[int, ...], ...] = ()  # other shapes, of as many elements, that files give it
     optional: bool = False
     instead_of: tuple[str, ...] = ()  # where it is there, it stands for these
+    cut: Cut | None = None  # None: all of it is read
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape of the place that it is read into."""
+        return self.shape if self.cut is None else self.cut.of(self.shape)
 
 
 class Group(Protocol):
@@ -31,7 +50,7 @@ class Group(Protocol):
         ...
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
-        """A place for each that is `present`, contiguous and of its shape (others may have places as well).
+        """A place for each that is `present`, contiguous and of the kept shape (others may have places as well).
 
         Called when the first of them is about to be read.
         """
@@ -45,9 +64,11 @@ class Group(Protocol):
 class Plain:
     """One tensor that is used as it is read. It has its memory from the beginning."""
 
-    def __init__(self, name: str, tensor: Tensor, ready: Callable[[], None] | None = None) -> None:
-        """ready: called once the tensor is filled."""
-        self.entries = {name: Entry(tuple(tensor.shape))}
+    def __init__(
+        self, name: str, tensor: Tensor, ready: Callable[[], None] | None = None, entry: Entry | None = None
+    ) -> None:
+        """ready: called once the tensor is filled; entry: where the tensor is not all that the checkpoint holds."""
+        self.entries = {name: entry or Entry(tuple(tensor.shape))}
         self._tensor = tensor
         self._ready = ready
 

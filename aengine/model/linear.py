@@ -29,6 +29,9 @@ class LoadedLinear:
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
         return self.loaded.add_gated_to(gate_up, residual)
 
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return self.loaded.gated(gate_up)
+
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self.loaded.after(norm, x)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -9,10 +11,21 @@ import torch
 
 from aengine.attention.base import AttentionBackend
 from aengine.kernels.base import Kernels
+from aengine.kernels.collective.base import Collective
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.dummy import fill_random
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a model, or a rank's shard of it, is put, and what it computes with there."""
+
+    device: torch.device
+    kernels: Kernels
+    attention: AttentionBackend
+    ranks: Collective | None = None  # None: the model is here alone
 
 
 def load_model(
@@ -29,16 +42,49 @@ def load_model(
     max_positions: int | None = None,
     kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
-    """Build the decoder that `config` describes on `device` and fill it, from `folder` or with random weights.
+    """`load_shards` of a model that is whole in one place."""
+    [decoder] = load_shards(
+        folder,
+        config,
+        [Placement(device, kernels, attention)],
+        dtype=dtype,
+        load_format=load_format,
+        seed=seed,
+        progress=progress,
+        max_positions=max_positions,
+        kv_dtype=kv_dtype,
+    )
+    return decoder
 
-    Blocks for as long as reading takes. `max_positions` bounds the rotary table (None: all the model's
-    positions). kv_dtype: of the KV pool (None: `dtype`). Raises `WeightsError`.
+
+def load_shards(
+    folder: Path,
+    config: ModelConfig,
+    placements: Sequence[Placement],
+    *,
+    dtype: torch.dtype,
+    load_format: Literal["auto", "dummy"] = "auto",
+    seed: int = 0,
+    progress: bool = False,
+    max_positions: int | None = None,
+    kv_dtype: torch.dtype | None = None,
+) -> list[Decoder]:
+    """Build the decoder that `config` describes, or a shard of it, in every place and fill it, as `load_format` says.
+
+    From `folder`, of which every tensor is read once, or with random weights. Blocks for as long as reading takes.
+    `max_positions` bounds the rotary table (None: all the model's positions). kv_dtype: of the KV pool (None:
+    `dtype`). Raises `WeightsError`.
     """
     if load_format == "auto":  # a checkpoint that does not fit is refused before any memory is taken
-        checkpoint = Checkpoint(folder, Decoder(config, kernels, attention).groups, config.tie_word_embeddings)
-    decoder = Decoder(config, kernels, attention, dtype, device, max_positions, kv_dtype)
+        whole = Decoder(config, placements[0].kernels, placements[0].attention)
+        checkpoint = Checkpoint(folder, whole.groups, config.tie_word_embeddings)
+    decoders = [
+        Decoder(config, one.kernels, one.attention, dtype, one.device, max_positions, kv_dtype, one.ranks)
+        for one in placements
+    ]
     if load_format == "auto":
-        checkpoint.copy_into(decoder.groups, progress)
+        checkpoint.copy_into([decoder.groups for decoder in decoders], progress)
     else:
-        fill_random(decoder, seed)
-    return decoder
+        for decoder in decoders:
+            fill_random(decoder, seed)
+    return decoders

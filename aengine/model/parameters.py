@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.base import Kernels, Route
+from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.model.dense import Dense, DenseExperts, Storage
-from aengine.model.groups import Group, Plain
+from aengine.model.dense import Dense, DenseExperts, Storage, Stored
+from aengine.model.groups import Cut, Entry, Group, Plain
 from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear
 from aengine.model.quant.scheme import QuantConfig
+from aengine.model.shard import Part, Shard, Split
+from aengine.model.sharded import Embedding, GatheredLinear, SummedEmbedding, SummedExperts, SummedLinear, SummedNorm
 from aengine.model.spec import ExpertsSpec
+
+Embed = Callable[[Tensor], Tensor]  # token ids [tokens] -> their rows [tokens, hidden]
+Score = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, vocab]
 
 
 class Parameters:
@@ -33,10 +39,14 @@ class Parameters:
         quantization: QuantConfig | None = None,
         kv_dtype: torch.dtype | None = None,
         to_fp8: bool = False,
+        ranks: Collective | None = None,
     ) -> None:
         """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
-        cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded.
+        cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded. ranks: those that
+        the model is spread over; None: it is here alone.
         """
+        self._ranks = ranks
+        self.shard = Shard() if ranks is None else Shard(ranks.index, ranks.count)
         self._to_fp8 = to_fp8
         self.kernels = kernels
         self._quantization = quantization
@@ -59,13 +69,47 @@ class Parameters:
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
 
-    def linear(self, parts: Mapping[str, int], inputs: int, bias: bool = False, floats: bool = False) -> Linear:
-        """A linear of several fused ones: their names in the checkpoint, with their output widths, in order.
+    def wide_norm(self, name: str, part: Part, eps: float) -> Norm:
+        """A norm over all of a token's heads."""
+        if self._ranks is None:
+            return self.norm(name, part.width, eps)
+        first, last = self.shard.range(part)
+        weight = self._storage.empty(last - first)
+        entry = Entry((part.width,), cut=Cut(0, ((first, last),)))
+        self.groups.append(Plain(f"{name}.weight", weight, entry=entry))
+        copies = max(1, self.shard.count // part.units)
+        return SummedNorm(weight, eps, part.width, copies, self._ranks)
 
-        floats: it is never quantised, whether or not the checkpoint's configuration says so.
+    def linear(
+        self,
+        parts: Mapping[str, Part],
+        inputs: int,
+        bias: bool = False,
+        floats: bool = False,
+        split: Split | None = None,
+    ) -> Linear:
+        """A linear of several fused ones: their names in the checkpoint, with their outputs, in order.
+
+        floats: it is never quantised, whether or not the checkpoint's configuration says so. split: what is dealt out
+        to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own.
         """
-        linear = LoadedLinear(inputs, sum(parts.values()))
+        if self._ranks is None or split is None:
+            return self._linear({name: Stored(part.width, inputs) for name, part in parts.items()}, bias, floats)
+        if split == "outputs":
+            stored = {name: Stored(part.width, inputs, rows=self.shard.range(part)) for name, part in parts.items()}
+            return self._linear(stored, bias, floats)
+        columns = self.shard.range(Part(inputs))
+        stored = {name: Stored(part.width, inputs, columns=columns) for name, part in parts.items()}
+        # Of the products that are added up one has the bias.
+        return SummedLinear(self._linear(stored, bias and self.shard.index == 0, floats), self._ranks)
+
+    def _linear(self, parts: Mapping[str, Stored], bias: bool, floats: bool, outputs: int | None = None) -> Linear:
+        """outputs: more than the parts have, where the last ones are nobody's."""
+        kept = [part.kept for part in parts.values()]
+        linear = LoadedLinear(kept[0][1], outputs or sum(rows for rows, _ in kept))
         form = None if self._quantization is None or floats else self._quantization.format_of(*parts)
+        if form is not None and outputs is not None and outputs != sum(rows for rows, _ in kept):
+            raise UnsupportedModelError(f"{next(iter(parts))}: its rows are quantised and no multiple of the ranks")
         self.groups.append(
             Dense(
                 linear, parts, bias, self._storage, self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
@@ -76,15 +120,16 @@ class Parameters:
         return linear
 
     def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> Experts:
-        """A layer's experts; name: of them all in the checkpoint."""
+        """A layer's experts; name: of them all in the checkpoint. Of each, every rank has some of the columns."""
         experts = LoadedExperts(spec.count, hidden)
         forms = self._forms(name, spec)
+        columns = None if self._ranks is None else self.shard.range(Part(spec.inner))
         self.groups.append(
-            DenseExperts(experts, name, spec, self._storage, self._to_fp8)
+            DenseExperts(experts, name, spec, self._storage, self._to_fp8, columns)
             if forms is None
-            else QuantizedExperts(experts, name, spec, forms, self._storage)
+            else QuantizedExperts(experts, name, spec, forms, self._storage, columns)
         )
-        return experts
+        return experts if self._ranks is None else SummedExperts(experts, self._ranks)
 
     def _forms(self, name: str, spec: ExpertsSpec) -> tuple[LinearFormat, LinearFormat] | None:
         """The formats of the experts' gate and up, and of their down. Raises `UnsupportedModelError`: one alone."""
@@ -105,14 +150,25 @@ class Parameters:
         correction = self.tensor(f"{name}.e_score_correction_bias", spec.count) if spec.correction else None
         return self.kernels.route(weight, correction, spec.router)
 
-    def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Tensor, Linear]:
-        """A table [count, width] and the linear that its rows are scored with: of its own name, or the table again."""
-        if head is not None:
-            return self.tensor(f"{name}.weight", count, width), self.linear({head: count}, width)
-        table, linear = self._storage.empty(count, width), LoadedLinear(width, count)
+    def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Score]:
+        """A table [count, width] and the linear that its rows are scored with: of its own name, or the table again.
+
+        Ranks have so many rows each, the last ones maybe fewer: the table goes on with zeros.
+        """
+        first, last = self.shard.rows(count)
+        rows = self.shard.each(count)
+        table, linear = self._storage.empty(rows, width), LoadedLinear(width, rows)
+        table[last - first :].zero_()
 
         def share() -> None:
             linear.loaded = self.kernels.dense(table, None)
 
-        self.groups.append(Plain(f"{name}.weight", table, share))
-        return table, linear
+        entry = None if self._ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
+        self.groups.append(Plain(f"{name}.weight", table[: last - first], share if head is None else None, entry))
+        scores: Linear = linear
+        if head is not None:
+            kept = None if self._ranks is None else (first, last)
+            scores = self._linear({head: Stored(count, width, rows=kept)}, bias=False, floats=False, outputs=rows)
+        if self._ranks is None:
+            return Embedding(table), scores
+        return SummedEmbedding(table, self._ranks), GatheredLinear(scores, self._ranks, count)

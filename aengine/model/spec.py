@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -85,6 +86,17 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def parameters(self, hidden: int) -> int:
         return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + 2 * hidden
+
+    def units(self) -> Iterator[tuple[str, int, bool]]:
+        """What is dealt out to ranks: its name, how many there are, and whether several ranks may have the same one."""
+        yield "query heads", self.attention.heads, False
+        yield "KV heads", self.attention.kv_heads, True
+        if isinstance(self.ffn, MLPSpec):
+            yield "columns of the MLP", self.ffn.inner, False
+        else:
+            yield "columns of an expert", self.ffn.inner, False
+            if self.ffn.shared is not None:
+                yield "columns of the shared expert", self.ffn.shared.inner, False
 
     def active_parameters(self, hidden: int) -> int:
         """Of these, how many a token is multiplied with."""

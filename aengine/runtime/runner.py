@@ -109,6 +109,9 @@ class StepExecutor:
         self._rows.last_token[forwarded.rows] = draws.token_ids
         return draws
 
+    def close(self) -> None:
+        """Nothing runs beside the caller."""
+
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         return self._sampler.sample(logits.float(), draws.row_list, draws.rows, draws.positions, masks)
 
@@ -221,4 +224,5 @@ class CpuRunner:
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)
+        self._executor.close()
         vars(self).pop("_executor", None)  # with the model and the KV pool

@@ -101,3 +101,6 @@ class TracedExecutor:
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
         with self._spans.busy("draw", {"draws": len(forwarded.row_list)}):
             return self._executor.draw(forwarded, masks)
+
+    def close(self) -> None:
+        self._executor.close()

@@ -40,6 +40,10 @@ class Linear(Protocol):
         """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first, residual [tokens, outputs]."""
         ...
 
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """`self` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first -> [tokens, outputs]."""
+        ...
+
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]; one kernel where that is faster."""
         ...

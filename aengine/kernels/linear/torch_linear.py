@@ -30,5 +30,9 @@ class TorchLinear:
         gate, up = gate_up.chunk(2, dim=-1)
         return self.add_to(F.silu(gate).mul_(up), residual)
 
+    def gated(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self(F.silu(gate).mul_(up))
+
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self(norm(x))

@@ -35,6 +35,9 @@ class TritonLinear:
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
         return self.add_to(silu_mul(gate_up), residual)
 
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return self(silu_mul(gate_up))
+
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         if self._few_rows.norms(x, self._weight):
             return self._few_rows(x, self._weight, self._bias, norm=norm)

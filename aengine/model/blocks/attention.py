@@ -8,6 +8,7 @@ from aengine.kernels.heads import Heads
 from aengine.kernels.linear.base import Norm
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
+from aengine.model.shard import Part
 from aengine.model.spec import AttentionSpec
 
 
@@ -21,19 +22,21 @@ class Attention:
         self._kernels = make.kernels
         self._norm = make.norm(f"{layer}.input_layernorm", hidden, eps)
         name = f"{layer}.self_attn"
-        widths = {f"{name}.q_proj": spec.queries, f"{name}.k_proj": spec.keys, f"{name}.v_proj": spec.keys}
-        self._qkv = make.linear(widths, hidden, spec.qkv_bias)
-        self._out = make.linear({f"{name}.o_proj": hidden}, spec.queries, spec.out_bias)
-        self._heads = Heads(spec.heads)
+        queries, keys = Part(spec.heads, spec.head_dim), Part(spec.kv_heads, spec.head_dim)
+        parts = {f"{name}.q_proj": queries, f"{name}.k_proj": keys, f"{name}.v_proj": keys}
+        self._qkv = make.linear(parts, hidden, spec.qkv_bias, split="outputs")
+        self._out = make.linear({f"{name}.o_proj": Part(hidden)}, spec.queries, spec.out_bias, split="inputs")
+        heads = make.shard.units(spec.heads)
+        self._heads = Heads(heads)
         self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
         if spec.qk_norm == "head":
             q_norm, k_norm = (make.tensor(f"{name}.{part}_norm.weight", spec.head_dim) for part in "qk")
-            self._heads = Heads(spec.heads, q_norm, k_norm, eps)
+            self._heads = Heads(heads, q_norm, k_norm, eps)
         elif spec.qk_norm == "all":
-            queries, keys = slice(spec.queries), slice(spec.queries, spec.queries + spec.keys)
+            first, second = heads * spec.head_dim, make.shard.units(spec.kv_heads) * spec.head_dim
             self._wide_norms = [
-                (queries, make.norm(f"{name}.q_norm", spec.queries, eps)),
-                (keys, make.norm(f"{name}.k_norm", spec.keys, eps)),
+                (slice(first), make.wide_norm(f"{name}.q_norm", queries, eps)),
+                (slice(first, first + second), make.wide_norm(f"{name}.k_norm", keys, eps)),
             ]
         self._kv_scales = make.kv_scales(name)
         self._scale = spec.head_dim**-0.5

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
+from aengine.model.shard import Part
 from aengine.model.spec import ExpertsSpec
 
 
@@ -35,11 +36,13 @@ class SharedExpert:
         if spec.shared is None:
             raise ValueError("there is no shared expert")
         self._kernels = make.kernels
-        inner = spec.shared.inner
-        widths = {f"{name}.shared_expert.gate_proj": inner, f"{name}.shared_expert.up_proj": inner}
-        self._gate_up = make.linear(widths, hidden, spec.shared.bias)
-        self._down = make.linear({f"{name}.shared_expert.down_proj": hidden}, inner, spec.shared.bias)
-        self._gate = make.linear({f"{name}.shared_expert_gate": 1}, hidden, floats=True) if spec.shared_gate else None
+        inner, bias = Part(spec.shared.inner), spec.shared.bias
+        parts = {f"{name}.shared_expert.gate_proj": inner, f"{name}.shared_expert.up_proj": inner}
+        self._gate_up = make.linear(parts, hidden, bias, split="outputs")
+        down = {f"{name}.shared_expert.down_proj": Part(hidden)}
+        self._down = make.linear(down, inner.width, bias, split="inputs")
+        gate = {f"{name}.shared_expert_gate": Part(1)}
+        self._gate = make.linear(gate, hidden, floats=True) if spec.shared_gate else None
 
     def __call__(self, h: Tensor, x: Tensor) -> Tensor:
         """h [tokens, hidden], normed; x [tokens, hidden] -> x with the expert's result added."""

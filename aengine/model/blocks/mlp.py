@@ -6,6 +6,7 @@ from torch import Tensor
 
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
+from aengine.model.shard import Part
 from aengine.model.spec import MLPSpec
 
 
@@ -15,9 +16,10 @@ class MLP:
     def __init__(self, make: Parameters, layer: str, hidden: int, spec: MLPSpec, eps: float) -> None:
         """layer: its name in checkpoints."""
         self._norm = make.norm(f"{layer}.post_attention_layernorm", hidden, eps)
-        widths = {f"{layer}.mlp.gate_proj": spec.inner, f"{layer}.mlp.up_proj": spec.inner}
-        self._gate_up = make.linear(widths, hidden, spec.bias)
-        self._down = make.linear({f"{layer}.mlp.down_proj": hidden}, spec.inner, spec.bias)
+        inner = Part(spec.inner)
+        parts = {f"{layer}.mlp.gate_proj": inner, f"{layer}.mlp.up_proj": inner}
+        self._gate_up = make.linear(parts, hidden, spec.bias, split="outputs")
+        self._down = make.linear({f"{layer}.mlp.down_proj": Part(hidden)}, spec.inner, spec.bias, split="inputs")
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         return self._down.add_gated_to(self._gate_up.after(self._norm, x), x)

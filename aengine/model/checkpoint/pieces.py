@@ -1,8 +1,9 @@
-"""Tensors of a safetensors file, cut into pieces that fit into a staging buffer."""
+"""Tensors of a safetensors file, cut into pieces that fit into a staging buffer and go to one rank or to several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aengine.model.checkpoint.safetensors import TensorEntry
+from aengine.model.groups import Cut
 
 # As safetensors spells them: floats, and what quantised weights are packed into.
 DTYPES = {
@@ -25,25 +27,86 @@ DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
+class Landing:
+    """Where some elements of a piece go: those from `start` to `stop` of each of its `rows`."""
+
+    rows: int
+    start: int
+    stop: int
+    into: Tensor  # [rows, stop - start]; a float may become another float on its way
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Neighbouring elements of one tensor: their bytes in a file, and their place on a device."""
+    """Neighbouring elements of one tensor: their bytes in a file, and their places on devices."""
 
     path: Path
     name: str  # of the tensor, as the file spells it
     start: int  # of its first byte, in the file
     nbytes: int
     dtype: torch.dtype  # in the file
-    into: Tensor  # [elements]; a float may become another float on its way
+    landings: tuple[Landing, ...]
 
 
-def cut(path: Path, name: str, entry: TensorEntry, into: Tensor, most_bytes: int) -> Iterator[Piece]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank keeps what it reads of a tensor."""
+
+    into: Tensor  # contiguous, of the shape that is kept; its dtype is its own
+    cut: Cut | None = None  # what is kept; None: all
+
+
+def cut(path: Path, name: str, entry: TensorEntry, places: Sequence[Place], most_bytes: int) -> Iterator[Piece]:
     """The tensor that `entry` describes as pieces of at most `most_bytes` each, in the order of the file.
 
-    `into` is contiguous and has the tensor's shape; its dtype is its own.
+    places: of all ranks that read it, cut along one and the same axis if at all.
     """
     dtype = DTYPES[entry.dtype]
-    start = entry.start
-    for part in into.view(-1).split(most_bytes // dtype.itemsize):
-        nbytes = part.numel() * dtype.itemsize
-        yield Piece(path, name, start, nbytes, dtype, part)
-        start += nbytes
+    most = most_bytes // dtype.itemsize
+    axis = next((place.cut.axis for place in places if place.cut is not None), 0)
+    outer, row = math.prod(entry.shape[:axis]), math.prod(entry.shape[axis:])
+    inner = math.prod(entry.shape[axis + 1 :])
+    if outer > 1 and row <= most:
+        spans = [(first, min(first + most // row, outer)) for first in range(0, outer, most // row)]
+        runs = [(first * row, last * row, _columns(places, first, last, outer, inner)) for first, last in spans]
+    else:  # each row by itself, and of each so much at a time
+        runs = [
+            (at * row + first, at * row + last, _run(places, at, first, last, outer, inner))
+            for at in range(outer)
+            for first, last in ((first, min(first + most, row)) for first in range(0, row, most))
+        ]
+    for first, last, landings in runs:
+        start, nbytes = entry.start + first * dtype.itemsize, (last - first) * dtype.itemsize
+        yield Piece(path, name, start, nbytes, dtype, tuple(landings))
+
+
+def _columns(places: Sequence[Place], first: int, last: int, outer: int, inner: int) -> list[Landing]:
+    """What whole rows from `first` to `last` give to each place."""
+    landings = []
+    for place in places:
+        kept = place.into.view(outer, place.into.numel() // outer)[first:last]
+        if place.cut is None:
+            landings.append(Landing(1, 0, kept.numel(), kept.view(1, -1)))
+            continue
+        at = 0
+        for start, stop in place.cut.ranges:
+            width = (stop - start) * inner
+            landings.append(Landing(last - first, start * inner, stop * inner, kept[:, at : at + width]))
+            at += width
+    return landings
+
+
+def _run(places: Sequence[Place], row: int, first: int, last: int, outer: int, inner: int) -> list[Landing]:
+    """What the elements from `first` to `last` of one row give to each place."""
+    landings = []
+    for place in places:
+        kept = place.into.view(outer, place.into.numel() // outer)[row]
+        at = 0
+        for start, stop in ((0, kept.numel()),) if place.cut is None else place.cut.ranges:
+            begin, end = (start, stop) if place.cut is None else (start * inner, stop * inner)
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                into = kept[at + low - begin : at + high - begin]
+                landings.append(Landing(1, low - first, high - first, into.view(1, -1)))
+            at += end - begin
+    return landings

@@ -31,7 +31,7 @@ class Buffer(Protocol):
         ...
 
     def send(self, piece: Piece) -> None:
-        """Enqueue the copy to the piece's place, converted to the dtype there, on the current stream."""
+        """Enqueue the copies to the piece's places, converted to the dtype there, on their devices' current streams."""
         ...
 
     def wait(self) -> None:
@@ -46,7 +46,7 @@ class StagingBuffer:
         on_gpu = device.type == "cuda"
         self._bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=on_gpu)
         self._memory = self._bytes.numpy().data
-        self._sent = torch.cuda.Event() if on_gpu else None
+        self._sent: dict[torch.device, torch.cuda.Event] = {}  # of each GPU that it feeds
 
     def fill(self, piece: Piece) -> None:
         missing = self._memory[: piece.nbytes]
@@ -63,16 +63,21 @@ class StagingBuffer:
 
     def send(self, piece: Piece) -> None:
         source = self._bytes[: piece.nbytes].view(piece.dtype)
-        if source.dtype != piece.into.dtype:
-            # Converted over there: torch itself would do it here, in pageable memory.
-            source = source.to(piece.into.device, non_blocking=True)
-        piece.into.copy_(source, non_blocking=True)
-        if self._sent is not None:
-            self._sent.record(torch.cuda.current_stream(piece.into.device))
+        for landing in piece.landings:
+            device = landing.into.device
+            part = source.view(landing.rows, -1)
+            if landing.rows > 1 or source.dtype != landing.into.dtype:
+                # Converted and picked over there: torch itself would do it here, in pageable memory.
+                part = part.to(device, non_blocking=True)
+            landing.into.copy_(part[:, landing.start : landing.stop], non_blocking=True)
+            if device.type == "cuda":
+                if device not in self._sent:
+                    self._sent[device] = torch.cuda.Event()
+                self._sent[device].record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        if self._sent is not None:
-            self._sent.synchronize()
+        for sent in self._sent.values():
+            sent.synchronize()
 
 
 def staging_ring(device: torch.device) -> list[StagingBuffer]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aengine.errors import WeightsError
-from aengine.model.checkpoint.pieces import Piece, cut
+from aengine.model.checkpoint.pieces import Piece, Place, cut
 from aengine.model.checkpoint.safetensors import TensorEntry, read_header
 from aengine.model.checkpoint.staging import BUFFER_BYTES, copy_pieces, staging_ring
 from aengine.model.fields import read_json_object
@@ -80,25 +80,29 @@ class Checkpoint:
         if unexpected:
             raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
 
-    def copy_into(self, groups: Sequence[Group], progress: bool) -> None:
-        """Fill and close every group. Raises `WeightsError` when reading fails.
+    def copy_into(self, ranks: Sequence[Sequence[Group]], progress: bool) -> None:
+        """Fill and close every group of every rank; what several of them keep is read once.
 
         Blocks until all is there. `progress` shows a bar on a terminal once it has taken two seconds.
+        Raises `WeightsError` when reading fails.
         """
-        embedding = next(group for group in groups if _EMBEDDING in group.entries).open([_EMBEDDING])[_EMBEDDING]
-        head = None  # of a file whose config.json ties it: only to be held against the embedding
-        if _HEAD in self._sources and not any(_HEAD in group.entries for group in groups):
-            head = torch.empty_like(embedding)
-            groups = [*groups, Plain(_HEAD, head)]
-        fillings: dict[str, _Filling] = {}
-        for group in groups:
-            there = [name for name in group.entries if name in self._sources]
-            filling = _Filling(group, there, sum(self._sources[name].entry.nbytes for name in there))
-            fillings.update(dict.fromkeys(there, filling))
+        heads: list[tuple[Tensor, Tensor]] = []  # of a file whose config.json ties them: to be held against each other
+        fillings: dict[str, list[_Filling]] = {}  # of all ranks that read the tensor
+        for groups in ranks:
+            group = next(group for group in groups if _EMBEDDING in group.entries)
+            embedding, entry = group.open([_EMBEDDING])[_EMBEDDING], group.entries[_EMBEDDING]
+            if _HEAD in self._sources and not any(_HEAD in group.entries for group in groups):
+                heads.append((torch.empty_like(embedding), embedding))
+                groups = [*groups, Plain(_HEAD, heads[-1][0], entry=entry)]
+            for group in groups:
+                there = [name for name in group.entries if name in self._sources]
+                filling = _Filling(group, there, sum(self._sources[name].entry.nbytes for name in there))
+                for name in there:
+                    fillings.setdefault(name, []).append(filling)
         # Files are read from front to back.
         sources = sorted(self._sources.items(), key=lambda item: (item[1].path, item[1].entry.start))
         hidden = None if progress else True  # None: unless stderr is a terminal
-        on_the_way: deque[_Filling] = deque()  # the owner of each piece, in order
+        on_the_way: deque[list[_Filling]] = deque()  # the owners of each piece, in order
         with tqdm(
             desc="loading weights",
             total=sum(source.entry.nbytes for _, source in sources),
@@ -111,17 +115,19 @@ class Checkpoint:
 
             def pieces() -> Iterator[Piece]:
                 for name, source in sources:
-                    filling = fillings[name]
-                    for piece in cut(source.path, source.name, source.entry, filling.place(name), BUFFER_BYTES):
-                        on_the_way.append(filling)
+                    owners = fillings.get(name, [])
+                    places = [owner.place(name) for owner in owners]
+                    for piece in cut(source.path, source.name, source.entry, places, BUFFER_BYTES):
+                        on_the_way.append(owners)
                         yield piece
 
             def sent(nbytes: int) -> None:
                 bar.update(nbytes)
-                on_the_way.popleft().arrived(nbytes)
+                for filling in on_the_way.popleft():
+                    filling.arrived(nbytes)
 
             copy_pieces(pieces(), staging_ring(embedding.device), sent)
-        if head is not None and not torch.equal(head, embedding):
+        if any(not torch.equal(head, embedding) for head, embedding in heads):
             raise WeightsError(
                 f"{self._sources[_HEAD].path}: {_HEAD} differs from {_EMBEDDING}, but config.json ties them; "
                 f"set tie_word_embeddings to false there if both are meant"
@@ -138,10 +144,10 @@ class _Filling:
         self._missing = nbytes
         self._places: Mapping[str, Tensor] | None = None
 
-    def place(self, name: str) -> Tensor:
+    def place(self, name: str) -> Place:
         if self._places is None:
             self._places = self._group.open(self._names)
-        return self._places[name]
+        return Place(self._places[name], self._group.entries[name].cut)
 
     def arrived(self, nbytes: int) -> None:
         self._missing -= nbytes

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights import Mxfp4Weight, QuantizedWeight
-from aengine.model.dense import Storage
+from aengine.model.dense import Storage, Stored
 from aengine.model.groups import Entry
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.quant.base import LinearFormat, StoredTensor
 from aengine.model.quant.fuse import fuse
 from aengine.model.quant.mxfp4 import gate_first
+from aengine.model.quant.narrow import narrow
 from aengine.model.spec import ExpertsSpec
 
 # Places of all other dtypes, which are those of scales, are float32.
@@ -26,13 +27,13 @@ class QuantizedLinear:
     """The parts of a fused matrix in one format, and its bias in floats."""
 
     def __init__(
-        self, linear: LoadedLinear, parts: Mapping[str, int], bias: bool, form: LinearFormat, storage: Storage
+        self, linear: LoadedLinear, parts: Mapping[str, Stored], bias: bool, form: LinearFormat, storage: Storage
     ) -> None:
-        """parts: the checkpoint's names of the linears, with their output widths, in order."""
-        self._stored = {name: form.stored(name, width, linear.inputs) for name, width in parts.items()}
+        """parts: by the checkpoint's names of the linears, in order."""
+        self._stored = {name: form.stored(name, part.outputs, part.inputs) for name, part in parts.items()}
         self.entries = {one.name: _entry(one) for stored in self._stored.values() for one in stored}
         if bias:
-            self.entries |= {f"{name}.bias": Entry((width,)) for name, width in parts.items()}
+            self.entries |= {f"{name}.bias": part.bias for name, part in parts.items()}
         self._linear = linear
         self._parts = parts
         self._bias = bias
@@ -51,14 +52,15 @@ class QuantizedLinear:
         if not self._bias:
             return self._places
         self._whole_bias = self._storage.empty(self._linear.outputs)
-        rows = self._whole_bias.split(list(self._parts.values()))
+        rows = self._whole_bias.split([part.kept[0] for part in self._parts.values()])
         return self._places | {f"{name}.bias": part for name, part in zip(self._parts, rows)}
 
     def close(self) -> None:
         weights = []
-        for name, width in self._parts.items():
+        for name, part in self._parts.items():
             tensors = {one.key: self._places.pop(one.name) for one in self._stored[name] if one.name in self._places}
-            weights.append(self._form.unpack([name], width, self._linear.inputs, tensors))
+            weight = self._form.unpack([name], part.outputs, part.inputs, tensors)
+            weights.append(narrow(weight, name, part.rows, part.columns))
         whole = fuse(weights, list(self._parts))
         self._linear.loaded = self._storage.kernels.quantized(whole, self._whole_bias, self._storage.dtype)
         self._whole_bias = None
@@ -69,9 +71,9 @@ class QuantizedExperts:
 
     def __init__(
         self, experts: LoadedExperts, name: str, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat],
-        storage: Storage,
+        storage: Storage, columns: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """name: of them all in the checkpoint; forms: of gate and up, and of down."""
+        """name: of them all in the checkpoint; forms: of gate and up, and of down; columns: as for `DenseExperts`."""
         gate_up, down = forms
         hidden, inner, count = experts.hidden, spec.inner, spec.count
         names = [f"{name}.{expert}.{{}}" for expert in range(count)]
@@ -98,6 +100,8 @@ class QuantizedExperts:
             self.entries |= {one.name: _entry(one) for stack in singles for one in stack.stored}
         self._experts = experts
         self._storage = storage
+        self._columns = columns
+        self._inner = inner
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         stacks = (*self._fused, self._gate, self._up, self._down)
@@ -110,6 +114,11 @@ class QuantizedExperts:
         elif isinstance(gate_up, Mxfp4Weight):  # whose rows are gate's and up's by turns
             gate_up = Mxfp4Weight(gate_first(gate_up.codes), gate_first(gate_up.scale))
         down = self._fused[1].unpack() or self._down.take()
+        if (columns := self._columns) is not None:
+            ups = columns[0] + self._inner, columns[1] + self._inner
+            halves = [narrow(gate_up, self._gate.name, rows) for rows in (columns, ups)]
+            gate_up = fuse(halves, [self._gate.name, self._up.name])
+            down = narrow(down, self._down.name, columns=columns)
         self._experts.loaded = self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype)
 
 

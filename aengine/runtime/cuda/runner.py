@@ -218,6 +218,7 @@ class CudaRunner:
         self._stream.synchronize()
         if self._clock is not None:
             self._clock.close()
+        self._executor.close()
         # With the model, the KV pool and the graphs: whoever keeps the engine keeps no memory there.
         vars(self).pop("_executor", None)
 

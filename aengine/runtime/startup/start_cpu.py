@@ -11,10 +11,14 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.cache.kv import KVPool
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.kernels.collective.threads import Meeting, ThreadCollective
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.load import load_model
+from aengine.model.decoder import Decoder
+from aengine.model.load import Placement, load_shards
 from aengine.runtime.device import forward_threads, host_memory, resolve_dtype, resolve_kv_dtype
+from aengine.runtime.executor import Executor
+from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
@@ -26,6 +30,7 @@ from aengine.sampling.sampler import Sampler
 def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
     """Load the model. Raises `ConfigError` and `CheckpointError`. wait_for_text: as `start_runtime`."""
     phases = Phases()
+    model = model.over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     device = torch.device("cpu")
     if config.attention not in ("auto", "torch"):
         raise ConfigError(f"attention: {config.attention!r} needs a CUDA device; use auto or torch")
@@ -35,24 +40,36 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     pool = size_pool(config, model, kv_dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), host_memory())
     attention = TorchAttention()
     wait_for_text()
-    decoder = load_model(
+    meeting = Meeting(model.ranks)
+    decoders = load_shards(
         folder,
         model,
-        device=device,
+        [
+            Placement(device, TorchKernels(), attention, ThreadCollective(rank, model.ranks, meeting))
+            for rank in range(model.ranks)
+        ]
+        if model.ranks > 1
+        else [Placement(device, TorchKernels(), attention)],
         dtype=dtype,
-        kernels=TorchKernels(),
-        attention=attention,
         load_format=config.load_format,
         seed=config.seed,
         progress=config.progress,
         max_positions=pool.max_model_len,
         kv_dtype=kv_dtype,
     )
-    kv = KVPool(model.kv_shape(config.page_size, kv_dtype), pool.num_pages, device)
-    rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
-    executor = StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
     threads = forward_threads(config.torch_threads, model.parameters)
-    name = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
-    log_ready(decoder, name, attention.name, config, pool, max_step_tokens, phases)
+
+    def make(decoder: Decoder) -> Executor:
+        kv = KVPool(model.kv_shape(config.page_size, kv_dtype), pool.num_pages, device)
+        rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
+        return StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
+
+    executor = make(decoders[0])
+    if model.ranks > 1:
+        each = max(1, threads.long // model.ranks)
+        executor = RankedExecutor([make(decoder) for decoder in decoders], ThreadedRanks(meeting, model.ranks, each))
+    ranks = "" if model.ranks == 1 else f"{model.ranks} ranks, "
+    name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
+    log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, phases)
     limit = mixed_limit(config, model, max_step_tokens)
     return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit)

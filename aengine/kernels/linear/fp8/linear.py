@@ -54,6 +54,9 @@ class Fp8Linear:
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
         return self._product(gate_up, residual, silu=True)
 
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return self._product(gate_up, silu=True)
+
     def _product(
         self, x: Tensor, residual: Tensor | None = None, norm: Norm | None = None, silu: bool = False
     ) -> Tensor:

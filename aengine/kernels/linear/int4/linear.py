@@ -52,6 +52,10 @@ class Int4Linear:
         """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first, residual [tokens, outputs]."""
         return self.add_to(silu_mul(gate_up), residual)
 
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """`self` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first -> [tokens, outputs]."""
+        return self(silu_mul(gate_up))
+
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]."""
         return self(norm(x))
