@@ -110,5 +110,6 @@ class SummedNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(torch.float32, x.dtype))
-        squares = self._ranks.sum(wide.square().sum(-1, keepdim=True)) / (self._width * self._copies)
-        return (wide * torch.rsqrt(squares + self.eps)).to(x.dtype) * self.weight
+        squares = self._ranks.gather(wide.square().sum(-1, keepdim=True), self._ranks.count)  # [tokens, ranks]
+        mean = squares.sum(-1, keepdim=True) / (self._width * self._copies)
+        return (wide * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight

@@ -45,6 +45,10 @@ class Executor(Protocol):
 
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
 
+    def replays(self, plan: StepPlan) -> bool:
+        """Whether its forward pass is one captured launch, and not hundreds of single ones."""
+        ...
+
     def close(self) -> None:
         """End what runs beside the caller, if anything does; nothing is to be executed any more."""
         ...

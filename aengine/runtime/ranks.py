@@ -24,8 +24,11 @@ T = TypeVar("T")
 class Together(Protocol):
     """Calls a function of each rank, in a way in which ranks can wait for each other."""
 
-    def __call__(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What they return, by rank. Raises what the first of those raised that did not merely wait for another."""
+    def __call__(self, calls: Sequence[Callable[[], T]], short: bool = False) -> list[T]:
+        """What they return, by rank. Raises what the first of those raised that did not merely wait for another.
+
+        short: each only enqueues a few launches, so that none of them waits for another.
+        """
         ...
 
     def close(self) -> None:
@@ -48,10 +51,10 @@ class RankedExecutor:
         self._together = together
 
     def execute(self, plan: StepPlan) -> Outcome:
-        return self._together([partial(rank.execute, plan) for rank in self._ranks])[0]
+        return self._together([partial(rank.execute, plan) for rank in self._ranks], self.replays(plan))[0]
 
     def forward(self, plan: StepPlan) -> Forwarded:
-        ranks = self._together([partial(rank.forward, plan) for rank in self._ranks])
+        ranks = self._together([partial(rank.forward, plan) for rank in self._ranks], self.replays(plan))
         first = ranks[0]
         return RankedForwarded(
             first.logits, first.row_list, first.rows, first.positions, first.scores, first.sums, ranks
@@ -61,7 +64,10 @@ class RankedExecutor:
         if not isinstance(forwarded, RankedForwarded):
             raise TypeError("these are the hidden states of one rank alone")
         calls = [partial(rank.draw, one, masks) for rank, one in zip(self._ranks, forwarded.ranks, strict=True)]
-        return self._together(calls)[0]
+        return self._together(calls, short=True)[0]
+
+    def replays(self, plan: StepPlan) -> bool:
+        return all(rank.replays(plan) for rank in self._ranks)
 
     def close(self) -> None:
         self._together.close()
@@ -78,7 +84,7 @@ class ThreadedRanks:
             for rank in range(count)
         ]
 
-    def __call__(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+    def __call__(self, calls: Sequence[Callable[[], T]], short: bool = False) -> list[T]:
         futures = [worker.submit(self._guarded, call) for worker, call in zip(self._workers, calls, strict=True)]
         errors = [error for error in map(Future.exception, futures) if error is not None]
         if not errors:

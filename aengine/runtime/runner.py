@@ -109,6 +109,9 @@ class StepExecutor:
         self._rows.last_token[forwarded.rows] = draws.token_ids
         return draws
 
+    def replays(self, plan: StepPlan) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing runs beside the caller."""
 

@@ -102,5 +102,8 @@ class TracedExecutor:
         with self._spans.busy("draw", {"draws": len(forwarded.row_list)}):
             return self._executor.draw(forwarded, masks)
 
+    def replays(self, plan: StepPlan) -> bool:
+        return self._executor.replays(plan)
+
     def close(self) -> None:
         self._executor.close()

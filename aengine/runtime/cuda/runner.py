@@ -51,11 +51,16 @@ class GraphedExecutor(StepExecutor):
             lengths = self._rows.length[row_index] + 1
             self._rows.length[row_index] = lengths
             return Forwarded(logits, plan.decode, row_index, lengths)
-        if (prefill := self.prefill_graphs) is not None and plan.prefill and not plan.scoring:
-            shape = prefill.shape_for(plan)
-            if shape is not None:
-                return self._replay_prefill(plan, prefill, shape)
+        if (prefill := self.prefill_graphs) is not None and (shape := self._prefill_shape_for(plan)) is not None:
+            return self._replay_prefill(plan, prefill, shape)
         return super().forward(plan)
+
+    def replays(self, plan: StepPlan) -> bool:
+        return self._decode_graphs_for(plan) is not None or self._prefill_shape_for(plan) is not None
+
+    def _prefill_shape_for(self, plan: StepPlan) -> PrefillShape | None:
+        graphs = self.prefill_graphs
+        return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.scoring else None
 
     def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
         graphs = self.decode_graphs
