@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # `Engine` brings torch, `Client` brings httpx2; whoever wants neither or one does not wait for the other.
+    # `Engine` brings tokenizers, `Client` brings httpx2; whoever wants neither or one does not wait for the other.
     if name == "Client":
         from aengine.client import Client
 

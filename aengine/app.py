@@ -169,7 +169,7 @@ def _freeze_garbage() -> None:
 
 
 def _default_factory() -> EngineFactory:
-    from aengine.engine import Engine  # takes seconds (torch), hence in a thread
+    from aengine.engine import Engine  # brings the tokenizers, hence in a thread
 
     return lambda config: Engine(config=config)
 

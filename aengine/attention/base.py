@@ -1,4 +1,4 @@
-"""What every attention backend is told about a step, and what it must compute."""
+"""A step as attention sees it, and the protocol of the backends that compute it."""
 
 from __future__ import annotations
 

@@ -18,27 +18,27 @@ from aengine.kernels.kv_scales import FP8
 from aengine.kernels.offline import leave_out_compiler
 
 
-class _Elsewhere:
+class _CompiledElsewhere:
     """In the place of a kernel that another process compiles."""
 
     def export_to_c(self, **_: object) -> None:
-        """Asked to write it to disk. Raises always, which flash-attn-4 bears."""
+        """Writing it to disk raises always, which flash-attn-4 bears."""
         raise RuntimeError("another process compiles this variant")
 
 
-class _Share:
+class _CompileShare:
     """Every `count`-th compilation, from `index` on; like `cutlass.cute.compile` in all else."""
 
     def __init__(self, compile_: Any, index: int, count: int) -> None:
         self._compile = compile_
         self._index = index
         self._count = count
-        self._asked = -1
+        self._calls = -1
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        self._asked += 1
-        if self._asked % self._count != self._index:
-            return _Elsewhere()
+        self._calls += 1
+        if self._calls % self._count != self._index:
+            return _CompiledElsewhere()
         return self._compile(*args, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -58,7 +58,7 @@ def compile_flash4(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     cute = importlib.import_module("cutlass.cute")
-    vars(cute)["compile"] = _Share(vars(cute)["compile"], index, count)
+    vars(cute)["compile"] = _CompileShare(vars(cute)["compile"], index, count)
     with FakeTensorMode():
         launch(Flash4("offline", kernel))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import aengine
 from aengine.cli.chat import command as chat_command
 from aengine.cli.errors import CommandError, UsageError
 from aengine.cli.generate import command as generate_command
 from aengine.cli.serve import command as serve_command
-from aengine.cli.suggestion import unknown_arguments
+from aengine.cli.suggestion import unknown_arguments, unknown_command
 from aengine.errors import AengineError
 from aengine.standard_streams import LossyStream
 
@@ -30,9 +30,8 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    parser = _parser()
     try:
-        status = _run(parser, argv)
+        status = _run(sys.argv[1:] if argv is None else argv)
         if sys.stdout:  # None: closed before the process began
             sys.stdout.flush()
         return status
@@ -41,8 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str]) -> int:
+    parser, commands = _parser()
     try:
+        if argv and not argv[0].startswith("-") and argv[0] not in commands:
+            raise UsageError(unknown_command(argv[0], commands))
         args, unknown = parser.parse_known_args(argv)
         if unknown:
             raise UsageError(unknown_arguments(args.parser, unknown))
@@ -59,7 +61,8 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """The parser, and the names of its commands."""
     parser = argparse.ArgumentParser(
         prog="aengine",
         description=_DESCRIPTION,
@@ -73,4 +76,4 @@ def _parser() -> argparse.ArgumentParser:
         command.add(commands)
     for sub_parser in commands.choices.values():
         sub_parser.set_defaults(parser=sub_parser)
-    return parser
+    return parser, commands.choices

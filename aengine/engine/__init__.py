@@ -12,7 +12,7 @@ __all__ = ["Engine", "Stream"]
 
 
 def __getattr__(name: str) -> object:
-    # The client shares this room's mailbox and argument checks, but does not wait for torch.
+    # The client shares this room's mailbox and argument checks, but does not wait for tokenizers and grammars.
     if name == "Engine":
         with without_collections():
             from aengine.engine.engine import Engine

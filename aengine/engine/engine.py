@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.abc
@@ -35,14 +35,16 @@ from aengine.errors import (
     renamed_param,
 )
 from aengine.latency import Latencies
-from aengine.runtime.runner import Runner
-from aengine.runtime.startup.start import Start, start_runtime
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.tokens.bad_words import banned_sequences
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
 from aengine.types import Completion, Fragment, SamplingParams, Stats
+
+if TYPE_CHECKING:  # torch, which `load` imports
+    from aengine.runtime.runner import Runner
+    from aengine.runtime.startup.start import Start
 
 log = logging.getLogger("aengine")
 
@@ -54,7 +56,7 @@ class Engine:
     """An LLM on one device, used as `async with Engine(...) as engine`.
 
     The knobs are those of `EngineConfig`, given one by one or as `config=`; `AENGINE_*` variables fill in
-    what is not given. `start` makes the runtime: tests and benchmarks put their own in its place.
+    what is not given. `start` makes the runtime: tests and benchmarks put their own in `start_runtime`'s place.
     Entering loads the model; leaving ends what still runs with `EngineClosedError`.
     """
 
@@ -63,7 +65,7 @@ class Engine:
         model: str | None = None,
         *,
         config: EngineConfig | None = None,
-        start: Start = start_runtime,
+        start: Start | None = None,
         **knobs: Any,
     ) -> None:
         if config is not None and (knobs or model is not None):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,18 +18,20 @@ from aengine.config import EngineConfig
 from aengine.engine.live import begin, make_sibling
 from aengine.engine.without_collections import without_collections
 from aengine.errors import ContextLengthError, InvalidRequestError
-from aengine.model.config import ModelConfig
-from aengine.model.generation import GenerationDefaults
+from aengine.model.fields import Fields, read_json_object
 from aengine.model.hub import resolve_model
-from aengine.runtime.startup.ready import Runtime
-from aengine.runtime.startup.start import Start
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
-from aengine.text.grammar.grammars import Grammars, Matcher
+from aengine.text.grammar.grammars import Grammars, Matcher, check_library
 from aengine.text.grammar.source import GrammarLimits
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
 from aengine.types import SamplingParams, check_token_ids
+
+if TYPE_CHECKING:  # torch, which `load` imports
+    from aengine.model.generation import GenerationDefaults
+    from aengine.runtime.startup.ready import Runtime
+    from aengine.runtime.startup.start import Start
 
 log = logging.getLogger("aengine")
 
@@ -125,38 +128,37 @@ def _maximum(context: int) -> str:
     return f"This model's maximum context length is {context} tokens."
 
 
-def load(config: EngineConfig, start: Start) -> Loaded:
-    """Load what the config asks for; blocks for as long as that takes.
+def load(config: EngineConfig, start: Start | None = None) -> Loaded:
+    """Load what the config asks for; blocks for as long as that takes. start: makes the runtime; None: `start_runtime`.
 
-    Text is loaded beside what opens the device, and before weights are read: a checkpoint that cannot be used is told
-    after a second.
+    What is cheap to check comes first: the grammar library and the tokenizer before torch is imported, which takes
+    longer than both; grammars are made beside what opens the device, and before weights are read.
     """
     folder = resolve_model(config.model, config.revision)
-    model = ModelConfig.from_folder(folder)
-    if config.quantization == "fp8":
-        model = model.in_fp8()
-    generation = GenerationDefaults.from_folder(folder, model)
     with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as beside:
-        text = beside.submit(_load_text, config, folder, model, generation)
+        check_library()
+        tokenizer = _load_tokenizer(config, folder)
+        from aengine.model.config import ModelConfig
+        from aengine.model.generation import GenerationDefaults
+        from aengine.runtime.startup.start import start_runtime
+
+        model = ModelConfig.from_folder(folder)
+        if config.quantization == "fp8":
+            model = model.in_fp8()
+        generation = GenerationDefaults.from_folder(folder, model)
+        limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
+        making = beside.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
         try:
             timeline = None if config.timeline is None else Timeline(config.timeline)
-            runtime = start(config, folder, model, text.result)
-            tokenizer, grammars = text.result()
+            runtime = (start or start_runtime)(config, folder, model, making.result)
+            grammars = making.result()
             if timeline is not None:
                 runtime.runner.trace(timeline)
             return Loaded(config, runtime, tokenizer, grammars, generation, timeline)
         except BaseException:
-            if text.exception() is None:
-                text.result()[1].close()
+            if making.exception() is None:
+                making.result().close()
             raise
-
-
-def _load_text(
-    config: EngineConfig, folder: Path, model: ModelConfig, generation: GenerationDefaults
-) -> tuple[Tokenizer, Grammars]:
-    tokenizer = _load_tokenizer(config, folder, model)
-    limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
-    return tokenizer, Grammars(tokenizer, model.vocab_size, generation.eos_token_ids, limits)
 
 
 @contextmanager
@@ -170,8 +172,11 @@ def _quick_switches() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def _load_tokenizer(config: EngineConfig, folder: Path, model: ModelConfig) -> Tokenizer:
+def _load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:
     if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
         log.warning("%s has no tokenizer.json: text goes through the demo model's tokenizer", folder)
         return Tokenizer.load(resolve_model(None, None))
-    return Tokenizer.load(folder, model.vocab_size)
+    path = folder / "config.json"
+    fields = Fields(read_json_object(path), str(path))
+    # Where it is missing, `ModelConfig` has more to say about the file.
+    return Tokenizer.load(folder, fields.vocab_size if fields.present("vocab_size") else None)

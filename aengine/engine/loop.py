@@ -6,19 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.errors import AengineError, DeviceLostError, EngineFailedError, InvalidRequestError
-from aengine.runtime.cuda.lost import is_lost
-from aengine.runtime.runner import LaunchedStep, Runner
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
 from aengine.text.grammar.grammars import Matcher
 from aengine.timeline import Timeline, unmarked
 from aengine.types import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from aengine.runtime.runner import LaunchedStep, Runner
 
 log = logging.getLogger("aengine")
 
@@ -166,6 +168,8 @@ class StepLoop:
                 failure = EngineFailedError(f"the step that carried this request failed: {type(error).__name__}")
                 failure.__cause__ = error
                 self._fail_request(choice.request, failure)
+        from aengine.runtime.cuda.lost import is_lost  # torch, which is there since the model was loaded
+
         if is_lost(error):
             raise DeviceLostError("the device is lost") from error
 

@@ -20,7 +20,6 @@ from aengine.model.shard import Shard, shardable
 from aengine.model.spec import LayerSpec
 
 # Far above any real model, far below what would overflow a size.
-_MAX_VOCAB = 2**21  # eight times the largest that there is; grammars take 2 us an id before weights are looked at
 _MAX_POSITIONS = 2**26
 
 # Names that mean x * sigmoid(x).
@@ -114,7 +113,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         name = _architecture(fields)
         _refuse_unsupported(fields)
         layers = FAMILIES[name](fields)
-        vocab = fields.integer("vocab_size", 1, _MAX_VOCAB)
+        vocab = fields.vocab_size
         positions = fields.integer("max_position_embeddings", 1, _MAX_POSITIONS)
         rope, positions = read_rope(fields, positions, _MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)

@@ -12,6 +12,7 @@ import msgspec
 
 from aengine.errors import CheckpointError
 
+_MAX_VOCAB = 2**21  # eight times the largest that there is; grammars take 2 us an id before weights are looked at
 MAX_JSON_BYTES = 16 * 2**20  # the largest index of a real checkpoint has 9 MiB; parsed, they grow twentyfold
 
 
@@ -60,6 +61,11 @@ class Fields:
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._values)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model has embeddings for."""
+        return self.integer("vocab_size", 1, _MAX_VOCAB)
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         value = self._value(key, default)

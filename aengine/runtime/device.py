@@ -103,9 +103,9 @@ class ForwardThreads:
 LONG_STEP_FLOP = 1e9  # 10 to 20 ms on one core
 
 
-def forward_threads(asked: int | None, parameters: int) -> ForwardThreads:
-    """`asked` threads for every step, or what fits a model of that many parameters."""
-    if asked is not None:
-        return ForwardThreads(asked, asked, 1)
+def forward_threads(configured: int | None, parameters: int) -> ForwardThreads:
+    """`configured` threads for every step, or what fits a model of that many parameters."""
+    if configured is not None:
+        return ForwardThreads(configured, configured, 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return ForwardThreads(max(1, cores - 1), cores, max(2, round(LONG_STEP_FLOP / (2 * parameters))))

@@ -139,8 +139,8 @@ class StepExecutor:
                 rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 
 
-def read_outcome(outcome: Outcome, asked: Callable[[int], int | None], plan: StepPlan) -> StepResult:
-    """Copy what a finished step brought to the host. `asked(row)` says how many logprobs a row wants, if any."""
+def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], plan: StepPlan) -> StepResult:
+    """Copy what a finished step brought to the host. `logprob_count(row)`: how many logprobs a row wants, if any."""
     prompts = read_scores(outcome.scores, plan)
     chunks = _finite_chunks(outcome.sums, plan)
     draws = outcome.draws
@@ -153,7 +153,7 @@ def read_outcome(outcome: Outcome, asked: Callable[[int], int | None], plan: Ste
         top = draws.logprobs.top.tolist()
         logprobs = []
         for place, row in enumerate(plan.sampled_rows):
-            count = asked(row)
+            count = logprob_count(row)
             logprobs.append(
                 None if count is None else RowLogprobs(sampled[place], top_ids[place][:count], top[place][:count])
             )
@@ -194,7 +194,7 @@ class CpuRunner:
     def __init__(self, executor: Executor, threads: ForwardThreads) -> None:
         self._executor = executor
         self._threads = threads
-        self._logprobs: dict[int, int | None] = {}  # row -> what its owner asked for; worker thread only
+        self._logprob_counts: dict[int, int | None] = {}  # row -> its request's; worker thread only
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="aengine-forward")
 
     def launch(self, plan: StepPlan) -> CpuStep:
@@ -209,7 +209,7 @@ class CpuRunner:
 
     def _forward(self, plan: StepPlan) -> Forwarded:
         for new in plan.new_rows:
-            self._logprobs[new.row] = new.params.logprobs
+            self._logprob_counts[new.row] = new.params.logprobs
         # OpenMP keeps its thread count per thread: it must be set in the one that computes.
         torch.set_num_threads(self._threads.of(plan.num_tokens))
         return self._executor.forward(plan)
@@ -220,7 +220,7 @@ class CpuRunner:
 
     def _finish(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> StepResult:
         outcome = Outcome(self._executor.draw(forwarded, masks), forwarded.scores, forwarded.sums)
-        return read_outcome(outcome, self._logprobs.get, plan)
+        return read_outcome(outcome, self._logprob_counts.get, plan)
 
     def trace(self, timeline: Timeline) -> None:
         self._executor = TracedExecutor(self._executor, HostSpans(timeline))

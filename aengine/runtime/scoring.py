@@ -55,8 +55,8 @@ def score_chunks(plan: StepPlan, hidden: Tensor, head: Callable[[Tensor], Tensor
 
 
 def read_scores(scores: Sequence[ChunkScores], plan: StepPlan) -> list[list[PromptLogprob]]:
-    """Scores on the host as the scheduler takes them, a list for each chunk that asked."""
-    asking = [chunk for chunk in plan.prefill if chunk.score_ids]
+    """Scores on the host as the scheduler takes them, a list for each chunk that is scored."""
+    scored = [chunk for chunk in plan.prefill if chunk.score_ids]
     return [
         [
             PromptLogprob(*values)
@@ -69,7 +69,7 @@ def read_scores(scores: Sequence[ChunkScores], plan: StepPlan) -> list[list[Prom
                 strict=True,
             )
         ]
-        for chunk, one in zip(asking, scores, strict=True)
+        for chunk, one in zip(scored, scores, strict=True)
     ]
 
 

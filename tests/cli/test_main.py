@@ -61,7 +61,23 @@ def test_a_wrong_flag_suggests_the_right_one(args: list[str], told: str, capsys:
     assert capsys.readouterr().err == f"aengine: {told}\n"
 
 
-@pytest.mark.parametrize("args", [[], ["sing"], ["serve", "--port"]])
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["serv"], "unknown command 'serv'; did you mean serve?"),
+        (["server", "--port", "9000"], "unknown command 'server'; did you mean serve?"),
+        (["gen"], "unknown command 'gen'; did you mean generate?"),
+        (["caht"], "unknown command 'caht'; did you mean chat?"),
+        (["sing"], "unknown command 'sing'; there are serve, chat, generate"),
+        (["Qwen/Qwen3-8B"], "unknown command 'Qwen/Qwen3-8B'; there are serve, chat, generate"),
+    ],
+)
+def test_a_wrong_command_suggests_the_right_one(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    assert capsys.readouterr().err == f"aengine: {told}\n"
+
+
+@pytest.mark.parametrize("args", [[], ["--port"], ["serve", "--port"]])
 def test_wrong_arguments(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 2
     assert "usage: aengine" in capsys.readouterr().err

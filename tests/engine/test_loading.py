@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -19,6 +20,24 @@ from aengine.model.config import ModelConfig
 from aengine.model.hub import resolve_model
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import Start
+
+BROKEN_START = """
+import sys
+from aengine.config import EngineConfig
+from aengine.engine import loaded
+from aengine.errors import AengineError
+from aengine.text.grammar import grammars
+
+def other_version(*_, **__):
+    raise TypeError("of another version")
+
+if sys.argv[1] == "library":
+    grammars.LLMatcher = other_version
+try:
+    loaded.load(EngineConfig(model=sys.argv[2], device="cpu"))
+except AengineError as error:
+    print(error, "torch" if "torch" in sys.modules else "no torch", sep=", ")
+"""
 
 
 class Started(Exception):
@@ -71,6 +90,18 @@ def test_the_grammar_library_is_tried_before_weights_are_read(
         load(checkpoint)
 
 
+@pytest.mark.parametrize("broken", ["tokenizer", "library"])
+def test_text_that_cannot_be_used_is_told_before_torch_is_imported(broken: str, checkpoint: Path) -> None:
+    if broken == "tokenizer":
+        (checkpoint / "tokenizer.json").write_text("no JSON")
+    done = subprocess.run([sys.executable, "-c", BROKEN_START, broken, checkpoint], capture_output=True, text=True)
+    reason = {
+        "tokenizer": f"{checkpoint}/tokenizer.json is not a tokenizer: expected ident at line 1 column 2",
+        "library": "the grammar library, llguidance, does not work here: of another version",
+    }[broken]
+    assert done.stdout == f"{reason}, no torch\n"
+
+
 def test_its_threads_end_where_the_weights_cannot_be_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(loaded.Grammars, "close", lambda grammars: closed.append(grammars))
@@ -79,11 +110,11 @@ def test_its_threads_end_where_the_weights_cannot_be_read(checkpoint: Path, monk
     assert len(closed) == 1
 
 
-def test_text_is_loaded_while_the_device_is_opened(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_are_made_while_the_device_is_opened(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opening = threading.Event()
-    real = loaded._load_text
+    real = loaded.Grammars
 
-    def load_text(*args: Any) -> Any:
+    def grammars(*args: Any) -> Any:
         assert opening.wait(5), "the device was not opened meanwhile"
         return real(*args)
 
@@ -91,7 +122,7 @@ def test_text_is_loaded_while_the_device_is_opened(checkpoint: Path, monkeypatch
         opening.set()
         return start(config, folder, model, wait_for_text)
 
-    monkeypatch.setattr(loaded, "_load_text", load_text)
+    monkeypatch.setattr(loaded, "Grammars", grammars)
     with pytest.raises(Started):
         load(checkpoint, begin)
 

@@ -84,8 +84,8 @@ def test_short_steps_leave_the_loop_a_core_and_long_ones_take_all() -> None:
     assert threads.of(1) <= threads.of(512)
     assert threads.of(49) == threads.short
     assert threads.of(50) == threads.long  # 50 tokens x 20 MFLOP
-    asked = forward_threads(3, parameters=10_000_000)
-    assert asked.of(1) == asked.of(10_000) == 3
+    configured = forward_threads(3, parameters=10_000_000)
+    assert configured.of(1) == configured.of(10_000) == 3
 
 
 def test_keys_and_values_are_kept_in_the_models_dtype_or_in_fp8() -> None:

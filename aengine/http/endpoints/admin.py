@@ -9,8 +9,8 @@ from starlette.responses import Response
 from aengine.http.bodies.requests import AbortRequest
 from aengine.http.bodies.responses import Aborted, Flushed
 from aengine.http.door.body import decode
+from aengine.http.endpoints.base import json_response
 from aengine.http.state import ServerState
-from aengine.http.streams import sse
 
 _decoder = msgspec.json.Decoder(AbortRequest)
 
@@ -23,13 +23,9 @@ class Admin:
         """End requests by their `X-Request-Id` or by the `id` in their answer; one that has ended does not count."""
         body = decode(await self._state.bodies.read(request), _decoder)
         in_flight = self._state.in_flight
-        return _json(Aborted(0 if in_flight is None else in_flight.abort(body.request_id)))
+        return json_response(Aborted(0 if in_flight is None else in_flight.abort(body.request_id)))
 
     async def flush_cache(self, request: Request) -> Response:
         """Forget the cached prefixes that no running request uses."""
         self._state.require_engine().flush_cache()
-        return _json(Flushed())
-
-
-def _json(answer: object) -> Response:
-    return Response(sse.encode(answer), media_type="application/json")
+        return json_response(Flushed())

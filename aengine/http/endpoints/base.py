@@ -1,9 +1,9 @@
-"""The base of the generating endpoints: decodes the request, bounds the answer, makes the response."""
+"""What endpoints have in common: a request is decoded, an answer bounded, a response made."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ from aengine.http.door.body import LARGE, decode
 from aengine.http.endpoints.candidates import CandidateBudget
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.state import ServerState
+from aengine.http.streams import sse
 from aengine.http.streams.responses import DocumentResponse, EventEncoder, EventStreamResponse
 from aengine.types import Completion, SamplingParams
 
@@ -46,6 +47,11 @@ class Endpoint:
 
     def _whole(self, stream: StreamLike, body_of: Callable[[Completion], Awaitable[object]]) -> Response:
         return DocumentResponse(stream, body_of)
+
+
+def json_response(payload: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response whose body is the payload, a struct or what JSON knows, encoded."""
+    return Response(sse.encode(payload), status, headers, "application/json")
 
 
 async def submit_within_context(

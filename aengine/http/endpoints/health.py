@@ -11,8 +11,8 @@ from starlette.responses import Response
 import aengine
 from aengine.http.bodies.responses import HealthStatus, HealthWord, Readiness, Version
 from aengine.http.door.public import public_message
+from aengine.http.endpoints.base import json_response
 from aengine.http.state import ServerState
-from aengine.http.streams import sse
 
 STALL_SECONDS = 60.0  # without a finished step while there is work
 
@@ -29,7 +29,7 @@ class Health:
     async def health(self, request: Request) -> Response:
         """200 while the engine works; else 503 and why: it loads, stops, has failed, or makes no progress."""
         status, reason = self._status()
-        return _json(HealthStatus(status, reason), 200 if status == "ok" else 503)
+        return _uncached(HealthStatus(status, reason), 200 if status == "ok" else 503)
 
     def _status(self) -> tuple[HealthWord, str]:
         state = self._state
@@ -49,14 +49,14 @@ class Health:
         """200 exactly when a request would be taken up."""
         state = self._state
         if state.engine is None or state.phase != "ready":
-            return _json(Readiness(False, reason=state.reason), 503)
+            return _uncached(Readiness(False, reason=state.reason), 503)
         if state.engine.failure is not None:
-            return _json(Readiness(False, reason=public_message(state.engine.failure)), 503)
-        return _json(Readiness(True, state.model_name), 200)
+            return _uncached(Readiness(False, reason=public_message(state.engine.failure)), 503)
+        return _uncached(Readiness(True, state.model_name), 200)
 
     async def version(self, request: Request) -> Response:
-        return _json(Version(aengine.__version__), 200)
+        return _uncached(Version(aengine.__version__), 200)
 
 
-def _json(payload: object, status: int) -> Response:
-    return Response(sse.encode(payload), status, media_type="application/json", headers={"Cache-Control": "no-store"})
+def _uncached(payload: object, status: int) -> Response:
+    return json_response(payload, status, {"Cache-Control": "no-store"})

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.http.bodies.responses import ModelCard, ModelList
+from aengine.http.endpoints.base import json_response
 from aengine.http.state import ServerState
-from aengine.http.streams import sse
 
 
 class Models:
@@ -15,16 +15,12 @@ class Models:
         self._state = state
 
     async def list(self, request: Request) -> Response:
-        return _json(ModelList([self._card(None)]))
+        return json_response(ModelList([self._card(None)]))
 
     async def retrieve(self, request: Request) -> Response:
-        return _json(self._card(request.path_params["model"]))
+        return json_response(self._card(request.path_params["model"]))
 
     def _card(self, name: str | None) -> ModelCard:
         engine = self._state.require_engine()
         name = self._state.check_model(name)
         return ModelCard(id=name, created=engine.created, max_model_len=engine.max_model_len)
-
-
-def _json(payload: object) -> Response:
-    return Response(sse.encode(payload), media_type="application/json")

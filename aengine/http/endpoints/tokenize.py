@@ -15,9 +15,9 @@ from aengine.http.bodies.requests import DetokenizeRequest, TokenizeRequest, ref
 from aengine.http.bodies.responses import Detokenized, Tokenized
 from aengine.http.door.body import decode
 from aengine.http.door.errors import HTTPError
+from aengine.http.endpoints.base import json_response
 from aengine.http.engine_like import EngineLike
 from aengine.http.state import ServerState
-from aengine.http.streams import sse
 from aengine.types import check_token_ids
 
 _INLINE_TOKENS = 2000  # worded within the loop; a thread costs more than that
@@ -41,7 +41,7 @@ class Tokens:
 
         def answer() -> Response:
             strings = [engine.tokenizer.token(token_id) or "" for token_id in ids] if body.return_token_strs else None
-            return _json(Tokenized(len(ids), engine.max_model_len, ids, strings))
+            return json_response(Tokenized(len(ids), engine.max_model_len, ids, strings))
 
         return await _run(answer, len(ids))
 
@@ -49,7 +49,7 @@ class Tokens:
         """The tokenizer's settings, where the server's knob gives them."""
         if not self._state.config.tokenizer_info:
             raise HTTPError(404, "not_found", "GET /tokenizer_info: the server's knob tokenizer_info is off")
-        return _json(self._state.require_engine().tokenizer.info)
+        return json_response(self._state.require_engine().tokenizer.info)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of ids, special tokens written out."""
@@ -60,7 +60,7 @@ class Tokens:
 
         def answer() -> Response:
             check_token_ids(body.tokens, engine.vocab_size, "tokens")
-            return _json(Detokenized(engine.tokenizer.decode(body.tokens, False)))
+            return json_response(Detokenized(engine.tokenizer.decode(body.tokens, False)))
 
         return await _run(answer, len(body.tokens))
 
@@ -81,7 +81,3 @@ async def _encode(engine: EngineLike, body: TokenizeRequest) -> list[int]:
 
 async def _run(answer: Callable[[], Response], tokens: int) -> Response:
     return answer() if tokens <= _INLINE_TOKENS else await anyio.to_thread.run_sync(answer)
-
-
-def _json(answer: object) -> Response:
-    return Response(sse.encode(answer), media_type="application/json")

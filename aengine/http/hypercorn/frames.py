@@ -1,6 +1,7 @@
 """Cuts what an HTTP/2 connection receives into slices of few frames, so that none holds the event loop for long.
 
-One read of 64 KiB may be 7,000 frames or 2,500 requests, which the HTTP/2 library would all take in one call.
+One read of 64 KiB may be 7,000 frames or 2,500 requests, which the HTTP/2 library would all take in one call. A frame
+that is too long it refuses only once all of it has come, 16 MiB of it in memory.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
+
+from h2.exceptions import FrameTooLargeError, ProtocolError
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD = 9  # bytes: length (3), type, flags, stream (4)
@@ -36,14 +39,20 @@ class Slice(NamedTuple):
 
 
 class FrameSlices:
-    """Follows one connection's frames from its preface on."""
+    """Follows one connection's frames from its preface on. max_frame_size: of a frame without its head, in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_frame_size: int) -> None:
+        self._max_frame_size = max_frame_size
+        self._first = True  # frame of the connection
         self._skip = len(PREFACE)  # bytes until the next head
         self._head = bytearray()  # as much of one as has come
 
     def cut(self, data: bytes) -> Iterator[Slice]:
-        """Cut `data` into slices, in order."""
+        """Cut `data` into slices, in order.
+
+        Raises `FrameTooLargeError` at the head of a frame that is too long, and `ProtocolError` where the first one is
+        not SETTINGS: what follows such a head is no HTTP/2.
+        """
         begin = at = work = price = 0
         while at < len(data):
             if self._skip:
@@ -58,6 +67,7 @@ class FrameSlices:
                 break
             self._skip, kind, flags = int.from_bytes(self._head[:3]), self._head[3], self._head[4]
             self._head.clear()
+            self._check(kind, self._skip)
             price += _price(kind, flags, self._skip)
             work += _REQUEST if kind == FrameType.HEADERS else 1
             if work >= _SLICE:
@@ -68,6 +78,13 @@ class FrameSlices:
                 work = price = 0
         if begin < len(data):
             yield Slice(data[begin:], price, full=False)
+
+    def _check(self, kind: int, length: int) -> None:
+        if length > self._max_frame_size:
+            raise FrameTooLargeError(f"a frame of {length} bytes, where {self._max_frame_size} are the most")
+        if self._first and kind != FrameType.SETTINGS:
+            raise ProtocolError(f"the first frame is of type {kind}, not SETTINGS")
+        self._first = False
 
 
 def _price(kind: int, flags: int, length: int) -> int:

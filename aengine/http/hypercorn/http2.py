@@ -19,7 +19,7 @@ from hypercorn.protocol.h2 import H2Protocol
 
 from aengine.http.door.turnstile import Turnstile
 from aengine.http.hypercorn.frame_budget import FrameBudget
-from aengine.http.hypercorn.frames import FrameSlices
+from aengine.http.hypercorn.frames import FrameSlices, Slice
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class BoundedH2(H2Protocol):
     def __init__(self, turns: Turnstile, *args: Any) -> None:
         super().__init__(*args)
         self._turns = turns  # shared by all connections: the full slices of one pass
-        self._slices = FrameSlices()
+        self._slices = FrameSlices(self.connection.max_inbound_frame_size)
         self._budget = FrameBudget()
         self._left = asyncio.Event()  # the client has
 
@@ -66,21 +66,27 @@ class BoundedH2(H2Protocol):
         self.keep_alive_requests = 0  # at its limit, hypercorn would cut off the connection's running streams
 
     async def _receive(self, data: bytes) -> None:
-        for piece in self._slices.cut(data):
-            if piece.full:
-                await self._turns.enter()
-            if self.closed:
-                return
-            if not self._budget.spend(piece.price):
-                _log.warning("too many HTTP/2 resets or control frames: %s", _ENDED)
-                await self._end(ErrorCodes.ENHANCE_YOUR_CALM)
-                return
-            try:
-                await super().handle(RawData(piece.data))
-            except Exception as error:  # noqa: BLE001 - its traceback would show what the client sent
-                _log.warning("%s over HTTP/2: %s", type(error).__name__, _ENDED)
-                await self._end(ErrorCodes.INTERNAL_ERROR)
-                return
+        try:
+            for piece in self._slices.cut(data):
+                if piece.full:
+                    await self._turns.enter()
+                if self.closed:
+                    return
+                await self._take(piece)
+        except ProtocolError as error:
+            if not self.closed:
+                await self._end(error.error_code)
+
+    async def _take(self, piece: Slice) -> None:
+        if not self._budget.spend(piece.price):
+            _log.warning("too many HTTP/2 resets or control frames: %s", _ENDED)
+            await self._end(ErrorCodes.ENHANCE_YOUR_CALM)
+            return
+        try:
+            await super().handle(RawData(piece.data))
+        except Exception as error:  # noqa: BLE001 - its traceback would show what the client sent
+            _log.warning("%s over HTTP/2: %s", type(error).__name__, _ENDED)
+            await self._end(ErrorCodes.INTERNAL_ERROR)
 
     async def _end(self, why: ErrorCodes) -> None:
         with suppress(ProtocolError):  # it has ended itself

@@ -26,8 +26,8 @@ from aengine.types import StepPlan, StepResult
 
 RING = 4  # results in flight, one more than steps can be
 
-# When a step is done, and what it brought on the host, valid from then on.
-OnItsWay = tuple[asyncio.Future[None], Outcome]
+# The end of a step, and what it brought on the host, valid from then on.
+PendingOutcome = tuple[asyncio.Future[None], Outcome]
 
 
 class GraphedExecutor(StepExecutor):
@@ -96,7 +96,7 @@ class GraphedExecutor(StepExecutor):
 
 
 @dataclass(slots=True)
-class _Slot:
+class _ResultSlot:
     """Pinned memory that one step's results are copied into."""
 
     token_ids: Tensor
@@ -110,25 +110,25 @@ class CudaStep:
         self.plan = plan
         self._runner = runner
         self._forwarded: Forwarded | None = None
-        self._done: OnItsWay | None = None
+        self._pending: PendingOutcome | None = None
         if plan.structured:
             self._forwarded = runner.enqueue_forward(plan)
         else:
-            self._done = runner.enqueue(plan)
+            self._pending = runner.enqueue(plan)
 
     def draw(self, masks: NDArray[np.int32] | None) -> None:
         if self._forwarded is not None:
-            with self._runner.telling():
-                self._done = self._runner.enqueue_draws(self.plan, self._forwarded, masks)
+            with self._runner.device_errors():
+                self._pending = self._runner.enqueue_draws(self.plan, self._forwarded, masks)
             self._forwarded = None
 
     async def result(self) -> StepResult:
-        if self._done is None:
+        if self._pending is None:
             raise RuntimeError(f"the draws of step {self.plan.step} were never enqueued")
-        future, outcome = self._done
-        with self._runner.telling():
+        future, outcome = self._pending
+        with self._runner.device_errors():
             await future
-            return read_outcome(outcome, self._runner.logprobs_of, self.plan)
+            return read_outcome(outcome, self._runner.logprob_count, self.plan)
 
 
 class CudaRunner:
@@ -139,9 +139,9 @@ class CudaRunner:
         self._device = device
         self._stream = stream
         self._clock: DeviceClock | None = None
-        self._asked: dict[int, int | None] = {}
+        self._logprob_counts: dict[int, int | None] = {}
         self._ring = [
-            _Slot(
+            _ResultSlot(
                 torch.empty(max_draws, dtype=torch.int64, pin_memory=True),
                 torch.empty(max_draws, dtype=torch.bool, pin_memory=True),
             )
@@ -150,15 +150,15 @@ class CudaRunner:
 
     def launch(self, plan: StepPlan) -> CudaStep:
         for new in plan.new_rows:
-            self._asked[new.row] = new.params.logprobs
-        with self.telling():
+            self._logprob_counts[new.row] = new.params.logprobs
+        with self.device_errors():
             return CudaStep(plan, self)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def device_errors(self) -> Iterator[None]:
         """Raises `DeviceLostError` in place of an error after which the device's context is in error as well.
 
-        Asked of the device itself: a fault in a kernel comes up in whatever is called next, in every library's words.
+        The device itself is queried: a fault in a kernel comes up in whatever is called next, in every library's words.
         """
         try:
             yield
@@ -169,7 +169,7 @@ class CudaRunner:
                 raise DeviceLostError(f"the device is lost: {type(error).__name__}") from error
             raise
 
-    def enqueue(self, plan: StepPlan) -> OnItsWay:
+    def enqueue(self, plan: StepPlan) -> PendingOutcome:
         """A whole step."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._finish(plan, self._executor.execute(plan))
@@ -179,13 +179,13 @@ class CudaRunner:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._executor.forward(plan)
 
-    def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> OnItsWay:
+    def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> PendingOutcome:
         """The rest of it."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             draws = self._executor.draw(forwarded, masks)
             return self._finish(plan, Outcome(draws, forwarded.scores, forwarded.sums))
 
-    def _finish(self, plan: StepPlan, outcome: Outcome) -> OnItsWay:
+    def _finish(self, plan: StepPlan, outcome: Outcome) -> PendingOutcome:
         host = Outcome(
             None if outcome.draws is None else self._to_host(plan, outcome.draws),
             [one.mapped(_pinned) for one in outcome.scores],
@@ -197,9 +197,9 @@ class CudaRunner:
             self._clock = DeviceClock(self._device)
         return self._clock.watch(event), host
 
-    def logprobs_of(self, row: int) -> int | None:
-        """How many logprobs the row's owner asked for."""
-        return self._asked.get(row)
+    def logprob_count(self, row: int) -> int | None:
+        """How many logprobs the request in `row` wants of each token; None: none at all."""
+        return self._logprob_counts.get(row)
 
     def _to_host(self, plan: StepPlan, draws: Draws) -> Draws:
         slot = self._ring[plan.step % RING]

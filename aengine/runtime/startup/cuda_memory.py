@@ -12,7 +12,7 @@ from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.capture import capture
 from aengine.runtime.cuda.runner import GraphedExecutor
-from aengine.runtime.startup.warm_up import each_row, largest_steps
+from aengine.runtime.startup.warm_up import largest_steps, row_share
 
 MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
 GIB = 2.0**30
@@ -39,7 +39,7 @@ class Budget:
 def trial_pool(config: EngineConfig, decoder: Decoder, max_step_tokens: int) -> tuple[int, int]:
     """Pages, and the length of each row, of an executor that can run the largest step."""
     longest = config.max_model_len or decoder.config.max_position_embeddings  # no longer than the rotary table
-    length, pages_per_row = each_row(config, max_step_tokens, longest)
+    length, pages_per_row = row_share(config, max_step_tokens, longest)
     return config.max_num_seqs * pages_per_row + 1, length
 
 

@@ -32,16 +32,16 @@ class Phases:
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
-        self._told: list[str] = []
+        self._durations: list[str] = []
 
     def end(self, name: str) -> None:
         """The part of this name is over, and the next one begins."""
         now = time.perf_counter()
-        self._told.append(f"{name} {now - self._last:.1f} s")
+        self._durations.append(f"{name} {now - self._last:.1f} s")
         self._last = now
 
     def __str__(self) -> str:
-        return ", ".join([*self._told, f"ready in {time.perf_counter() - self._began:.1f} s"])
+        return ", ".join([*self._durations, f"ready in {time.perf_counter() - self._began:.1f} s"])
 
 
 def log_ready(

@@ -27,7 +27,7 @@ class PoolSize:
 
 
 def check_length(config: EngineConfig, model: ModelConfig) -> int:
-    """The longest context that is asked for. Raises `ConfigError` where the model has no such positions."""
+    """The longest context that is configured. Raises `ConfigError` where the model has no such positions."""
     longest = config.max_model_len or model.max_position_embeddings
     if longest > model.max_position_embeddings:
         raise ConfigError(
@@ -42,7 +42,7 @@ def size_pool(
     """Choose the number of pages that fit into `available` bytes and the context length that follows.
 
     kv_dtype: of keys and values; memory: bytes that the device has at all. Raises `ConfigError` with the arithmetic
-    when not even one sequence of the asked length fits, or when more pages were asked for than there is memory.
+    when not even one sequence of the configured length fits, or when more pages are configured than there is memory.
     """
     page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
     longest = check_length(config, model)

@@ -54,8 +54,8 @@ def start_cuda(
     longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
     if config.num_pages is not None or config.kv_cache_gib is not None:
-        asked = int((config.kv_cache_gib or 0) * GIB)
-        size_pool(config, model, kv_dtype, asked, memory=torch.cuda.mem_get_info(device)[1])
+        kv_bytes = int((config.kv_cache_gib or 0) * GIB)
+        size_pool(config, model, kv_dtype, kv_bytes, memory=torch.cuda.mem_get_info(device)[1])
     stream = torch.cuda.Stream(device)
     job = _job(config, model, dtype, device)
     # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
@@ -98,7 +98,7 @@ def start_cuda(
         more_graphs = sizes.more_bytes(model.vocab_size * dtype.itemsize)
         room = room_for_kv(config, decoder, steps.most, trial, more_graphs)
         pool = size_pool(config, model, kv_dtype, room)
-        with _asked_for_room(config, steps.most):
+        with _pool_size_errors(config, steps.most):
             executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
             for plan in uncaptured_steps(config, model, job.launch, steps.most, pool.max_model_len, sizes):
                 executor.execute(plan)
@@ -140,8 +140,8 @@ def _load_libraries(device: torch.device, dtype: torch.dtype) -> None:
 
 
 @contextmanager
-def _asked_for_room(config: EngineConfig, max_step_tokens: int) -> Iterator[None]:
-    """Raises `ConfigError` where a pool of the size that was asked for leaves too little for everything else."""
+def _pool_size_errors(config: EngineConfig, max_step_tokens: int) -> Iterator[None]:
+    """Raises `ConfigError` where a pool of the configured size leaves too little memory for everything else."""
     try:
         yield
     except torch.OutOfMemoryError as error:

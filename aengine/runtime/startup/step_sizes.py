@@ -31,7 +31,7 @@ def step_tokens(config: EngineConfig, default: int) -> int:
 
 
 def mixed_limit(config: EngineConfig, model: ModelConfig, default: int) -> MixedLimit:
-    """How many prompt tokens go beside decodes: as many as asked for, or `default`."""
+    """How many prompt tokens go beside decodes: as many as configured, or `default`."""
     # Multiply-adds of one token in the layers' products, and with one key in attention.
     products = model.active_parameters - model.end_parameters
     attention = sum(2 * layer.attention.queries for layer in model.layers)

@@ -34,7 +34,7 @@ GREEDIEST = SamplingParams(
 )
 
 
-def each_row(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple[int, int]:
+def row_share(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple[int, int]:
     """Tokens and pages of each row where all rows share the largest step."""
     length = min(-(-max_step_tokens // config.max_num_seqs), longest)
     return length, -(-length // config.page_size)
@@ -42,7 +42,7 @@ def each_row(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple[
 
 def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> list[StepPlan]:
     """As many tokens and rows as one step may carry, in pages of their own: drawn plainly, then with everything."""
-    length, pages_per_row = each_row(config, max_step_tokens, longest)
+    length, pages_per_row = row_share(config, max_step_tokens, longest)
     return [
         _largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, params)
         for params in (SamplingParams(), GREEDIEST)
@@ -138,7 +138,7 @@ def decode_steps(config: EngineConfig, max_step_tokens: int) -> list[StepPlan]:
 
 def widest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
     """As many tokens and rows as one step may carry."""
-    length, pages_per_row = each_row(config, max_step_tokens, max_model_len)
+    length, pages_per_row = row_share(config, max_step_tokens, max_model_len)
     return _in_page_0(_largest_step(config.max_num_seqs, length, pages_per_row, max_step_tokens, SamplingParams()))
 
 

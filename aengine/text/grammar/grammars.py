@@ -17,7 +17,7 @@ from anyio import to_thread
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from aengine.errors import InvalidRequestError
+from aengine.errors import AengineError, InvalidRequestError
 from aengine.structured import Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.grammar.matcher import SLOW_SECONDS, Mask, line_of, reason, take_in
@@ -30,6 +30,16 @@ MAX_CACHED = 32
 MAX_LEXER_STATES = 50_000  # of one grammar, shared by all that use it: about 30 MB
 MAX_FILL_THREADS = 8
 MEASURE_EVERY = 64  # fills at least, between two that measure each mask in vain
+
+
+def check_library() -> None:
+    """Compile a grammar of one byte, in milliseconds. Raises `AengineError` where the installed library cannot."""
+    try:
+        matcher = LLMatcher(LLTokenizer("byte"), 'start: "a"', log_level=0)
+        if matcher.is_error():
+            raise RuntimeError(matcher.get_error())
+    except Exception as error:
+        raise AengineError(f"the grammar library, llguidance, does not work here: {error}") from error
 
 
 class _Compiled(NamedTuple):

@@ -73,11 +73,15 @@ class Http2Client:
 
 
 @asynccontextmanager
-async def http2_client(port: int) -> AsyncIterator[Http2Client]:
+async def http2_client(port: int, *, settings: bool = True) -> AsyncIterator[Http2Client]:
+    """A client; without `settings` it has sent nothing, neither the preface nor its SETTINGS."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         client = Http2Client(reader, writer)
-        await client.send()
+        if settings:
+            await client.send()
+        else:
+            client.h2.clear_outbound_data_buffer()
         yield client
     finally:
         writer.close()

@@ -17,6 +17,7 @@ from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from aengine.http.hypercorn.frames import PREFACE
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.hypercorn.install import install
 from tests.http.hypercorn.http2_client import frame, http2_client
@@ -101,6 +102,42 @@ async def test_other_frames_that_bring_nothing_are_bounded_too(one: bytes, caplo
         assert client.goaway == ErrorCodes.ENHANCE_YOUR_CALM
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line == "too many HTTP/2 resets or control frames: a client's connection was ended"
+
+
+@pytest.mark.parametrize(
+    ("junk", "why"),
+    [
+        (b"\xff\xff\xff" + bytes(6), ErrorCodes.FRAME_SIZE_ERROR),
+        ((2**14 + 1).to_bytes(3) + bytes(6), ErrorCodes.FRAME_SIZE_ERROR),
+        (b"junk" * 25_000, ErrorCodes.FRAME_SIZE_ERROR),
+        (frame(0xBB), ErrorCodes.PROTOCOL_ERROR),
+    ],
+    ids=["16 MiB announced", "a byte too many announced", "100 KB of text", "a frame before SETTINGS"],
+)
+async def test_junk_behind_the_preface_is_refused(junk: bytes, why: int, caplog: pytest.LogCaptureFixture) -> None:
+    async with hosting(with_lifespan(Reader())) as (port, _), http2_client(port, settings=False) as client:
+        await client.send(PREFACE + junk)
+        await client.read_until(lambda: client.goaway is not None)
+        assert client.goaway == why
+        await client.read_until(lambda: False)  # until it is closed
+    assert caplog.messages == []  # any scanner of ports makes some
+
+
+async def test_a_frame_that_is_too_long_ends_its_connection_alone() -> None:
+    app = Reader()
+    async with hosting(with_lifespan(app)) as (port, _), http2_client(port) as client, http2_client(port) as other:
+        running = other.open()
+        await other.send()
+        client.open()
+        await client.send()
+        await app.until_begun(2)
+        await client.send((2**20).to_bytes(3) + bytes(2) + (1).to_bytes(4))
+        await client.read_until(lambda: client.goaway is not None)
+        assert client.goaway == ErrorCodes.FRAME_SIZE_ERROR
+        other.h2.end_stream(running)
+        await other.read_until(lambda: running in other.ended)
+        assert other.statuses == {running: 200}
+    assert app.left == 1
 
 
 async def test_a_flood_is_taken_in_little_by_little() -> None:

@@ -49,6 +49,6 @@ def test_a_cuda_runner_asks_the_device_whatever_library_raised(dead: bool) -> No
     runner._stream = Stream(accelerator_error(719) if dead else None)  # type: ignore[assignment]
     with (
         pytest.raises(RuntimeError if not dead else DeviceLostError, match="Triton" if not dead else "lost"),
-        runner.telling(),
+        runner.device_errors(),
     ):
         raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
