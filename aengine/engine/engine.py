@@ -37,12 +37,13 @@ from aengine.errors import (
 from aengine.latency import Latencies
 from aengine.runtime.runner import Runner
 from aengine.runtime.startup.start import Start, start_runtime
+from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.tokens.bad_words import banned_sequences
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
-from aengine.types import Completion, Fragment, SamplingParams, Stats
+from aengine.types import Completion, Fragment, Stats
 
 log = logging.getLogger("aengine")
 

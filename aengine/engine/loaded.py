@@ -22,13 +22,13 @@ from aengine.model.generation import GenerationDefaults
 from aengine.model.hub import resolve_model
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import Start
+from aengine.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.grammar.source import GrammarLimits
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
-from aengine.types import SamplingParams, check_token_ids
 
 log = logging.getLogger("aengine")
 

@@ -16,9 +16,9 @@ from aengine.runtime.cuda.lost import is_lost
 from aengine.runtime.runner import LaunchedStep, Runner
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
+from aengine.step_plan import StepPlan, StepResult
 from aengine.text.grammar.grammars import Matcher
 from aengine.timeline import Timeline, unmarked
-from aengine.types import StepPlan, StepResult
 
 log = logging.getLogger("aengine")
 

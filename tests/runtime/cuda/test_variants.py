@@ -40,9 +40,9 @@ from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.ready import Runtime
 from aengine.sampling.fused import FusedDraw
 from aengine.sampling.sampler import Sampler
+from aengine.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
-from aengine.types import SamplingParams
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
 from tests.runtime.ways import WAYS
 
