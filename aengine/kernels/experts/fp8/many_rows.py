@@ -24,13 +24,15 @@ from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.inputs import round_inputs
 from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["capacity", "height", "pairs"])
 def _product_kernel(
+    x_scale_ptr,  # [K / 128, height] if X_GROUPED, [height] if X_TOKEN, else []; GATED: of tokens, else of sorted rows
     x_rows,  # descriptor of [pairs, K] e4m3, sorted
     w_rows,  # descriptor of [E * 2 * N, K] e4m3 (GATED: each expert's gate, then up), otherwise [E * N, K]
-    x_scale_ptr,  # [K / 128, height] if X_GROUPED, [height] if X_TOKEN, else []; GATED: of tokens, else of sorted rows
     scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED
     out_ptr,  # [pairs, N], sorted; e4m3 where ROUND
     out_scale_ptr,  # [N / 128, pairs], ROUND only
@@ -198,9 +200,10 @@ def _launch(
     most = plan.capacity * -(-n // (GROUP if rounded else cut.block_n))
     weight, scale = w.pointers
     _product_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
+        x_scale,
         TensorDescriptor.from_tensor(x, [height, GROUP]),
         TensorDescriptor.from_tensor(weight.view(-1, k), [cut.block_n, GROUP]),
-        x_scale, scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
+        scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
         plan.capacity, x_scale.shape[-1] if x_scale.dim() else 1, pairs,
         N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, **w.constants,
         X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=gated, ROUND=rounded, OVERLAP=launch.overlap,
