@@ -35,7 +35,8 @@ from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
-from tests.kernels.offline import MARKS, OfflineDriver, take_over
+from aengine.kernels.offline import OfflineDriver
+from tests.kernels.offline import MARKS, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
 META = torch.device("meta")  # shapes and types without memory

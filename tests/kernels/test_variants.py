@@ -19,8 +19,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from aengine.kernels.offline import OfflineDriver
 from aengine.kernels.variants import KeptVariants, _kind
-from tests.kernels.offline import OfflineDriver
 
 
 class Compiled(CompiledKernel):  # type: ignore[misc]

@@ -33,6 +33,7 @@ from aengine.kernels.linear import triton_linear
 from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.unpacking import unpacking
+from aengine.kernels.offline import OfflineDriver
 from aengine.model.config import ModelConfig
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
@@ -45,7 +46,7 @@ from aengine.sampling.sampler import Sampler
 from aengine.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
-from tests.kernels.offline import MARKS, OfflineDriver, take_over
+from tests.kernels.offline import MARKS, take_over
 from tests.runtime.ways import WAYS
 
 pytestmark = [*MARKS, pytest.mark.slow]
