@@ -25,8 +25,9 @@ from aengine.errors import (
     UnsupportedModelError,
     WeightsError,
 )
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import Choice, Completion, Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
+from aengine.types import Choice, Completion, Fragment, Stats, TokenLogprob, TopLogprob, Usage
 
 if TYPE_CHECKING:
     from aengine.client import Client

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from aengine.errors import ConfigError
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 
 log = logging.getLogger("aengine")
 

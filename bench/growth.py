@@ -26,7 +26,8 @@ from aengine.model.config import ModelConfig
 from aengine.runtime.runner import LaunchedStep
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
-from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 from bench.growth_scheduler import StepCost, step_cost
 from bench.plot import Point, line_chart
 from bench.results import Report, Result

@@ -9,9 +9,10 @@ from collections import deque
 from dataclasses import dataclass
 
 from aengine.cache.radix import packed
+from aengine.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
-from aengine.types import SamplingParams, StepPlan, StepResult
+from aengine.step_plan import StepPlan, StepResult
 
 ROWS = 32
 PAGE = 16

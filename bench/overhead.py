@@ -21,8 +21,8 @@ from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.sizing import PoolSize
+from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
-from aengine.types import StepPlan, StepResult
 from bench.results import Report
 
 TARGET_US = 15.0  # at batch 256

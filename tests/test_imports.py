@@ -22,6 +22,7 @@ def loaded_by(statement: str) -> set[str]:
     [
         "import aengine",
         "import aengine.config",
+        "import aengine.step_plan",
         "from aengine import SamplingParams, ServerConfig, QueueFullError",
         "import aengine.http",
         "import aengine.scheduling.scheduler",

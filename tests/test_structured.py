@@ -6,8 +6,8 @@ import pytest
 
 from aengine.engine.arguments import resolved_params
 from aengine.errors import InvalidRequestError
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from aengine.errors import ConfigError
+from aengine.step_plan import PrefillChunk, StepPlan
 from aengine.timeline import DEVICE, FLUSH_EVENTS, LOOP, Timeline
-from aengine.types import PrefillChunk, StepPlan
 
 
 def spans(path: Path) -> list[dict[str, Any]]:

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
+
+MOST_GATHERED = 65536  # keys that are copied out of their pages at a time, unless one chunk has more
 
 
 class ChunkGroups(list[tuple[AttentionBatch, int]]):
     """Chunks whose keys are gathered together, and the first query token of each group."""
+
+
+def attend_in_groups(
+    q: Tensor,
+    chunks: AttentionBatch,
+    sizes: Sequence[int],
+    most: int,
+    attend: Callable[[Tensor, AttentionBatch], Tensor],
+) -> Tensor:
+    """`attend(q, group)` of each group's own queries, one group after the other: [tokens, heads, dim].
+
+    q [tokens, heads, dim] of all chunks; sizes, most: see `chunk_groups`.
+    """
+    outs = [
+        # Of a captured step the lengths are bounds.
+        attend(q if group is chunks else q[first : first + sum(group.query_lens)], group)
+        for group, first in chunk_groups(chunks, sizes, most)
+    ]
+    return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 def chunk_groups(chunks: AttentionBatch, sizes: Sequence[int], most: int) -> ChunkGroups:

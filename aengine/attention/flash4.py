@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
-from aengine.attention.chunk_groups import chunk_groups
+from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups
 from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gathered_tokens, plan_gather
 from aengine.kernels.kv_scales import FP8
 
-# Chunks of fewer tokens gain less than the copy costs; contexts of more are read from their pages.
-LEAST_GATHERING = 512
-MOST_GATHERED = 65536
+LEAST_GATHERING = 512  # chunks of fewer tokens gain less than the copy costs
 
 
 class Flash4:
@@ -54,13 +52,13 @@ class Flash4:
         if k_cache.dtype != FP8 and (len(q) < LEAST_GATHERING or sum(sizes) > most):
             return self.on_pages(q, k_cache, v_cache, chunks, scale, window)
         k, v = self._room(most, k_cache, q.dtype)
-        outs = []
-        for group, first in chunk_groups(chunks, sizes, most):
+
+        def attend(q: Tensor, group: AttentionBatch) -> Tensor:
             plan = _plan(group, page_size)
             gather_pages(k_cache, v_cache, group.page_table, group.seq_lens, plan, k, v, value_scale)
-            own = q if group is chunks else q[first : first + sum(group.query_lens)]
-            outs.append(self.on_gathered(own, k, v, plan.starts, group, scale, window))
-        return torch.cat(outs) if len(outs) > 1 else outs[0]
+            return self.on_gathered(q, k, v, plan.starts, group, scale, window)
+
+        return attend_in_groups(q, chunks, sizes, most, attend)
 
     def on_gathered(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, chunks: AttentionBatch, scale: float, window: int | None

@@ -24,12 +24,11 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
-from aengine.attention.chunk_groups import chunk_groups
+from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 HALVES = (torch.bfloat16, torch.float16)
-MOST_GATHERED = 65536  # keys that are copied out of their pages at a time, unless one chunk has more
 
 
 class PrefillAttention(Protocol):
@@ -107,15 +106,14 @@ class _OnGathered:
         window: int | None,
         value_scale: float = 1.0,
     ) -> Tensor:
-        outs = []
-        for group, first in chunk_groups(chunks, chunks.context_lens, MOST_GATHERED):
+        def attend(q: Tensor, group: AttentionBatch) -> Tensor:
             plan = _gather_plan(group, k_cache.shape[1])
             k, v = (as_bytes(cache).flatten(0, 1).index_select(0, plan.slots) for cache in (k_cache, v_cache))
             if k_cache.dtype == FP8:  # [keys, kv_heads, dim]
                 k, v = k.view(FP8).to(q.dtype), v.view(FP8).to(q.dtype).mul_(value_scale)
-            own = q[first : first + sum(group.query_lens)]
-            outs.append(self._kernel(own, k, v, group.query_starts, plan, scale, window))
-        return torch.cat(outs) if len(outs) > 1 else outs[0]
+            return self._kernel(q, k, v, group.query_starts, plan, scale, window)
+
+        return attend_in_groups(q, chunks, chunks.context_lens, MOST_GATHERED, attend)
 
 
 class _Reference:

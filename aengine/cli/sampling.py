@@ -10,7 +10,7 @@ import msgspec
 
 from aengine.cli.errors import UsageError
 from aengine.config import flag
-from aengine.types import SamplingParams
+from aengine.sampling_params import SamplingParams
 
 _HELP = {
     "max_tokens": "most tokens of an answer; without it: until the context is full",

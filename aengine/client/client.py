@@ -25,7 +25,8 @@ from aengine.errors import (
     InvalidRequestError,
     ServerError,
 )
-from aengine.types import Completion, Fragment, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.types import Completion, Fragment
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]

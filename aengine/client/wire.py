@@ -22,8 +22,9 @@ from aengine.errors import (
     QueueFullError,
     ServerError,
 )
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import FinishReason, Fragment, PromptLogprob, SamplingParams, TokenLogprob, Usage
+from aengine.types import FinishReason, Fragment, PromptLogprob, TokenLogprob, Usage
 
 DONE = "[DONE]"
 _DEFAULT_PARAMS = SamplingParams()  # of requests without sampling parameters

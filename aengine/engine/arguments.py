@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from aengine.errors import InvalidRequestError
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import SamplingParams
 
 
 def resolved_params(

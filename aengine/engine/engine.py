@@ -35,12 +35,13 @@ from aengine.errors import (
     renamed_param,
 )
 from aengine.latency import Latencies
+from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.tokens.bad_words import banned_sequences
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
-from aengine.types import Completion, Fragment, SamplingParams, Stats
+from aengine.types import Completion, Fragment, Stats
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.runtime.runner import Runner

@@ -11,10 +11,11 @@ from aengine.errors import NonFiniteLogitsError
 from aengine.latency import Latencies
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.scheduling.sequence import Update, sibling_of
+from aengine.step_plan import RowLogprobs
 from aengine.text.grammar.grammars import Matcher
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
-from aengine.types import FinishReason, Fragment, PromptLogprob, RowLogprobs, TokenLogprob, TopLogprob, Usage
+from aengine.types import FinishReason, Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
 
 
 class LiveRequest:

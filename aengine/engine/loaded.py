@@ -20,13 +20,13 @@ from aengine.engine.without_collections import without_collections
 from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.hub import resolve_model
+from aengine.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.grammar.grammars import Grammars, Matcher, check_library
 from aengine.text.grammar.source import GrammarLimits
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
-from aengine.types import SamplingParams, check_token_ids
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.model.generation import GenerationDefaults

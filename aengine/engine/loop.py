@@ -15,9 +15,9 @@ from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.errors import AengineError, DeviceLostError, EngineFailedError, InvalidRequestError
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
+from aengine.step_plan import StepPlan, StepResult
 from aengine.text.grammar.grammars import Matcher
 from aengine.timeline import Timeline, unmarked
-from aengine.types import StepPlan, StepResult
 
 if TYPE_CHECKING:
     from aengine.runtime.runner import LaunchedStep, Runner

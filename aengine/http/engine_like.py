@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from aengine.latency import Latencies
+from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import Fragment, SamplingParams, Stats
+from aengine.types import Fragment, Stats
 
 
 class StreamLike(Protocol):

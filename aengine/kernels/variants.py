@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _Key = tuple[object, ...]
 
@@ -20,7 +21,8 @@ _Key = tuple[object, ...]
 class KeptVariants:
     """A kernel of `triton.jit`, launched as one: `kernel[grid](*arguments, **constants_and_options)`.
 
-    The first argument is a tensor; the others are tensors, numbers or None. Constants go by name.
+    The first argument is a tensor; the others are tensors, descriptors of tensors, numbers or None. Constants go by
+    name.
     """
 
     def __init__(self, jit: Any) -> None:
@@ -57,4 +59,6 @@ def _kind(argument: object) -> object:
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):
         return argument.__class__, argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
+    if isinstance(argument, TensorDescriptor):
+        return argument.__class__, argument.base.dtype, *argument.block_shape
     return argument.__class__

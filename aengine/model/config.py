@@ -152,6 +152,8 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
     if fields.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:
         raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
+    if fields.present("swiglu_limit"):
+        raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported")
 
 
 def _quantization(values: Mapping[str, object]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.runtime.rows import Rows
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aengine.runtime.scoring import ChunkScores
 from aengine.sampling.sampler import Draws
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aengine.kernels.collective.threads import Meeting
 from aengine.runtime.executor import Executor, Forwarded, Outcome
 from aengine.sampling.sampler import Draws
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.sampling.upload import upload
-from aengine.types import NewRow
+from aengine.step_plan import NewRow
 
 Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the device, without a host sync
 

@@ -22,8 +22,8 @@ from aengine.runtime.rows import Rows
 from aengine.runtime.scoring import read_scores, score_chunks
 from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Sampler
+from aengine.step_plan import RowLogprobs, StepPlan, StepResult
 from aengine.timeline import Timeline
-from aengine.types import RowLogprobs, StepPlan, StepResult
 
 
 class LaunchedStep(Protocol):

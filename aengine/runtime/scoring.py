@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from aengine.runtime.rows import Upload
-from aengine.types import MAX_LOGPROBS, PromptLogprob, StepPlan
+from aengine.sampling_params import MAX_LOGPROBS
+from aengine.step_plan import StepPlan
+from aengine.types import PromptLogprob
 
 SLICE = 256  # positions whose logits exist at once, however long the prompt is
 

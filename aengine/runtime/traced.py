@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from aengine.runtime.executor import Executor, Forwarded, Outcome
 from aengine.sampling.sampler import Draws
+from aengine.step_plan import StepPlan
 from aengine.timeline import DEVICE, Timeline, plan_counts
-from aengine.types import StepPlan
 
 ANCHOR_SECONDS = 5.0  # CUDA tells distances between events as float32 milliseconds, which are fine only while short
 

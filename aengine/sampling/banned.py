@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aengine.sampling.upload import upload
-from aengine.types import NewRow
+from aengine.step_plan import NewRow
 
 _ANY = -1  # in a sequence: before its beginning, so that anything matches
 _NONE = -2  # in what a row drew: before its beginning, so that no token matches

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from aengine.sampling.noise import split_seed
 from aengine.sampling.upload import upload
-from aengine.types import NewRow, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow
 
 # What a row needs beyond an argmax.
 NOISE = 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aengine.sampling.parameters import PickedParameters
 from aengine.sampling.upload import upload
-from aengine.types import NewRow
+from aengine.step_plan import NewRow
 
 
 def penalize(logits: Tensor, cells: Tensor, picked: PickedParameters) -> Tensor:

@@ -26,7 +26,7 @@ from aengine.sampling.parameters import ALLOWED, BANNED, BIAS, FILTER, MIN_P, MI
 from aengine.sampling.penalties import TokenCounts, penalize
 from aengine.sampling.token_table import TokenTable
 from aengine.sampling.upload import upload
-from aengine.types import NewRow
+from aengine.step_plan import NewRow
 
 if TYPE_CHECKING:
     from aengine.sampling.fused import FusedDraw

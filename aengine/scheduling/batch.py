@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Phase, Sequence
-from aengine.types import NewRow
+from aengine.step_plan import NewRow
 
 
 class Batch:

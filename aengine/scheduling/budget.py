@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from aengine.types import MixedLimit
+from aengine.step_plan import MixedLimit
 
 
 class PrefillBudget:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aengine.scheduling.counters import Counters
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.sequence import Phase, Sequence, Update
-from aengine.types import StepResult
+from aengine.step_plan import StepResult
 
 End = Callable[[Sequence], None]  # takes a sequence out of the batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aengine.scheduling.sequence import Sequence
-from aengine.types import PrefillChunk, StepPlan
+from aengine.step_plan import PrefillChunk, StepPlan
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
 from aengine.scheduling.sharing import shared_runs
-from aengine.types import MixedLimit, PrefillChunk, SharedRun, StepPlan, StepResult
+from aengine.step_plan import MixedLimit, PrefillChunk, SharedRun, StepPlan, StepResult
 
 # A burst must not delay the steps of those who run. Once so many sequences have entered in a step, those that forked
 # included, or so many tokens were looked up in the cache for them, no further request enters.

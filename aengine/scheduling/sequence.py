@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from aengine.cache.radix import Node, packed
-from aengine.types import FinishReason, PromptLogprob, RowLogprobs, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import RowLogprobs
+from aengine.types import FinishReason, PromptLogprob
 
 
 class Phase(enum.Enum):

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from aengine.cache.radix import Node
 from aengine.scheduling.sequence import AdmittedPages, Sequence
-from aengine.types import MOST_SHARED_RUNS, SharedRun
+from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
 
 LEAST_SAVED = 16384  # tokens that a step must be spared before a run is worth its own pass (bench/KERNELS.md)
 

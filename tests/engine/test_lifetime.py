@@ -21,7 +21,7 @@ from aengine.model.config import ModelConfig
 from aengine.runtime.runner import CpuStep
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
-from aengine.types import StepPlan, StepResult
+from aengine.step_plan import StepPlan, StepResult
 from tests.engine.conftest import idle
 
 pytestmark = pytest.mark.anyio

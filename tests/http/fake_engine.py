@@ -12,10 +12,11 @@ import msgspec
 
 from aengine.errors import ContextLengthError
 from aengine.latency import Latencies
+from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import Fragment, SamplingParams, Stats, TokenLogprob, TopLogprob, Usage
+from aengine.types import Fragment, Stats, TokenLogprob, TopLogprob, Usage
 
 VOCAB_SIZE = 1000
 CACHED_TOKENS = 2

@@ -1,11 +1,10 @@
-"""A stand-in for a CUDA driver: Triton's own compiler, which needs no GPU, with every launch left to a test."""
+"""Triton's own compiler, which needs no GPU, with every launch left to a test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -25,6 +24,7 @@ from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8 import linear as fp8_linear
 from aengine.kernels.linear.fp8 import many_rows as fp8_many_rows
 from aengine.kernels.linear.int4 import launch as int4_launch
+from aengine.kernels.offline import OfflineDriver
 
 KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear),
@@ -38,23 +38,6 @@ MARKS = [
         not isinstance(norms._rms_norm_kernel.jit, JITFunction), reason="the interpreter compiles nothing"
     ),
 ]
-
-
-class OfflineDriver:
-    """What Triton asks a driver for. device: a number of its own, as kernels keep by it what they have compiled."""
-
-    def __init__(self, capability: int, device: int) -> None:
-        self._capability = capability
-        self._device = device
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return self._device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def take_over(

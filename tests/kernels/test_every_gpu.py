@@ -35,7 +35,8 @@ from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
-from tests.kernels.offline import MARKS, OfflineDriver, take_over
+from aengine.kernels.offline import OfflineDriver
+from tests.kernels.offline import MARKS, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
 META = torch.device("meta")  # shapes and types without memory
@@ -207,12 +208,14 @@ def test_experts(
 
 @HAVE_FP8
 @pytest.mark.parametrize("tokens", [1, 64, 1024])
-@pytest.mark.parametrize("block", [(128, 128), (1, 4096)])
-def test_experts_with_fp8_weights(compiler: Compiler, tokens: int, block: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("block", "activations"), [((128, 128), "group"), ((1, 4096), "token"), ((1, 4096), "static")])
+def test_experts_with_fp8_weights(
+    compiler: Compiler, tokens: int, block: tuple[int, int], activations: Activations
+) -> None:
     experts, top_k, hidden, inter = 128, 8, 2048, 768
-    activations: Activations = "group" if block[0] > 1 else "token"
+    known = single(experts) if activations == "static" else None
     gate_up, down = (
-        Fp8Weight(eighth(experts, n, k), single(experts, n // block[0], -(-k // block[1])), block, activations)
+        Fp8Weight(eighth(experts, n, k), single(experts, n // block[0], -(-k // block[1])), block, activations, known)
         for n, k in ((2 * inter, hidden), (hidden, inter))
     )
     config = fp8_experts_config(tokens, top_k, experts, hidden, inter, 2, compiler.gpu.launch)

@@ -17,9 +17,10 @@ import triton.language as tl
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from aengine.kernels.offline import OfflineDriver
 from aengine.kernels.variants import KeptVariants, _kind
-from tests.kernels.offline import OfflineDriver
 
 
 class Compiled(CompiledKernel):  # type: ignore[misc]
@@ -86,6 +87,7 @@ def test_a_launch_like_an_earlier_one_goes_straight_to_its_kernel() -> None:
         ((torch.zeros(8), 2**31), {}),
         ((torch.zeros(8), 5.0), {}),
         ((torch.zeros(8), None), {}),
+        ((torch.zeros(8), TensorDescriptor.from_tensor(torch.zeros(4, 16), [2, 16])), {}),
         ((torch.zeros(8), 5), {"WIDE": True}),
         ((torch.zeros(8), 5), {"num_warps": 8}),
     ],
@@ -128,3 +130,29 @@ def test_arguments_of_one_kind_are_one_variant_to_triton(monkeypatch: pytest.Mon
         args = (x, y, n, m, eps)
         assert kinds.setdefault(tuple(map(_kind, args)), str(specialization)) == str(specialization), args
     assert len(set(kinds.values())) > 100
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.skipif(not isinstance(_some_kernel, JITFunction), reason="the interpreter compiles nothing")
+def test_descriptors_of_one_kind_are_one_variant_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_active", OfflineDriver(90, device=2101))
+    *_, binder = _some_kernel.device_caches[2101]
+    flat = torch.zeros(256)
+    tensors = [
+        flat.view(16, 16),
+        flat.view(4, 64),
+        flat[64:].view(8, 24),
+        flat.half().view(16, 16),
+        flat.view(4, 4, 16),
+    ]
+    blocks = [[8, 16], [16, 16], [1, 64], [4, 4, 16], [1, 4, 16]]
+    descriptors = [
+        TensorDescriptor.from_tensor(tensor, block)
+        for tensor, block in itertools.product(tensors, blocks)
+        if len(block) == tensor.dim()
+    ]
+    kinds: dict[object, str] = {}
+    for one in [*descriptors, flat, flat[4:].half(), 16, None]:
+        _, specialization, _ = binder(flat, one, 1, 1, 0.0, BLOCK=64)
+        assert kinds.setdefault(_kind(one), str(specialization)) == str(specialization), one
+    assert len(kinds) == len(set(kinds.values())) == 12

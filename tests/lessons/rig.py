@@ -12,9 +12,10 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.sampling.sampler import Sampler
+from aengine.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
-from aengine.types import SamplingParams, StepPlan
+from aengine.step_plan import StepPlan
 from tests.lessons.paper import pool_for
 
 

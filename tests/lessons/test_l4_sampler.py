@@ -6,7 +6,8 @@ import torch
 
 from aengine.model.decoder import Decoder
 from aengine.sampling.sampler import Sampler
-from aengine.types import NewRow, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow
 from tests.lessons.conftest import NEW_TOKENS, Reference
 from tests.lessons.paper import feed, pool_for
 

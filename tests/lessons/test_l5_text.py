@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from aengine.sampling_params import SamplingParams
 from aengine.text.tokens.detokenizer import Detokenizer
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
-from aengine.types import SamplingParams
 from tests.lessons.conftest import PROMPT, Reference
 
 

@@ -133,6 +133,7 @@ class TestRefusedByName:
             ),
             ({"is_causal": False}, "is_causal"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+            ({"swiglu_limit": 7.0}, "swiglu_limit"),
             ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
             ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype 'float8_e4m3fn'"),
             ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*current length"),

@@ -19,7 +19,7 @@ from aengine.runtime.runner import CpuRunner, CpuStep, Executor, Forwarded, Runn
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
 from aengine.sampling.sampler import Draws
-from aengine.types import StepPlan, StepResult
+from aengine.step_plan import StepPlan, StepResult
 
 OUT_OF_MEMORY, LAUNCH_ERROR, STEP_ERROR, NAN, DEATH, LATE_DEATH = range(3900, 3906)  # token ids
 TRIGGERS = range(OUT_OF_MEMORY, LATE_DEATH + 1)

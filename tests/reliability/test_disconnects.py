@@ -21,7 +21,7 @@ from aengine.runtime.runner import CpuStep, Runner
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
 from aengine.scheduling.sequence import Phase, Sequence
-from aengine.types import StepPlan, StepResult
+from aengine.step_plan import StepPlan, StepResult
 from tests.engine.conftest import idle
 from tests.http.demo_server import DemoEngine, hosted_demo
 from tests.http.serving import parse_events, raw_request

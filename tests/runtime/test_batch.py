@@ -6,7 +6,8 @@ import torch
 
 from aengine.runtime.batch import build_inputs
 from aengine.runtime.rows import Rows
-from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 
 PAGE = 4
 

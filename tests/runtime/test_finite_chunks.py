@@ -24,7 +24,8 @@ from aengine.model.decoder import Decoder
 from aengine.model.hub import resolve_model
 from aengine.model.load import load_model
 from aengine.runtime.runner import StepExecutor, read_outcome
-from aengine.types import NewRow, PrefillChunk, SamplingParams, StepPlan, StepResult
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 from tests.lessons.rig import Rig
 from tests.runtime.cuda.test_prefill_graphs import FixedShapeAttention, FixedShapeExecutor
 from tests.runtime.test_batch import plan

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from aengine.runtime.rows import Rows
-from aengine.types import NewRow, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow
 
 
 def new(row: int, length: int, pages: list[int], copy_of: int | None = None) -> NewRow:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from aengine.sampling import Draws, Sampler
-from aengine.types import NewRow, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow
 
 CPU = torch.device("cpu")
 

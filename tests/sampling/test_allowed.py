@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from aengine.errors import InvalidRequestError
 from aengine.sampling import Kind, Sampler
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import SamplingParams
 from tests.sampling.build import CPU, draw, draw_many, draw_one, new_row
 
 VOCAB = 70

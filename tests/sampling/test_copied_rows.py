@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from aengine.sampling import Sampler
-from aengine.types import NewRow, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow
 from tests.sampling.build import CPU, draw, new_row
 
 VOCAB = 40

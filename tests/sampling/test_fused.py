@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aengine.sampling import Draws, Sampler
-from aengine.types import SamplingParams
+from aengine.sampling_params import SamplingParams
 from tests.sampling.build import CPU, draw, new_row
 
 fused = pytest.importorskip("aengine.sampling.fused")

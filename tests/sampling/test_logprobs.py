@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from aengine.sampling import Sampler
-from aengine.types import SamplingParams
+from aengine.sampling_params import SamplingParams
 from tests.sampling.build import CPU, draw, new_row
 
 

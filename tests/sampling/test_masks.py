@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from aengine.sampling import Sampler
 from aengine.sampling.masks import allow_only
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import SamplingParams
 from tests.sampling.build import CPU, new_row
 
 FREE = SamplingParams(temperature=0)

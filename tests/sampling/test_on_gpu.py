@@ -10,7 +10,8 @@ import torch
 from aengine.sampling import Draws, Sampler
 from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain
 from aengine.sampling.noise import gumbel, hash32, row_keys, token_codes
-from aengine.types import NewRow, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow
 from tests.sampling.build import new_row
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

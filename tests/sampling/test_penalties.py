@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aengine.sampling import Sampler
-from aengine.types import NewRow, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import NewRow
 from tests.sampling.build import CPU, draw, draw_one, new_row
 
 

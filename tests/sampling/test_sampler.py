@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aengine.sampling import DrawLogprobs, Kind, Sampler
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import SamplingParams
 from tests.sampling import reference
 from tests.sampling.build import CPU, draw, draw_many, new_row
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import RadixTree
 from aengine.scheduling.scheduler import Scheduler
-from aengine.types import NewRow, PrefillChunk, StepPlan, StepResult
+from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 
 _MASK = 2**64 - 1
 POISON = -1  # a slot that nobody wrote since its page was handed out

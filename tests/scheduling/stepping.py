@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aengine.cache.radix import packed
+from aengine.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence, Update, sibling_of
-from aengine.types import FinishReason, SamplingParams, StepPlan
+from aengine.step_plan import StepPlan
+from aengine.types import FinishReason
 from tests.scheduling.fake_device import FakeDevice, check, naive_output
 
 AGING = 30.0  # seconds of waiting that make up for one level of priority

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aengine.scheduling.sequence import Phase
-from aengine.types import StepResult
+from aengine.step_plan import StepResult
 from tests.scheduling.stepping import Stepper, prompt_of
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from aengine.scheduling.sequence import Phase, Sequence
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 from tests.scheduling.fake_device import naive_output
 from tests.scheduling.stepping import VOCAB, Stepper, prompt_of
 

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from aengine.cache.radix import packed
+from aengine.sampling_params import SamplingParams
 from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
-from aengine.types import MixedLimit, SamplingParams, StepPlan, StepResult
+from aengine.step_plan import MixedLimit, StepPlan, StepResult
 
 LIMIT = MixedLimit(tokens=64, context=100, multiple=16)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aengine.cache.radix import packed
+from aengine.sampling_params import SamplingParams
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
-from aengine.types import SamplingParams
 from tests.scheduling.stepping import Stepper, prompt_of
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from aengine.cache.radix import Match, RadixTree
 from aengine.scheduling.scheduler import MAX_ADMISSIONS, MAX_LOOKED_UP
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 from tests.scheduling.stepping import Stepper, prompt_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aengine.scheduling import sharing
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 from tests.scheduling.stepping import Stepper, prompt_of
 
 

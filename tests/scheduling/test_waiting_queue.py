@@ -7,9 +7,9 @@ import weakref
 import pytest
 
 from aengine.cache.radix import packed
+from aengine.sampling_params import SamplingParams
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Sequence
-from aengine.types import SamplingParams
 
 
 class Counted(Sequence):

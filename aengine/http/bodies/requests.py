@@ -13,7 +13,7 @@ from msgspec import Meta
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.chat import ChatMessage, Tool, ToolChoice
 from aengine.http.bodies.structured import ResponseFormat, StructuredOutputs, single_form
-from aengine.types import (
+from aengine.sampling_params import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,

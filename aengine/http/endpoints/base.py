@@ -17,7 +17,8 @@ from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
 from aengine.http.streams.responses import DocumentResponse, EventEncoder, EventStreamResponse
-from aengine.types import Completion, SamplingParams
+from aengine.sampling_params import SamplingParams
+from aengine.types import Completion
 
 T = TypeVar("T", bound=msgspec.Struct)
 

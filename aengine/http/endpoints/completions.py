@@ -22,8 +22,9 @@ from aengine.http.openai.logprobs import CompletionLogprobs, usage_body
 from aengine.http.streams.echo import EchoingStream
 from aengine.http.streams.gathered import GatheredStream
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, with_prompt_logprobs
+from aengine.sampling_params import SamplingParams
 from aengine.text.answer.deltas import ContentDelta, Delta
-from aengine.types import Completion, Fragment, SamplingParams
+from aengine.types import Completion, Fragment
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -20,7 +20,8 @@ from aengine.http.openai.logprobs import usage_body
 from aengine.http.streams import sse
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
 from aengine.http.streams.slices import document, encoded_list
-from aengine.types import Choice, Completion, FinishReason, Fragment, SamplingParams, Usage
+from aengine.sampling_params import SamplingParams
+from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 
 DEFAULT_MAX_TOKENS = 128
 

@@ -10,6 +10,7 @@ import msgspec
 from aengine.config import ServerConfig
 from aengine.errors import InvalidRequestError
 from aengine.http.openai.tools import ToolUse
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool, CallFormat
@@ -18,7 +19,6 @@ from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.answer.thought_tokens import ThoughtTokens
 from aengine.text.grammar.calls import CallGrammar
-from aengine.types import SamplingParams
 
 
 class ChoiceReader(NamedTuple):

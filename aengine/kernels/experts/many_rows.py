@@ -21,8 +21,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from aengine.kernels.experts.plan import Plan, make_plan
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["capacity"])
 def _many_rows_kernel(
     x_ptr,  # [tokens, K], GATHER only
@@ -83,6 +85,7 @@ def _many_rows_kernel(
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(row < end)[:, None] & (n < N)[None, :])
 
 
+@keep_variants
 @triton.jit
 def _sort_rows_kernel(
     x_ptr,  # [tokens, K]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from aengine.kernels.linear.fp8.quantize import GROUP
-from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.linear.weights import Activations, Fp8Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class Matrices:
     scale: Tensor | None = None  # float32 [E, ceil(n / rows), ceil(k / 128)], or [E, ceil(n / rows), 1]
     rows: int = 0
     grouped: bool = False
+    activations: Activations = "token"  # how inputs are rounded, where they are
+    input_scale: Tensor | None = None  # float32 [], where activations are "static"
 
     def __post_init__(self) -> None:
         if not self.weight.is_contiguous():
@@ -31,7 +33,8 @@ class Matrices:
 
     @classmethod
     def of_fp8(cls, weight: Fp8Weight) -> Matrices:
-        """Wider blocks are repeated. ValueError: see `fits`."""
+        """Wider blocks are repeated. Of experts' static scales of inputs the largest serves all, since a row is rounded
+        once for all its experts: none cuts off what another would have held. ValueError: see `fits`."""
         if not cls.fits(weight):
             raise ValueError(f"FP8 weights {list(weight.weight.shape)} have no kernel; use them dequantised")
         n, k = weight.weight.shape[1:]
@@ -39,7 +42,8 @@ class Matrices:
         if scale.shape[-1] > 1 and weight.block[1] > GROUP:
             scale = scale.repeat_interleave(weight.block[1] // GROUP, -1)[..., : k // GROUP]
         grouped = scale.shape[-1] > 1 or weight.block[1] < k or k == GROUP
-        return cls(weight.weight, scale.contiguous(), min(weight.block[0], n), grouped)
+        known = None if weight.input_scale is None else weight.input_scale.amax()
+        return cls(weight.weight, scale.contiguous(), min(weight.block[0], n), grouped, weight.activations, known)
 
     @property
     def constants(self) -> dict[str, int | bool]:

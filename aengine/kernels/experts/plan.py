@@ -16,11 +16,13 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 AT_ONCE = (256, 1024, 2048, 4096)  # pairs that the programs of all experts read, padded to one of these
 BLOCK = 128  # pairs of a program, where there are more
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["pairs", "capacity"])
 def _plan_kernel(
     ids_ptr,  # [pairs]
@@ -82,6 +84,7 @@ def _write_tiles(
         tl.store(tiles_ptr + 2 * capacity + first + tile, tl.minimum(row + HEIGHT, end), mask=own)
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["pairs"])
 def _count_kernel(
     ids_ptr,  # [pairs]
@@ -101,6 +104,7 @@ def _count_kernel(
     tl.store(counts_ptr + block * BINS + tl.arange(0, BINS), _histogram(ids, E, BINS))
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["blocks"])
 def _add_up_kernel(
     counts_ptr,  # [blocks + 1, BINS]: each becomes the sum of those before it, and the last row that of all
@@ -124,6 +128,7 @@ def _add_up_kernel(
     tl.store(counts_ptr + blocks * BINS + bins, before)
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["pairs", "blocks", "capacity"])
 def _place_kernel(
     ids_ptr,  # [pairs]

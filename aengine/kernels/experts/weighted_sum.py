@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 
 @triton.jit
@@ -41,6 +42,7 @@ def add_weighted_rows(
     return total
 
 
+@keep_variants
 @triton.jit
 def _weighted_sum_kernel(
     rows_ptr,

@@ -22,7 +22,7 @@ from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Draws, Kind, Sampler
-from aengine.types import MOST_SHARED_RUNS, SharedRun
+from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE

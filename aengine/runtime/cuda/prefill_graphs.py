@@ -22,7 +22,7 @@ from aengine.cache.kv import KVPool
 from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
 from aengine.sampling.upload import upload
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE

@@ -15,8 +15,8 @@ T = TypeVar("T")
 class DeviceRanks:
     """`Together` on several GPUs. Kernels of one wait for those of the others on the device.
 
-    Few launches go out from the caller's thread, rank by rank. Hundreds may fill the queue of a device whose first kernels
-    wait for another's, so each rank has a thread for them: one that is held up lets go of the interpreter.
+    Few launches go out from the caller's thread, rank by rank. Hundreds may fill the queue of a device whose first
+    kernels wait for another's, so each rank has a thread for them: one that is held up lets go of the interpreter.
     """
 
     def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:

@@ -21,8 +21,8 @@ from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind
+from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
-from aengine.types import StepPlan, StepResult
 
 RING = 4  # results in flight, one more than steps can be
 

@@ -74,14 +74,16 @@ def room_for_kv(
             f"max_step_tokens: a step of {max_step_tokens} tokens and {config.max_num_seqs} rows does not fit beside "
             f"the weights ({weights / GIB:.1f} of {budget.total / GIB:.1f} GiB); lower max_step_tokens or max_num_seqs"
         ) from error
-    step = torch.cuda.max_memory_allocated(device) - weights - pool
+    peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info(device)[0]
     capture(trial)
     graphs = before - torch.cuda.mem_get_info(device)[0] + more_graphs
     del trial
     torch.cuda.empty_cache()
-    held = budget.total - torch.cuda.mem_get_info(device)[0]  # by others, by weights and by code that is loaded now
+    # By others, by weights, by code that is loaded now and by what kernels keep between steps: keys out of their pages.
+    held = budget.total - torch.cuda.mem_get_info(device)[0]
+    step = peak - pool - torch.cuda.memory_allocated(device)
     room = budget.ours - held - step - graphs - MARGIN
     if room <= 0:
         raise ConfigError(

@@ -11,7 +11,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.runner import Runner
 from aengine.runtime.startup.sizing import PoolSize
-from aengine.types import MixedLimit
+from aengine.step_plan import MixedLimit
 
 log = logging.getLogger("aengine")
 

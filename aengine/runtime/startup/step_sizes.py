@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
-from aengine.types import MixedLimit
+from aengine.step_plan import MixedLimit
 
 CPU_STEP_TOKENS = 512  # a chunk of a long prompt takes about as long as a stream tolerates waiting
 STEP_TOKENS = 8192

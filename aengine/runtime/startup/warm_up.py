@@ -18,7 +18,8 @@ from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.model.config import ModelConfig
 from aengine.model.spec import ExpertsSpec
 from aengine.runtime.cuda.capture import GraphSizes
-from aengine.types import MAX_LOGPROBS, NewRow, PrefillChunk, SamplingParams, StepPlan
+from aengine.sampling_params import MAX_LOGPROBS, SamplingParams
+from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 
 # Everything at once that takes memory of its own.
 GREEDIEST = SamplingParams(

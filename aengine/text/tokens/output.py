@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aengine.sampling_params import SamplingParams
 from aengine.text.tokens.detokenizer import Detokenizer
 from aengine.text.tokens.stop import StopMatcher
 from aengine.text.tokens.tokenizer import Tokenizer
-from aengine.types import SamplingParams
 
 
 class OutputText:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from aengine.http.bodies.requests import GenerateRequest
-from aengine.types import SamplingParams
+from aengine.sampling_params import SamplingParams
 from tests.http.fake_engine import CACHED_TOKENS, WORDS
 from tests.http.serving import serving
 

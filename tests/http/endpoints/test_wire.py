@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 import aengine
+from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
-from aengine.types import Fragment, PromptLogprob, SamplingParams, TokenLogprob, TopLogprob, Usage
+from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
 from tests.http.fake_engine import CACHED_TOKENS, FakeEngine, FakeStream
 from tests.http.serving import Server, serving
 from tests.http.wire import NOW, REQUEST_ID, Answer, ask

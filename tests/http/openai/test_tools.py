@@ -11,10 +11,10 @@ from aengine.config import ServerConfig
 from aengine.http.bodies.requests import ChatRequest
 from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.openai.tools import tool_use
+from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
 from aengine.text.answer.deltas import CallDelta, join_deltas
 from aengine.text.answer.parser import AnswerFormat
-from aengine.types import SamplingParams
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
 

@@ -5,7 +5,7 @@ import torch
 
 from aengine.sampling.parameters import RowParameters
 from aengine.sampling.penalties import TokenCounts, penalize
-from aengine.types import SamplingParams
+from aengine.sampling_params import SamplingParams
 from tests.sampling.build import new_row
 
 penalties = pytest.importorskip("aengine.kernels.draw.penalties")

@@ -7,7 +7,7 @@ import sys
 
 from aengine.cli.main import main
 from aengine.runtime.runner import CpuRunner, Forwarded
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 
 
 class FailingRunner(CpuRunner):

@@ -18,7 +18,7 @@ from aengine.errors import NonFiniteLogitsError
 from aengine.model.config import ModelConfig
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 from tests.runtime.ways import WAYS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]

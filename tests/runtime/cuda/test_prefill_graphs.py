@@ -18,7 +18,8 @@ from aengine.model.hub import resolve_model
 from aengine.model.load import load_model
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
 from aengine.runtime.runner import Forwarded, StepExecutor
-from aengine.types import PrefillChunk, SamplingParams, StepPlan
+from aengine.sampling_params import SamplingParams
+from aengine.step_plan import PrefillChunk, StepPlan
 from tests.lessons.rig import Rig
 from tests.runtime.test_batch import plan
 

@@ -31,6 +31,9 @@ from aengine.kernels.draw import gumbel
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import triton_linear
 from aengine.kernels.linear.fp8 import library as fp8_library
+from aengine.kernels.linear.int4 import launch as int4_launch
+from aengine.kernels.linear.int4.unpacking import unpacking
+from aengine.kernels.offline import OfflineDriver
 from aengine.model.config import ModelConfig
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
@@ -40,10 +43,10 @@ from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.ready import Runtime
 from aengine.sampling.fused import FusedDraw
 from aengine.sampling.sampler import Sampler
+from aengine.sampling_params import SamplingParams
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence
-from aengine.types import SamplingParams
-from tests.kernels.offline import MARKS, OfflineDriver, take_over
+from tests.kernels.offline import MARKS, take_over
 from tests.runtime.ways import WAYS
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -54,6 +57,7 @@ H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability
 EXPERTS: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 32, "num_experts_per_tok": 4}
 EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
+INT4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
 GIB = 2**30
 
 
@@ -113,6 +117,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         "__call__",
         lambda self, x, x_scale, bias, dtype: x.new_zeros(len(x), self._weight.shape[1], dtype=dtype),
     )
+    # What a CPU's interpreter cannot run is unpacked otherwise.
+    monkeypatch.setattr(int4_launch, "unpacking", lambda _, *how, **more: unpacking(torch.bfloat16, *how, **more))
     real = gumbel.Draw.__call__
     monkeypatch.setattr(
         gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())
@@ -245,6 +251,7 @@ def serve(runtime: Runtime, rows: int) -> int:
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False, "kv_cache_gib": 0.25}, {}, id="no-graphs-few-rows"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | FP8, id="experts-fp8"),
+        pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | INT4, id="experts-int4"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False}, EXPERTS, id="experts-no-graphs"),
         pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
     ],
@@ -282,6 +289,7 @@ def test_nothing_is_compiled_while_serving(
         pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, {}, id="no-graphs"),
         pytest.param("flash-attn-4", 256, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25}, EXPERTS | FP8, id="experts-fp8"),
+        pytest.param("flash-attn-4", 256, {}, EXPERTS | INT4, id="experts-int4"),
         pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
         pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, {}, id="fp8-short-steps"),
     ],

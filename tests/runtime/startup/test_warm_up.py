@@ -9,7 +9,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.hub import resolve_model
 from aengine.runtime.runner import Runner
 from aengine.runtime.startup.start import start_runtime
-from aengine.types import StepPlan
+from aengine.step_plan import StepPlan
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from aengine.sampling_params import SamplingParams
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
-from aengine.types import SamplingParams
 from tests.text.cutting import answer, cuts, shape
 from tests.text.text_families import SPECIAL, byte_level_backend, write_tokenizer
 

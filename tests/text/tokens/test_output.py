@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from aengine.sampling_params import SamplingParams
 from aengine.text.tokens.output import OutputText
 from aengine.text.tokens.tokenizer import Tokenizer
-from aengine.types import SamplingParams
 
 
 def shown(tokenizer: Tokenizer, text: str, params: SamplingParams) -> tuple[str, OutputText]:

@@ -14,8 +14,7 @@ from aengine.kernels.linear.weights import Fp8Weight
 
 
 class Fp8Experts:
-    """Few rows stay in their own type, which is nearer to the truth than FP8; many are rounded: each 128 columns by
-    themselves where the format says so, else each row, also where the format knows a scale beforehand.
+    """Few rows stay in their own type, which is nearer to the truth than FP8; many are rounded as the format says.
 
     Everything is enqueued on the current stream; one stream at a time.
     """
@@ -27,7 +26,6 @@ class Fp8Experts:
         if gate_up.weight.shape != (self.experts, 2 * self._inter, self.hidden):
             raise ValueError(f"gate_up {list(gate_up.weight.shape)} does not belong to down {list(down.weight.shape)}")
         self._gate_up, self._down = Matrices.of_fp8(gate_up), Matrices.of_fp8(down)
-        self._grouped = gate_up.activations == "group" and down.activations == "group"
 
     @staticmethod
     def fits(gate_up: Fp8Weight, down: Fp8Weight) -> bool:
@@ -48,4 +46,4 @@ class Fp8Experts:
             return single_rows(h, self._gate_up, self._down, ids, weights, residual, config)
         if isinstance(config, FewConfig):
             return few_rows(h, self._gate_up, self._down, ids, weights, residual, config)
-        return fp8_many_rows(h, self._gate_up, self._down, self._grouped, ids, weights, residual, config)
+        return fp8_many_rows(h, self._gate_up, self._down, ids, weights, residual, config)

@@ -24,14 +24,15 @@ from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.inputs import round_inputs
 from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
-from aengine.kernels.linear.weights import Activations
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["capacity", "height", "pairs"])
 def _product_kernel(
+    x_scale_ptr,  # [K / 128, height] if X_GROUPED, [height] if X_TOKEN, else []; GATED: of tokens, else of sorted rows
     x_rows,  # descriptor of [pairs, K] e4m3, sorted
     w_rows,  # descriptor of [E * 2 * N, K] e4m3 (GATED: each expert's gate, then up), otherwise [E * N, K]
-    x_scale_ptr,  # [K / 128, height], or [height] where not X_GROUPED; GATED: of tokens, otherwise of sorted rows
     scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED
     out_ptr,  # [pairs, N], sorted; e4m3 where ROUND
     out_scale_ptr,  # [N / 128, pairs], ROUND only
@@ -51,6 +52,7 @@ def _product_kernel(
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,
     X_GROUPED: tl.constexpr,
+    X_TOKEN: tl.constexpr,
     GATED: tl.constexpr,
     ROUND: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -69,13 +71,15 @@ def _product_kernel(
         start = tl.load(tiles_ptr + capacity + tile)
         row = start + rows
         used = row < tl.load(tiles_ptr + 2 * capacity + tile)
-        x_row = row
-        if GATED:
-            x_row = tl.load(order_ptr + row, mask=used, other=0) // TOP_K
-        x_scales = x_scale_ptr + x_row
+        x_scales = x_scale_ptr
+        if X_GROUPED or X_TOKEN:
+            x_row = row
+            if GATED:
+                x_row = tl.load(order_ptr + row, mask=used, other=0) // TOP_K
+            x_scales += x_row
         value = _block(
             x_rows, w_rows, x_scales, scale_ptr, expert, start, column, height, used,
-            N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, GATED,
+            N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, GATED,
         )  # fmt: skip
         out = out_ptr + row.to(tl.int64)[:, None] * N
         n = column + tl.arange(0, BLOCK_N)[None, :]
@@ -85,7 +89,7 @@ def _product_kernel(
             if BLOCK_N == 64:
                 other = _block(
                     x_rows, w_rows, x_scales, scale_ptr, expert, start, column + BLOCK_N, height, used,
-                    N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, GATED,
+                    N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, GATED,
                 )  # fmt: skip
                 largest = tl.maximum(largest, tl.max(tl.abs(other), axis=1))
             scale = tl.where(largest > 0, largest * (1 / 448.0), 1.0)
@@ -102,7 +106,7 @@ def _block(
     x_rows, w_rows, x_scales, scale_ptr, expert, start, column, height, used,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SCALE_ROWS: tl.constexpr, SCALE_COUNT: tl.constexpr, GROUPED: tl.constexpr, X_GROUPED: tl.constexpr,
-    GATED: tl.constexpr,
+    X_TOKEN: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """A tile's rows times BLOCK_N rows of its expert's matrix; GATED: SiLU of that, times the same of up."""
     GROUPS: tl.constexpr = K // 128
@@ -127,7 +131,7 @@ def _block(
                 x_part = _group_scale(scales + group, N + column, N + n, N, BLOCK_N, GROUPS, SCALE_ROWS) * x_scale
             up += part * x_part
     if not X_GROUPED:
-        x_scale = tl.load(x_scales, mask=used, other=0.0)[:, None]
+        x_scale = tl.load(x_scales, mask=used, other=0.0)[:, None] if X_TOKEN else tl.load(x_scales)
         acc *= x_scale
         if GATED:
             up *= x_scale
@@ -166,25 +170,20 @@ class Fp8ManyConfig:
 
 
 def fp8_many_rows(
-    h: Tensor, gate_up: Matrices, down: Matrices, grouped: bool, ids: Tensor, weights: Tensor, residual: Tensor,
-    config: Fp8ManyConfig,
-) -> Tensor:  # fmt: skip
+    h: Tensor, gate_up: Matrices, down: Matrices, ids: Tensor, weights: Tensor, residual: Tensor, config: Fp8ManyConfig
+) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous.
-
-    grouped: inputs are rounded with a scale for each 128 columns of a row, not one for the row.
-    """
+    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous."""
     (experts, hidden, inter), pairs, top_k = down.weight.shape, ids.numel(), ids.shape[1]
-    activations: Activations = "group" if grouped else "token"
-    rounded, scale = round_inputs(h, activations)
+    rounded, scale = round_inputs(h, gate_up.activations, gate_up.input_scale)
     plan = make_plan(ids, experts, config.height)
     x = sort_rows(rounded.view(torch.int16), plan, ids).view(E4M3)
-    activated, activated_scale = h.new_empty(pairs, inter, dtype=E4M3 if grouped else h.dtype), scale
-    if grouped:
-        activated_scale = scale.new_empty(inter // GROUP, pairs)
+    grouped = down.activations == "group"
+    activated = h.new_empty(pairs, inter, dtype=E4M3 if grouped else h.dtype)
+    activated_scale = scale.new_empty(inter // GROUP, pairs) if grouped else scale
     _launch(x, scale, gate_up, plan, activated, activated_scale, top_k, config.height, config.gate_up)
     if not grouped:
-        activated, activated_scale = round_inputs(activated, activations)
+        activated, activated_scale = round_inputs(activated, down.activations, down.input_scale)
     rows = h.new_empty(pairs, hidden)
     _launch(activated, activated_scale, down, plan, rows, None, top_k, config.height, config.down)
     return weighted_sum(rows, ids, weights, residual, experts, plan.places)
@@ -201,11 +200,12 @@ def _launch(
     most = plan.capacity * -(-n // (GROUP if rounded else cut.block_n))
     weight, scale = w.pointers
     _product_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
+        x_scale,
         TensorDescriptor.from_tensor(x, [height, GROUP]),
         TensorDescriptor.from_tensor(weight.view(-1, k), [cut.block_n, GROUP]),
-        x_scale, scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
-        plan.capacity, x_scale.shape[-1], pairs,
+        scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
+        plan.capacity, x_scale.shape[-1] if x_scale.dim() else 1, pairs,
         N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, **w.constants,
-        X_GROUPED=x_scale.dim() == 2, GATED=gated, ROUND=rounded, OVERLAP=launch.overlap,
+        X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=gated, ROUND=rounded, OVERLAP=launch.overlap,
         num_warps=cut.warps, launch_pdl=launch.overlap,
     )  # fmt: skip

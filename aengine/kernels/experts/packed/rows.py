@@ -17,8 +17,10 @@ from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.plan import Plan, make_plan
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["capacity"])
 def _packed_rows_kernel(
     x_ptr,  # GATED: [tokens, K], otherwise [pairs, K]

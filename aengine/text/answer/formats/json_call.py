@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, object_schema
+from aengine.text.answer.formats.partial_call import PartialCall
 from aengine.text.answer.json_value import JsonValue
 from aengine.text.answer.lark import json_value, literal, sequence
 
@@ -14,7 +15,7 @@ _BLANKS = " \t\r\n"
 _ARGUMENT_KEYS = ("arguments", "parameters")  # either is understood, whichever the model was trained on
 
 
-class JsonCallReader:
+class JsonCallReader(PartialCall):
     """Parses `{"name": ..., "arguments": {...}}`, given in any pieces and in any order of keys.
 
     A call has begun as soon as its name, one of `names`, and its arguments' first brace are there: what then comes
@@ -23,35 +24,13 @@ class JsonCallReader:
     opening: a character that must stand before the object.
     """
 
-    __slots__ = (
-        "_arguments",
-        "_expects",
-        "_key",
-        "_names",
-        "_opening",
-        "_role",
-        "_scan",
-        "_value",
-        "broken",
-        "done",
-        "has_arguments",
-        "id",
-        "name",
-        "raw",
-    )
-
-    id: str | None
+    __slots__ = ("_expects", "_has_arguments", "_key", "_names", "_opening", "_role", "_scan", "_value")
 
     def __init__(self, names: Collection[str], opening: str = "") -> None:
+        super().__init__()
         self._names = names
         self._opening = opening
-        self.id = None
-        self.name: str | None = None
-        self.has_arguments = False
-        self.done = False  # the object is closed
-        self.broken = False  # the next character cannot be part of a call
-        self.raw: list[str] = []
-        self._arguments: list[str] = []  # not taken yet
+        self._has_arguments = False
         self._expects: Literal["opening", "object", "first key", "key", "colon", "value", "comma"] = (
             "opening" if opening else "object"
         )
@@ -62,34 +41,15 @@ class JsonCallReader:
 
     @property
     def begun(self) -> bool:
-        """Whether the text is a call; it stays one from then on."""
-        return self.name is not None and self.has_arguments
+        return self.name is not None and self._has_arguments
 
-    def feed(self, text: str) -> int:
-        """Parse more text; returns how many characters belong to the object. All of them, unless it is then done or
-        broken.
-        """
-        at = 0
-        while at < len(text) and not self.done and not self.broken:
-            if self._role:
-                at = self._read_value(text, at)
-            elif text[at] in _BLANKS:
-                at += 1
-            elif not self._structure(text[at]):
-                self.broken = True
-            elif not self._role:
-                at += 1
-        if not self.begun:
-            self.raw.append(text[:at])
-        return at
-
-    def take_arguments(self) -> str:
-        """The arguments that have come since the last time; nothing before the call has begun."""
-        if not self.begun:
-            return ""
-        arguments = "".join(self._arguments)
-        self._arguments.clear()
-        return arguments
+    def _read(self, text: str, at: int) -> int:
+        if self._role:
+            return self._read_value(text, at)
+        if text[at] in _BLANKS:
+            return at + 1
+        self.broken = not self._structure(text[at])
+        return at if self.broken or self._role else at + 1  # a value's reader has its first character as well
 
     def _structure(self, character: str) -> bool:
         """Parse a character between values, or begin the value that it starts. False: it does not belong here."""
@@ -108,8 +68,8 @@ class JsonCallReader:
             case "comma" if character == ",":
                 self._expects = "key"
             case "comma" | "first key" if character == "}" and self.name is not None:
-                if not self.has_arguments:
-                    self.has_arguments = True
+                if not self._has_arguments:
+                    self._has_arguments = True
                     self._arguments.append("{}")
                 self.done = True
             case _:
@@ -121,10 +81,10 @@ class JsonCallReader:
         if self._key == "name" and self.name is None:
             self._role = "name"
             return character == '"'
-        if self._key in _ARGUMENT_KEYS and not self.has_arguments:
+        if self._key in _ARGUMENT_KEYS and not self._has_arguments:
             self._role = "arguments"
-            self.has_arguments = character == "{"
-            return self.has_arguments
+            self._has_arguments = character == "{"
+            return self._has_arguments
         self._role = "other"
         return character not in ",:}]"
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, object_schema
 from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
+from aengine.text.answer.formats.partial_call import PartialCall
 from aengine.text.answer.json_value import JsonValue
 from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
 
@@ -71,19 +72,14 @@ def _new_id() -> str:
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
 
 
-class NamedCallReader:
+class NamedCallReader(PartialCall):
     """Parses `name[CALL_ID]id[ARGS]{...}`, without either marker as well. The call has begun with the first brace."""
 
-    __slots__ = ("_arguments", "_names", "_scan", "_state", "_tag", "_word", "broken", "done", "id", "name", "raw")
+    __slots__ = ("_names", "_scan", "_state", "_tag", "_word")
 
     def __init__(self, names: Collection[str]) -> None:
-        self.name: str | None = None
-        self.id: str | None = None
-        self.done = False
-        self.broken = False
-        self.raw: list[str] = []
+        super().__init__()
         self._names = names
-        self._arguments: list[str] = []  # not taken yet
         self._state: Literal["name", "marker", "id", "arguments"] = "name"
         self._word: list[str] = []  # what has come of a name or an id
         self._tag = ""  # the beginning of a marker
@@ -93,28 +89,15 @@ class NamedCallReader:
     def begun(self) -> bool:
         return self._state == "arguments"
 
-    def feed(self, text: str) -> int:
-        at = 0
-        while at < len(text) and not self.done and not self.broken:
-            if self._state == "arguments":
-                end, self.done = self._scan.read(text, at)
-                self._arguments.append(text[at:end])
-                at = end
-            elif text[at] in _BLANKS and not self._tag:
-                at += 1
-                self._end_word()
-            elif self._state == "marker":
-                at = self._read_marker(text, at)
-            else:
-                at = self._read_word(text, at)
-        if not self.begun:
-            self.raw.append(text[:at])
-        return at
-
-    def take_arguments(self) -> str:
-        arguments = "".join(self._arguments)
-        self._arguments.clear()
-        return arguments
+    def _read(self, text: str, at: int) -> int:
+        if self._state == "arguments":
+            end, self.done = self._scan.read(text, at)
+            self._arguments.append(text[at:end])
+            return end
+        if text[at] in _BLANKS and not self._tag:
+            self._end_word()
+            return at + 1
+        return self._read_marker(text, at) if self._state == "marker" else self._read_word(text, at)
 
     def _read_word(self, text: str, at: int) -> int:
         found = _NAME.match(text, at)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
+from aengine.text.answer.formats.partial_call import PartialCall
 from aengine.text.answer.formats.python_literal import LiteralReader
 from aengine.text.answer.formats.schemas import ANNOTATIONS, alternatives, check_parameters, further_of, parameters_of
 from aengine.text.answer.lark import Tokens, json_value, literal, sequence
@@ -87,19 +88,14 @@ def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> l
     return [f"{rule}: {' | '.join(options)}", *rules]
 
 
-class PythonCallReader:
+class PythonCallReader(PartialCall):
     """Parses `name(key=value, ...)`, a `[` before the first call. The call has begun with the first `=` or the end."""
 
-    __slots__ = ("_arguments", "_expects", "_keys", "_tools", "_value", "_word", "broken", "done", "id", "name", "raw")
+    __slots__ = ("_expects", "_keys", "_tools", "_value", "_word")
 
     def __init__(self, tools: Tools, first: bool) -> None:
-        self.name: str | None = None
-        self.id: str | None = None
-        self.done = False
-        self.broken = False
-        self.raw: list[str] = []
+        super().__init__()
         self._tools = tools
-        self._arguments: list[str] = []  # not taken yet
         self._expects: Literal["opening", "name", "key", "value", "comma"] = "opening" if first else "name"
         self._word = ""  # what has come of a name or key
         self._keys = 0
@@ -109,28 +105,18 @@ class PythonCallReader:
     def begun(self) -> bool:
         return self.done or self._keys > 0
 
-    def feed(self, text: str) -> int:
-        at = 0
-        while at < len(text) and not self.done and not self.broken:
-            if self._expects == "value":
-                at = self._read_value(text, at)
-            elif self._expects in ("name", "key") and (end := _end_of_word(text, at)) > at:
-                self._word += text[at:end]
-                at = end
-            elif text[at] in _BLANKS or self._take(text[at]):
-                at += 1
-            else:
-                self.broken = True
-                if self.begun:
-                    self._arguments.append("}")
-        if not self.begun:
-            self.raw.append(text[:at])
+    def _read(self, text: str, at: int) -> int:
+        if self._expects == "value":
+            return self._read_value(text, at)
+        if self._expects in ("name", "key") and (end := _end_of_word(text, at)) > at:
+            self._word += text[at:end]
+            return end
+        if text[at] in _BLANKS or self._take(text[at]):
+            return at + 1
+        self.broken = True
+        if self.begun:
+            self._arguments.append("}")
         return at
-
-    def take_arguments(self) -> str:
-        arguments = "".join(self._arguments)
-        self._arguments.clear()
-        return arguments
 
     def _take(self, character: str) -> bool:
         """Parse a character between words and values. False: it does not belong here."""

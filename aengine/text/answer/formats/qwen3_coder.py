@@ -8,6 +8,7 @@ from typing import Literal
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
+from aengine.text.answer.formats.partial_call import PartialCall
 from aengine.text.answer.formats.raw_rules import raw_value_rules
 from aengine.text.answer.formats.raw_text import RawText
 from aengine.text.answer.formats.schemas import (
@@ -65,39 +66,19 @@ def _parameter_rules(rule: str, head: str, schema: Schema, tool: CallableTool, w
     return [f"{rule}: {head} {rule}_value", *raw_value_rules(f"{rule}_value", schema, _PARAMETER_END, end, tool, where)]
 
 
-class XmlCallReader:
+class XmlCallReader(PartialCall):
     """Parses `<function=name>`, any number of `<parameter=key>value</parameter>`, and `</function>`.
 
     The call has begun with its name. A value ends with the first `</parameter>`. What belongs between parameters to no
     call ends it, so that its arguments are JSON all the same.
     """
 
-    __slots__ = (
-        "_arguments",
-        "_keys",
-        "_kinds",
-        "_search",
-        "_state",
-        "_tag",
-        "_tools",
-        "_value",
-        "_word",
-        "broken",
-        "done",
-        "id",
-        "name",
-        "raw",
-    )
+    __slots__ = ("_keys", "_kinds", "_search", "_state", "_tag", "_tools", "_value", "_word")
 
     def __init__(self, tools: Tools) -> None:
-        self.name: str | None = None
-        self.id: str | None = None
-        self.done = False
-        self.broken = False
-        self.raw: list[str] = []
+        super().__init__()
         self._tools = tools
         self._kinds: dict[str, frozenset[Kind]] = {}  # of the declared parameters
-        self._arguments: list[str] = []  # not taken yet
         self._state: Literal["function", "name", "parameters", "key", "value"] = "function"
         self._tag = ""  # the beginning of a tag
         self._word: list[str] = []  # of a name or a key, what has come
@@ -109,23 +90,10 @@ class XmlCallReader:
     def begun(self) -> bool:
         return self.name is not None
 
-    def feed(self, text: str) -> int:
-        at = 0
-        while at < len(text) and not self.done and not self.broken:
-            if self._state in ("function", "parameters"):
-                at = self._read_tag(text, at)
-            elif self._state == "value":
-                at = self._read_value(text, at)
-            else:
-                at = self._read_word(text, at)
-        if not self.begun:
-            self.raw.append(text[:at])
-        return at
-
-    def take_arguments(self) -> str:
-        arguments = "".join(self._arguments)
-        self._arguments.clear()
-        return arguments
+    def _read(self, text: str, at: int) -> int:
+        if self._state in ("function", "parameters"):
+            return self._read_tag(text, at)
+        return self._read_value(text, at) if self._state == "value" else self._read_word(text, at)
 
     def _read_tag(self, text: str, at: int) -> int:
         if not self._tag and text[at] in _BLANKS:

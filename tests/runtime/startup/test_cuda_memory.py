@@ -1,0 +1,102 @@
+"""The KV pool gets all of the budget that nothing else takes at any one time, on a device that only counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.runtime.startup import cuda_memory
+from aengine.runtime.startup.cuda_memory import MARGIN, room_for_kv
+
+MB = 2**20
+TOTAL, OTHERS, WEIGHTS, POOL, ROWS = 80_000 * MB, 500 * MB, 16_000 * MB, 300 * MB, 20 * MB
+STEP, KEPT, GRAPHS, MORE_GRAPHS = 2_000 * MB, 256 * MB, 400 * MB, 100 * MB
+
+
+class Device:
+    """What `torch.cuda` says of memory, of allocations by name."""
+
+    def __init__(self) -> None:
+        self.taken = {"weights": WEIGHTS}
+        self.peak = WEIGHTS
+
+    def take(self, **sizes: int) -> None:
+        self.taken |= sizes
+        self.peak = max(self.peak, self.allocated())
+
+    def give(self, *names: str) -> None:
+        for name in names:
+            self.taken.pop(name, None)
+
+    def allocated(self, device: object = None) -> int:
+        return sum(self.taken.values()) - self.taken.get("graphs", 0)
+
+    def info(self, device: object = None) -> tuple[int, int]:
+        return TOTAL - OTHERS - sum(self.taken.values()), TOTAL
+
+    def reset_peak(self, device: object = None) -> None:
+        self.peak = self.allocated()
+
+
+class Trial:
+    """An executor that takes memory for itself, for each step, and some that stays: a backend's gathered keys."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        device.take(pool=POOL, rows=ROWS)
+
+    def execute(self, plan: object) -> None:
+        self._device.take(kept=KEPT)
+        self._device.take(step=STEP)
+        self._device.give("step")
+
+    def capture(self) -> None:
+        self._device.take(graphs=GRAPHS)
+
+    def __del__(self) -> None:
+        self._device.give("pool", "rows", "graphs")
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], int]:
+    """The pool's bytes where the engine may use that share of the device."""
+    device = Device()
+    for name, value in {
+        "memory_allocated": device.allocated,
+        "memory_reserved": device.allocated,
+        "max_memory_allocated": lambda _: device.peak,
+        "reset_peak_memory_stats": device.reset_peak,
+        "mem_get_info": device.info,
+        "empty_cache": lambda: None,
+        "current_stream": lambda _: SimpleNamespace(synchronize=lambda: None),
+        "set_per_process_memory_fraction": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(cuda_memory, "trial_pool", lambda *_: (1, 16))
+    monkeypatch.setattr(cuda_memory, "largest_steps", lambda *_: ["plain", "greedy"])
+    monkeypatch.setattr(cuda_memory, "capture", Trial.capture)
+    shape = SimpleNamespace(kv_shape=lambda *_: SimpleNamespace(page_bytes=POOL))
+    decoder: Any = SimpleNamespace(device=torch.device("cuda", 0), config=shape, kv_dtype=torch.bfloat16)
+
+    def measure(share: float) -> int:
+        config = EngineConfig(model="any", gpu_memory_utilization=share)
+        make: Any = lambda *_: Trial(device)  # noqa: E731
+        return room_for_kv(config, decoder, 8192, make, MORE_GRAPHS)
+
+    return measure
+
+
+def test_what_stays_between_steps_is_counted_once(room: Callable[[float], int]) -> None:
+    rest = OTHERS + WEIGHTS + ROWS + KEPT + STEP + GRAPHS + MORE_GRAPHS + MARGIN
+    assert room(0.5) == TOTAL // 2 - rest
+
+
+def test_a_budget_that_everything_else_fills_is_refused_with_its_arithmetic(room: Callable[[float], int]) -> None:
+    with pytest.raises(ConfigError, match=r"others use 0\.5, the weights 15\.6, the largest step 2\.0, the graphs"):
+        room(0.2)
