@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,10 +16,14 @@ from aengine.config import EngineConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, prefill_sizes
+from aengine.runtime.cuda.ranks import DeviceRanks
 from aengine.runtime.cuda.runner import GraphedExecutor
+from aengine.runtime.executor import Executor
+from aengine.runtime.ranks import RankedExecutor
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
+from aengine.step_plan import StepPlan
 
 MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching its kernels takes the host
 GRAPH_BYTES = 8 * 2**20
@@ -51,6 +56,21 @@ class GraphSizes:
         return (len(self.decode) + len(self.prefill)) * GRAPH_BYTES + sum(self.decode[:-1]) * row_bytes
 
 
+class Executors:
+    """The executors of all ranks, and the one that runs steps on all of them."""
+
+    def __init__(self, ranks: Sequence[GraphedExecutor], devices: DeviceRanks) -> None:
+        self.ranks = ranks
+        self.devices = devices
+        self.all: Executor = ranks[0] if len(ranks) == 1 else RankedExecutor(ranks, devices)
+
+    def warm_up(self, plans: Iterable[StepPlan]) -> None:
+        """Run steps whose results nobody reads. Waits."""
+        for plan in plans:
+            self.all.execute(plan)
+        self.devices.synchronize()
+
+
 def make_executor(
     config: EngineConfig, decoder: Decoder, num_pages: int, max_model_len: int, sizes: GraphSizes, fits: Fits
 ) -> GraphedExecutor:
@@ -73,12 +93,14 @@ def make_executor(
     return executor
 
 
-def capture(executor: GraphedExecutor, progress: bool = False) -> None:
-    """Record every graph, those of the largest steps first."""
+def capture(executors: Executors, progress: bool = False) -> None:
+    """Record every graph of every rank, those of the largest steps first. Waits."""
     hidden = None if progress else True  # None: unless stderr is a terminal
-    todo = list(_graphs(executor))
-    for graphs, size in tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
-        graphs.capture(size)
+    todo = list(zip(*(_graphs(rank) for rank in executors.ranks), strict=True))
+    for ranks in tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
+        executors.devices([partial(graphs.rehearse, size) for graphs, size in ranks])
+        executors.devices.synchronize()
+        executors.devices([partial(graphs.record, size) for graphs, size in ranks], short=True)
 
 
 def rehearse(executor: GraphedExecutor) -> None:

@@ -12,6 +12,7 @@ import ctypes
 import itertools
 import os
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
@@ -24,10 +25,11 @@ WATCHDOG_SECONDS = 1.0
 class DeviceClock:
     """Turns recorded events into futures, in order. For one loop; `close` it when nothing is pending."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:
+        """streams: of each rank; the events are recorded on the first one."""
         self._loop = asyncio.get_running_loop()
-        self._device = device
-        self._side = torch.cuda.Stream(device)
+        self._streams = streams
+        self._side = torch.cuda.Stream(streams[0].device)
         self._libc = ctypes.CDLL(None)
         self._cuda = ctypes.CDLL("libcuda.so.1")
         self._libc.fdopen.restype = ctypes.c_void_p
@@ -73,6 +75,8 @@ class DeviceClock:
         try:
             for event, _ in self._pending:
                 event.query()
+            for stream in self._streams:
+                stream.query()
         except RuntimeError as error:
             while self._pending:
                 _, future = self._pending.popleft()

@@ -119,11 +119,9 @@ class DecodeGraphs:
         if self._shareable(size):
             self._forward(size, self._shared.runs(size), rehearsal=True)
 
-    def capture(self, size: int) -> None:
-        """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
+    def record(self, size: int) -> None:
+        """Record one rehearsed size; the largest should come first, so that the others fit into its memory."""
         stream = torch.cuda.current_stream(self._rows.device)
-        self.rehearse(size)
-        stream.synchronize()
         forward = torch.cuda.CUDAGraph()
         forward_shared = torch.cuda.CUDAGraph() if self._shareable(size) else None
         with torch.cuda.graph(forward, pool=self._pool, stream=stream):

@@ -160,11 +160,9 @@ class PrefillGraphs:
         self._send(StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[]), shape)
         self.forward(shape, rehearsal=True)
 
-    def capture(self, size: int) -> None:
-        """Record one size; the largest should come first, so that the others fit into its memory. Waits."""
+    def record(self, size: int) -> None:
+        """Record one rehearsed size; the largest should come first, so that the others fit into its memory."""
         stream = torch.cuda.current_stream(self._rows.device)
-        self.rehearse(size)
-        stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             self.forward(self._shapes[size])

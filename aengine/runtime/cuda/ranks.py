@@ -25,7 +25,7 @@ class DeviceRanks:
         self._workers = [ThreadPoolExecutor(1, f"aengine-rank-{rank}") for rank in range(len(streams))]
 
     def __call__(self, calls: Sequence[Callable[[], T]], short: bool = False) -> list[T]:
-        if short:
+        if short or len(calls) == 1:
             return [self._on(rank, call) for rank, call in enumerate(calls)]
         futures = [worker.submit(self._on, rank, calls[rank]) for rank, worker in enumerate(self._workers)]
         errors = [error for error in map(Future.exception, futures) if error is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,8 +26,14 @@ from aengine.timeline import Timeline
 
 RING = 4  # results in flight, one more than steps can be
 
-# The end of a step, and what it brought on the host, valid from then on.
-PendingOutcome = tuple[asyncio.Future[None], Outcome]
+
+@dataclass(slots=True)
+class PendingOutcome:
+    """A step behind its last launch, and what it brings to the host."""
+
+    done: asyncio.Future[None]
+    outcome: Outcome  # valid once it is done
+    failed: Tensor | None  # the same: [1], not 0 where a rank waited for another in vain; None: there is one rank
 
 
 class GraphedExecutor(StepExecutor):
@@ -125,19 +131,27 @@ class CudaStep:
     async def result(self) -> StepResult:
         if self._pending is None:
             raise RuntimeError(f"the draws of step {self.plan.step} were never enqueued")
-        future, outcome = self._pending
+        pending = self._pending
         with self._runner.device_errors():
-            await future
-            return read_outcome(outcome, self._runner.logprob_count, self.plan)
+            await pending.done
+            if pending.failed is not None and pending.failed.item():
+                raise DeviceLostError("the device is lost: a GPU waited in vain for another one")
+            return read_outcome(pending.outcome, self._runner.logprob_count, self.plan)
 
 
 class CudaRunner:
     """Enqueues steps behind each other; launching never waits for the device."""
 
-    def __init__(self, executor: Executor, device: torch.device, stream: torch.cuda.Stream, max_draws: int) -> None:
+    def __init__(
+        self, executor: Executor, streams: Sequence[torch.cuda.Stream], max_draws: int, failed: Tensor | None = None
+    ) -> None:
+        """streams: of each rank, on its device; results come from the first one, where `failed` [1] is not 0 once a
+        kernel has given up waiting for another rank.
+        """
         self._executor = executor
-        self._device = device
-        self._stream = stream
+        self._streams = streams
+        self._stream = streams[0]
+        self._failed = failed
         self._clock: DeviceClock | None = None
         self._logprob_counts: dict[int, int | None] = {}
         self._ring = [
@@ -164,7 +178,8 @@ class CudaRunner:
             yield
         except Exception as error:
             try:
-                self._stream.query()  # waits for nothing
+                for stream in self._streams:
+                    stream.query()  # waits for nothing
             except RuntimeError:
                 raise DeviceLostError(f"the device is lost: {type(error).__name__}") from error
             raise
@@ -191,11 +206,12 @@ class CudaRunner:
             [one.mapped(_pinned) for one in outcome.scores],
             None if outcome.sums is None else _pinned(outcome.sums),
         )
+        failed = None if self._failed is None else _pinned(self._failed)
         event = torch.cuda.Event()
         event.record(self._stream)
         if self._clock is None:  # made on the loop that launches
-            self._clock = DeviceClock(self._device)
-        return self._clock.watch(event), host
+            self._clock = DeviceClock(self._streams)
+        return PendingOutcome(self._clock.watch(event), host, failed)
 
     def logprob_count(self, row: int) -> int | None:
         """How many logprobs the request in `row` wants of each token; None: none at all."""
@@ -220,7 +236,8 @@ class CudaRunner:
         self._executor = TracedExecutor(self._executor, CudaSpans(timeline, self._stream))
 
     def close(self) -> None:
-        self._stream.synchronize()
+        for stream in self._streams:
+            stream.synchronize()
         if self._clock is not None:
             self._clock.close()
         self._executor.close()

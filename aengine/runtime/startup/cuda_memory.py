@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,7 @@ import torch
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
-from aengine.runtime.cuda.capture import capture
-from aengine.runtime.cuda.runner import GraphedExecutor
+from aengine.runtime.cuda.capture import Executors, capture
 from aengine.runtime.startup.warm_up import largest_steps, row_share
 
 MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
@@ -45,12 +44,12 @@ def trial_pool(config: EngineConfig, decoder: Decoder, max_step_tokens: int) -> 
 
 def room_for_kv(
     config: EngineConfig,
-    decoder: Decoder,
+    decoders: Sequence[Decoder],
     max_step_tokens: int,
-    make: Callable[[int, int], GraphedExecutor],
+    make: Callable[[int, int], Executors],
     more_graphs: int,
 ) -> int:
-    """Bytes for the KV pool. Raises `ConfigError` with the arithmetic where nothing is left.
+    """Bytes for the KV pool of each rank, which the tightest one has. Raises `ConfigError` where nothing is left.
 
     Runs the largest step, once with the plainest and once with the greediest sampling, and captures the largest graphs,
     over `make(num_pages, max_model_len)`, and looks at what that took. more_graphs: bytes of those not captured here.
@@ -58,39 +57,61 @@ def room_for_kv(
     """
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
-    device = decoder.device
-    budget = Budget.of(device, config.gpu_memory_utilization)
-    weights = torch.cuda.memory_allocated(device)
-    num_pages, length = trial_pool(config, decoder, max_step_tokens)
-    pool = num_pages * decoder.config.kv_shape(config.page_size, decoder.kv_dtype).page_bytes
+    model, kv_dtype = decoders[0].config, decoders[0].kv_dtype
+    num_pages, length = trial_pool(config, decoders[0], max_step_tokens)
+    pool = num_pages * model.kv_shape(config.page_size, kv_dtype).page_bytes
+    devices = [_Measured(decoder.device, config.gpu_memory_utilization) for decoder in decoders]
     try:
         trial = make(num_pages, length)
-        torch.cuda.reset_peak_memory_stats(device)
-        for plan in largest_steps(config, max_step_tokens, length):
-            trial.execute(plan)
-        torch.cuda.current_stream(device).synchronize()
+        for device in devices:
+            torch.cuda.reset_peak_memory_stats(device.device)
+        trial.warm_up(largest_steps(config, max_step_tokens, length))
     except torch.OutOfMemoryError as error:
+        tightest = max(devices, key=lambda device: device.weights)
         raise ConfigError(
             f"max_step_tokens: a step of {max_step_tokens} tokens and {config.max_num_seqs} rows does not fit beside "
-            f"the weights ({weights / GIB:.1f} of {budget.total / GIB:.1f} GiB); lower max_step_tokens or max_num_seqs"
+            f"the weights ({tightest.weights / GIB:.1f} of {tightest.budget.total / GIB:.1f} GiB); lower "
+            f"max_step_tokens or max_num_seqs"
         ) from error
-    peak = torch.cuda.max_memory_allocated(device)
+    for device in devices:
+        device.peak = torch.cuda.max_memory_allocated(device.device)
     torch.cuda.empty_cache()
-    before = torch.cuda.mem_get_info(device)[0]
+    before = [device.free for device in devices]
     capture(trial)
-    graphs = before - torch.cuda.mem_get_info(device)[0] + more_graphs
+    graphs = [free - device.free + more_graphs for free, device in zip(before, devices)]
     del trial
     torch.cuda.empty_cache()
-    # By others, by weights, by code that is loaded now and by what kernels keep between steps: keys out of their pages.
-    held = budget.total - torch.cuda.mem_get_info(device)[0]
-    step = peak - pool - torch.cuda.memory_allocated(device)
-    room = budget.ours - held - step - graphs - MARGIN
-    if room <= 0:
-        raise ConfigError(
-            f"gpu_memory_utilization: the model does not fit. Of {budget.ours / GIB:.1f} GiB "
-            f"({config.gpu_memory_utilization:.0%} of the device) others use {budget.others / GIB:.1f}, the weights "
-            f"{weights / GIB:.1f}, the largest step {step / GIB:.1f}, the graphs {graphs / GIB:.1f}: nothing is left "
-            f"for the KV pool. Raise it, lower max_step_tokens or max_num_seqs, or take a smaller model"
-        )
-    torch.cuda.set_per_process_memory_fraction((budget.ours - budget.others) / budget.total, device)
-    return room
+    return min(device.room(pool, more) for device, more in zip(devices, graphs))
+
+
+class _Measured:
+    """The memory of one device while the largest step is tried."""
+
+    def __init__(self, device: torch.device, utilization: float) -> None:
+        self.device = device
+        self.budget = Budget.of(device, utilization)
+        self.weights = torch.cuda.memory_allocated(device)
+        self.peak = 0  # bytes that were allocated at most
+        self._utilization = utilization
+
+    @property
+    def free(self) -> int:
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def room(self, pool: int, graphs: int) -> int:
+        """What is left for the KV pool; pool: bytes of the one that was tried. Raises `ConfigError`."""
+        budget = self.budget
+        # By others, by weights, by code that is loaded now and by what kernels keep between steps: keys out of pages.
+        held = budget.total - self.free
+        step = self.peak - pool - torch.cuda.memory_allocated(self.device)
+        room = budget.ours - held - step - graphs - MARGIN
+        if room <= 0:
+            raise ConfigError(
+                f"gpu_memory_utilization: the model does not fit. Of {budget.ours / GIB:.1f} GiB "
+                f"({self._utilization:.0%} of {self.device}) others use {budget.others / GIB:.1f}, the weights "
+                f"{self.weights / GIB:.1f}, the largest step {step / GIB:.1f}, the graphs {graphs / GIB:.1f}: nothing "
+                f"is left for the KV pool. Raise it, lower max_step_tokens or max_num_seqs, spread the model over more "
+                f"GPUs (tensor_parallel_size), or take a smaller model"
+            )
+        torch.cuda.set_per_process_memory_fraction((budget.ours - budget.others) / budget.total, self.device)
+        return room

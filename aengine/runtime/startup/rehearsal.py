@@ -21,6 +21,7 @@ from aengine.kernels.offline import Share, compile_utilities, compiling
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.decoder import Decoder
 from aengine.model.groups import leave_empty
+from aengine.model.shard import Shard
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
 from aengine.runtime.device import resolve_kv_dtype
 from aengine.runtime.startup.cuda_memory import trial_pool
@@ -46,7 +47,8 @@ def run_through(job: Job) -> None:
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     attention = TritonAttention(lambda: absent_prefill(job.capability, dtype))
-    decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len, kv_dtype)
+    ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
+    decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len, kv_dtype, ranks)
     leave_empty(decoder.groups)
     decoder.thin_out()
     steps = StepSizes.of(config, job.model, job.capability, job.launch.processors)
@@ -64,6 +66,21 @@ def run_through(job: Job) -> None:
     rehearse(executor)
     for plan in greediest_steps():
         executor.execute(plan)
+
+
+class _AbsentRanks:
+    """The first of several ranks, whose others answer nothing."""
+
+    index = 0
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
+        return part
+
+    def gather(self, part: Tensor, width: int) -> Tensor:
+        return part.new_empty(len(part), width)
 
 
 class _Absent:
@@ -98,7 +115,7 @@ def compile_flash(job: Job) -> None:
 def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     """What prefill chunks launch, of as many tokens as there are in a start-up."""
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
-    heads = model.layers[0].attention
+    heads, shard = model.layers[0].attention, Shard(count=model.ranks)
     steps = StepSizes.of(config, model, job.capability, job.launch.processors)
     sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most)
     launch_kinds(
@@ -106,8 +123,8 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
         device,
         tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
         windows=list(dict.fromkeys(model.windows)),
-        heads=heads.heads,
-        kv_heads=heads.kv_heads,
+        heads=shard.units(heads.heads),
+        kv_heads=shard.units(heads.kv_heads),
         dim=heads.head_dim,
         page_size=config.page_size,
         dtype=dtype,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,17 +16,20 @@ from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
+from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.checkpoint.staging import staging_ring
 from aengine.model.config import ModelConfig
-from aengine.model.load import load_model
-from aengine.runtime.cuda.capture import GraphSizes, capture, make_executor
-from aengine.runtime.cuda.runner import CudaRunner, GraphedExecutor
+from aengine.model.load import Placement, load_shards
+from aengine.runtime.cuda.capture import Executors, GraphSizes, capture, make_executor
+from aengine.runtime.cuda.ranks import DeviceRanks
+from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.startup.compile_ahead import compile_ahead
 from aengine.runtime.startup.cuda_memory import GIB, Budget, room_for_kv
+from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import check_length, size_pool
@@ -53,67 +57,73 @@ def start_cuda(
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
+    gpus = choose_gpus(config, model, dtype, device)
+    model = model.over(len(gpus))
     if config.num_pages is not None or config.kv_cache_gib is not None:
         kv_bytes = int((config.kv_cache_gib or 0) * GIB)
         size_pool(config, model, kv_dtype, kv_bytes, memory=torch.cuda.mem_get_info(device)[1])
-    stream = torch.cuda.Stream(device)
+    devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus])
     job = _job(config, model, dtype, device)
     # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
     with (
         compile_ahead(job) as ahead,
         ThreadPoolExecutor(1, "imports") as imports,
-        torch.cuda.stream(stream),
+        devices.current(),
     ):
-        _load_libraries(device, dtype)
+        for gpu in gpus:
+            _load_libraries(gpu, dtype)
         if config.load_format == "auto":
             staging_ring(device)  # torch keeps its pinned memory, and the loader gets it at once
         wait_for_text()
         phases.end("text")
-        prefill = imports.submit(choose_prefill, device, dtype, longest if kv_dtype == FP8 else 0)
-        attention = TritonAttention(prefill.result)
-        decoder = load_model(
+        collectives = connect(gpus) if len(gpus) > 1 else [None]
+        prefill_bound = longest if kv_dtype == FP8 else 0
+        attention = [TritonAttention(imports.submit(choose_prefill, gpu, dtype, prefill_bound).result) for gpu in gpus]
+        decoders = load_shards(
             folder,
             model,
-            device=device,
+            [Placement(gpu, TritonKernels(), one, ranks) for gpu, one, ranks in zip(gpus, attention, collectives)],
             dtype=dtype,
-            kernels=TritonKernels(),
-            attention=attention,
             load_format=config.load_format,
             seed=config.seed,
             progress=config.progress,
             max_positions=config.max_model_len,
             kv_dtype=kv_dtype,
         )
-        stream.synchronize()
+        devices.synchronize()
         phases.end("weights")
         steps = StepSizes.of(config, model, job.capability, job.launch.processors)
-        sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most)
+        sizes = GraphSizes.of(config, attention[0].capturable, steps.mixed.tokens, steps.most)
         phases.end("imports")
         ahead.wait()
         phases.end("kernels")
 
-        def trial(num_pages: int, length: int) -> GraphedExecutor:
-            return make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits)
+        def make(num_pages: int, length: int, sizes: GraphSizes) -> Executors:
+            ranks = devices(
+                [
+                    partial(make_executor, config, decoder, num_pages, length, sizes, one.fits)
+                    for decoder, one in zip(decoders, attention)
+                ],
+                short=True,
+            )
+            return Executors(ranks, devices)
 
         more_graphs = sizes.more_bytes(model.vocab_size * dtype.itemsize)
-        room = room_for_kv(config, decoder, steps.most, trial, more_graphs)
+        room = room_for_kv(config, decoders, steps.most, partial(make, sizes=sizes.largest), more_graphs)
         pool = size_pool(config, model, kv_dtype, room)
         with _pool_size_errors(config, steps.most):
-            executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
-            for plan in uncaptured_steps(config, model, job.launch, steps.most, pool.max_model_len, sizes):
-                executor.execute(plan)
-            stream.synchronize()
+            executors = make(pool.num_pages, pool.max_model_len, sizes)
+            executors.warm_up(uncaptured_steps(config, model, job.launch, steps.most, pool.max_model_len, sizes))
             torch.cuda.empty_cache()
         phases.end("memory")
-        capture(executor, config.progress)
-        for plan in greediest_steps():  # compiles what no graph holds: the draws that decide something on the host
-            executor.execute(plan)
-        stream.synchronize()
+        capture(executors, config.progress)
+        executors.warm_up(greediest_steps())  # compiles what no graph holds: draws that decide something on the host
         phases.end("graphs")
         ahead.keep()
-    name = f"{torch.cuda.get_device_name(device)} ({device})"
-    log_ready(decoder, name, f"{attention.name}, {attention.why}", config, pool, steps.most, phases)
-    runner = CudaRunner(executor, device, stream, max_draws=config.max_num_seqs)
+    name = ", ".join(f"{torch.cuda.get_device_name(gpu)} ({gpu})" for gpu in gpus)
+    log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, phases)
+    failed = None if collectives[0] is None else collectives[0].failed
+    runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
     return Runtime(runner, model, pool, steps.most, steps.mixed)
 
 

@@ -48,7 +48,7 @@ class StepSizes:
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig, capability: tuple[int, int], processors: int) -> StepSizes:
         """What suits a CUDA device of this compute capability, with so many multiprocessors."""
-        parameters, speed = model.active_parameters, device_speed(capability, processors)
+        parameters, speed = model.active_parameters // model.ranks, device_speed(capability, processors)
         most = step_tokens(config, default_step_tokens(parameters, speed))
         return cls(most, mixed_limit(config, model, default_mixed_tokens(parameters, most, speed)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,10 +51,11 @@ class Trial:
         self._device = device
         device.take(pool=POOL, rows=ROWS)
 
-    def execute(self, plan: object) -> None:
-        self._device.take(kept=KEPT)
-        self._device.take(step=STEP)
-        self._device.give("step")
+    def warm_up(self, plans: Iterable[object]) -> None:
+        for _ in plans:
+            self._device.take(kept=KEPT)
+            self._device.take(step=STEP)
+            self._device.give("step")
 
     def capture(self) -> None:
         self._device.take(graphs=GRAPHS)
@@ -74,7 +75,6 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], int]:
         "reset_peak_memory_stats": device.reset_peak,
         "mem_get_info": device.info,
         "empty_cache": lambda: None,
-        "current_stream": lambda _: SimpleNamespace(synchronize=lambda: None),
         "set_per_process_memory_fraction": lambda *_: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
@@ -87,7 +87,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], int]:
     def measure(share: float) -> int:
         config = EngineConfig(model="any", gpu_memory_utilization=share)
         make: Any = lambda *_: Trial(device)  # noqa: E731
-        return room_for_kv(config, decoder, 8192, make, MORE_GRAPHS)
+        return room_for_kv(config, [decoder], 8192, make, MORE_GRAPHS)
 
     return measure
 
