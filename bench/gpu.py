@@ -1,9 +1,11 @@
-"""The engine on one GPU: the workloads that peers publish, on random weights of Qwen3's 8B, 0.6B or 30B-A3B shape.
+"""The engine on one GPU: the workloads that peers publish, on random weights of Qwen's 8B, 0.6B, 7B or 30B-A3B shape.
 
     python bench/gpu.py [--shape 8b] [--quantization fp8] [--only decode1 nano ...] [--out results.jsonl]
+    python bench/gpu.py --shape moe30b --only steps [--streams 1 2 4 8]
 
 Token ids go in as prompts, the whole wall time of the calls counts. Prints JSON lines, then a table with the
-limit of the device (an H200) and what peers reach on it with the same work.
+limit of the device (an H200) and what peers reach on it with the same work. `steps` has whole decode steps of a few
+streams, beside the time in which the device reads what such a step must: of experts those that are chosen by chance.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 import aengine
+from aengine.model.config import ModelConfig
+from bench.decode_steps import tell_steps
 from bench.results import Report
 from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
 
@@ -174,7 +178,14 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
             tell("startup_dummy", [time.perf_counter() - began])
             gc.collect()
             gc.freeze()  # as the server does: walking torch's objects takes 0.1 s, in the middle of a run
-            for workload in options.only or WORKLOADS:
+            if "steps" in options.only:
+                config = ModelConfig.from_folder(Path(scratch))
+                kv_dtype = torch.float8_e4m3fn if knobs.get("kv_cache_dtype") == "fp8" else torch.bfloat16
+                await tell_steps(
+                    engine, config, {"shape": name}, report,
+                    streams=options.streams, runs=options.runs, temperature=temperature, kv_dtype=kv_dtype,
+                )  # fmt: skip
+            for workload in [workload for workload in options.only if workload in WORKLOADS]:
                 found: dict[str, list[float]] = {}
                 for run in range(options.runs + 1):
                     figures = await WORKLOADS[workload](engine, run, temperature)
@@ -193,7 +204,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--quantization", choices=list(QUANTIZATIONS), help="as checkpoints of that kind have it")
-    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS))
+    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "steps"], default=list(WORKLOADS))
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8], help="of steps")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--knob", action="append", default=[], help="name=value of an EngineConfig knob")
     parser.add_argument("--out", type=Path)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 SHAPES: dict[str, dict[str, object]] = {
     "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288},
-    "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072},
+    "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072}
+    | {"tie_word_embeddings": True},
+    "qwen2.5-7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "intermediate_size": 18944}
+    | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_key_value_heads": 4, "vocab_size": 152064},
     "moe30b": {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "intermediate_size": 6144}
     | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_key_value_heads": 4}
     | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
@@ -21,12 +24,13 @@ QUANTIZATIONS: dict[str, dict[str, object]] = {
 }
 SMALL: dict[str, dict[str, object]] = {
     "30m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
-    | {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "eos_token_id": 4095},
+    | {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "eos_token_id": 4095}
+    | {"tie_word_embeddings": True},
 }
 
 
 def write_config(folder: Path, shape: str, context: int = 40960, quantization: str | None = None) -> None:
-    """A Qwen3 config.json of that shape, its weights in one of `QUANTIZATIONS`."""
+    """A config.json of that shape, Qwen3's unless it says otherwise, its weights in one of `QUANTIZATIONS`."""
     config: dict[str, object] = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -36,7 +40,7 @@ def write_config(folder: Path, shape: str, context: int = 40960, quantization: s
         "max_position_embeddings": context,
         "rope_theta": 1e6,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": shape not in ("8b", "moe30b"),
+        "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "hidden_act": "silu",
         "attention_bias": False,

@@ -1,0 +1,49 @@
+"""The bytes that a decode step must read: weights as the checkpoint has them, once, and what the rows keep."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import torch
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.groups import Entry, entries_of, needed
+from aengine.model.spec import ExpertsSpec
+
+_PACKED = {"F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}  # bytes of an element; all others are of the model's dtype
+_EXPERT = re.compile(r"model\.layers\.(\d+)\..*\.experts\.")
+
+
+def step_bytes(config: ModelConfig, rows: int, context: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> float:
+    """Of a step that decodes one token of each of `rows` sequences of `context` tokens."""
+    keys = sum(2 * layer.attention.keys * min(context, layer.attention.window or context) for layer in config.layers)
+    return weight_bytes(config, rows, dtype) + rows * keys * kv_dtype.itemsize
+
+
+def weight_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
+    """Of all weights but the table of embeddings, of which a step reads a row a token; of experts, the chosen ones."""
+    entries = entries_of(Decoder(config, TorchKernels(), TorchAttention()).groups)
+    total = 0.0
+    for name in needed(entries):
+        if name == "model.embed_tokens.weight" and not config.tie_word_embeddings:
+            continue
+        size = _size(entries[name], dtype)
+        if (found := _EXPERT.match(name)) is not None:
+            spec = config.layers[int(found[1])].ffn
+            if isinstance(spec, ExpertsSpec):
+                size *= expected_experts(spec.count, spec.router.top_k, tokens) / spec.count
+        total += size
+    return total
+
+
+def expected_experts(count: int, top_k: int, tokens: int) -> float:
+    """How many of `count` experts so many tokens choose among them, where each chooses `top_k` by chance."""
+    return count * (1 - (1 - top_k / count) ** tokens)
+
+
+def _size(entry: Entry, dtype: torch.dtype) -> float:
+    return math.prod(entry.shape) * _PACKED.get(entry.dtypes[0], dtype.itemsize)
