@@ -21,7 +21,17 @@ from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.shard import Part, Shard, Split
-from aengine.model.sharded import Embedding, GatheredLinear, SummedEmbedding, SummedExperts, SummedLinear, SummedNorm
+from aengine.model.sharded import (
+    DealtLinear,
+    Embedding,
+    GatheredLinear,
+    PreparedNorm,
+    Sum,
+    SummedEmbedding,
+    SummedExperts,
+    SummedLinear,
+    SummedNorm,
+)
 from aengine.model.spec import ExpertsSpec
 
 Embed = Callable[[Tensor], Tensor]  # token ids [tokens] -> their rows [tokens, hidden]
@@ -46,6 +56,7 @@ class Parameters:
         the model is spread over; None: it is here alone.
         """
         self._ranks = ranks
+        self._last_sum: Sum | None = None  # behind which no norm has come yet
         self.shard = Shard() if ranks is None else Shard(ranks.index, ranks.count)
         self._to_fp8 = to_fp8
         self.kernels = kernels
@@ -67,7 +78,18 @@ class Parameters:
         return scales
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
-        return self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
+        """A norm of whole tokens, in the order in which they are computed: the sum made before it prepares it."""
+        norm = self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
+        if self._ranks is None:
+            return norm
+        prepared = PreparedNorm(norm)
+        if self._last_sum is not None:
+            self._last_sum.norm, self._last_sum = prepared, None
+        return prepared
+
+    def _sum(self, ranks: Collective) -> Sum:
+        self._last_sum = Sum(ranks)
+        return self._last_sum
 
     def wide_norm(self, name: str, part: Part, eps: float) -> Norm:
         """A norm over all of a token's heads."""
@@ -97,11 +119,12 @@ class Parameters:
             return self._linear({name: Stored(part.width, inputs) for name, part in parts.items()}, bias, floats)
         if split == "outputs":
             stored = {name: Stored(part.width, inputs, rows=self.shard.range(part)) for name, part in parts.items()}
-            return self._linear(stored, bias, floats)
+            return DealtLinear(self._linear(stored, bias, floats))
         columns = self.shard.range(Part(inputs))
         stored = {name: Stored(part.width, inputs, columns=columns) for name, part in parts.items()}
         # Of the products that are added up one has the bias.
-        return SummedLinear(self._linear(stored, bias and self.shard.index == 0, floats), self._ranks)
+        linear = self._linear(stored, bias and self.shard.index == 0, floats)
+        return SummedLinear(linear, self._sum(self._ranks))
 
     def _linear(self, parts: Mapping[str, Stored], bias: bool, floats: bool, outputs: int | None = None) -> Linear:
         """outputs: more than the parts have, where the last ones are nobody's."""
@@ -129,7 +152,7 @@ class Parameters:
             if forms is None
             else QuantizedExperts(experts, name, spec, forms, self._storage, columns)
         )
-        return experts if self._ranks is None else SummedExperts(experts, self._ranks)
+        return experts if self._ranks is None else SummedExperts(experts, self._sum(self._ranks))
 
     def _forms(self, name: str, spec: ExpertsSpec) -> tuple[LinearFormat, LinearFormat] | None:
         """The formats of the experts' gate and up, and of their down. Raises `UnsupportedModelError`: one alone."""
@@ -171,4 +194,5 @@ class Parameters:
             scores = self._linear({head: Stored(count, width, rows=kept)}, bias=False, floats=False, outputs=rows)
         if self._ranks is None:
             return Embedding(table), scores
-        return SummedEmbedding(table, self._ranks), GatheredLinear(scores, self._ranks, count)
+        embed = SummedEmbedding(table, self.shard.index * rows, self._sum(self._ranks))
+        return embed, GatheredLinear(scores, self._ranks, count)

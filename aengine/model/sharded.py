@@ -11,32 +11,89 @@ from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
 
 
+class PreparedNorm:
+    """A norm whose result the sum in front of it has computed as well, in one launch."""
+
+    def __init__(self, norm: Norm) -> None:
+        self.norm = norm
+        self.weight = norm.weight
+        self.eps = norm.eps
+        self._prepared: tuple[Tensor, Tensor] | None = None  # of what, and the result
+
+    def prepare(self, x: Tensor, normed: Tensor) -> None:
+        """The next call with this very x gives `normed`."""
+        self._prepared = x, normed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        prepared, self._prepared = self._prepared, None
+        return self.norm(x) if prepared is None or prepared[0] is not x else prepared[1]
+
+
+class Sum:
+    """The sum over all ranks that ends a block, with the norm that begins the next one."""
+
+    def __init__(self, ranks: Collective) -> None:
+        self._ranks = ranks
+        self.norm: PreparedNorm | None = None
+
+    def __call__(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.norm is None:
+            return self._ranks.sum(part, residual)
+        x, normed = self._ranks.sum_and_norm(part, residual, self.norm.norm)
+        self.norm.prepare(x, normed)
+        return x
+
+
+class DealtLinear:
+    """A linear whose rows are dealt out: every rank has some of the outputs. Its norm may be prepared."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.inputs = linear.inputs
+        self.outputs = linear.outputs
+        self._linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(x)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._linear.add_to(x, residual)
+
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        return self._linear.add_gated_to(gate_up, residual)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return self._linear.gated(gate_up)
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        return self._linear(norm(x))
+
+
 class SummedLinear:
     """A linear whose columns are dealt out: every rank multiplies its part of x, and the products are added up.
 
     Only the first rank's has the bias.
     """
 
-    def __init__(self, linear: Linear, ranks: Collective) -> None:
+    def __init__(self, linear: Linear, total: Sum) -> None:
         self.inputs = linear.inputs
         self.outputs = linear.outputs
         self._linear = linear
-        self._ranks = ranks
+        self._sum = total
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ranks.sum(self._linear(x))
+        return self._sum(self._linear(x))
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._ranks.sum(self._linear(x), residual)
+        return self._sum(self._linear(x), residual)
 
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        return self._ranks.sum(self._linear.gated(gate_up), residual)
+        return self._sum(self._linear.gated(gate_up), residual)
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        return self._ranks.sum(self._linear.gated(gate_up))
+        return self._sum(self._linear.gated(gate_up))
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
-        return self._ranks.sum(self._linear.after(norm, x))
+        return self._sum(self._linear.after(norm, x))
 
 
 class GatheredLinear:
@@ -56,19 +113,19 @@ class GatheredLinear:
 class SummedExperts:
     """Experts of which every rank has a part: of the columns of each, or some of them whole."""
 
-    def __init__(self, experts: Experts, ranks: Collective, first: int = 0) -> None:
+    def __init__(self, experts: Experts, total: Sum, first: int = 0) -> None:
         """first: which expert of the model is the first of this rank's."""
         self.hidden = experts.hidden
         self.experts = experts.experts
         self._experts = experts
-        self._ranks = ranks
+        self._sum = total
         self._first = first
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
         """ids: of the model's experts."""
         own = ids - self._first if self._first else ids  # one that others have is out of range here
         part = self._experts.add_to(h, own, weights, torch.zeros_like(residual))
-        return self._ranks.sum(part, residual)
+        return self._sum(part, residual)
 
 
 class Embedding:
@@ -84,17 +141,17 @@ class Embedding:
 class SummedEmbedding:
     """A table whose rows are dealt out: a token's row comes from the rank that has it."""
 
-    def __init__(self, table: Tensor, ranks: Collective) -> None:
-        """table [rows of a rank, hidden], the same number on each."""
+    def __init__(self, table: Tensor, first: int, total: Sum) -> None:
+        """table [rows of a rank, hidden]; first: the token of its first row."""
         self._table = table
-        self._first = ranks.index * len(table)
-        self._ranks = ranks
+        self._first = first
+        self._sum = total
 
     def __call__(self, ids: Tensor) -> Tensor:
         own = ids - self._first
         elsewhere = (own < 0) | (own >= len(self._table))
         rows = F.embedding(own.masked_fill_(elsewhere, 0), self._table)
-        return self._ranks.sum(rows.masked_fill_(elsewhere.unsqueeze(-1), 0.0))
+        return self._sum(rows.masked_fill_(elsewhere.unsqueeze(-1), 0.0))
 
 
 class SummedNorm:

@@ -16,6 +16,7 @@ from aengine.attention.flash4 import Flash4
 from aengine.attention.flash4_offline import compile_flash4, launch_kinds
 from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_is_installed, flash4_runs_on
 from aengine.attention.triton_backend import TritonAttention
+from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.offline import Share, compile_utilities, compiling
 from aengine.kernels.triton_kernels import TritonKernels
@@ -78,6 +79,9 @@ class _AbsentRanks:
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         return part
+
+    def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        return part, part
 
     def gather(self, part: Tensor, width: int) -> Tensor:
         return part.new_empty(len(part), width)
