@@ -38,7 +38,7 @@ from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
 class Row:
     """Figures of one workload on an H200: tokens per second, or seconds where `seconds` is set."""
 
-    best_peer: float
+    best_peer: float | None
     limit: float | None
     target: float
     seconds: bool = False
@@ -92,6 +92,22 @@ FIGURES = {
     },
 }
 FIGURES["8b gptq"] = FIGURES["8b awq"]
+# On several GPUs.
+FIGURES |= {
+    "8b on 2": {
+        "decode1": Row(289, 510, 380),
+        "nano": Row(14_313, 23_600, 17_000),
+        "decode256": Row(19_323, 27_400, 22_500),
+        "prefill": Row(69_383, 89_000, 75_000),
+    },
+    "32b on 2": {
+        "decode1": Row(90.9, 139, 118),
+        "decode256": Row(6_452, 8_700, 7_400),
+        "prefill": Row(17_245, 20_400, 18_300),
+    },
+    "moe30b on 2": {"decode1": Row(None, 1_490, 560), "decode256": Row(None, 25_000, 17_000)},
+    "32b on 4": {"decode1": Row(None, 277, 190)},
+}
 
 
 async def run_all(engine: aengine.Engine, work: list[tuple[list[int], int]], temperature: float) -> float:
@@ -155,7 +171,8 @@ WORKLOADS: dict[str, Callable[[aengine.Engine, int, float], Awaitable[dict[str, 
 
 
 async def measure(options: argparse.Namespace, report: Report) -> None:
-    name = " ".join(filter(None, (options.shape, options.quantization)))
+    ranks = options.tensor_parallel_size
+    name = " ".join(filter(None, (options.shape, options.quantization, f"on {ranks}" if ranks > 1 else None)))
 
     def tell(figure: str, values: list[float]) -> None:
         row = FIGURES.get(name, {}).get(figure)
@@ -169,11 +186,11 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         )
 
     # 1 where there are experts: sequences do not run together then, so that all experts are read.
-    temperature = 1.0 if options.shape == "moe30b" else 0.6
+    temperature = 1.0 if options.shape.startswith("moe") else 0.6
     with tempfile.TemporaryDirectory() as scratch:
         write_config(Path(scratch), options.shape, quantization=options.quantization)
         began = time.perf_counter()
-        knobs = dict(pair.split("=", 1) for pair in options.knob)
+        knobs = dict(pair.split("=", 1) for pair in options.knob) | {"tensor_parallel_size": ranks}
         async with aengine.Engine(scratch, load_format="dummy", device="cuda", **knobs) as engine:
             tell("startup_dummy", [time.perf_counter() - began])
             gc.collect()
@@ -196,7 +213,7 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
                 engine.check_integrity()
                 for figure, values in found.items():
                     tell(figure, values)
-            peak = torch.cuda.max_memory_reserved() / 2**30
+            peak = max(torch.cuda.max_memory_reserved(rank) for rank in range(ranks)) / 2**30
             report.tell({"shape": name}, {"peak_gib": peak}, detail={"stats": str(engine.stats())})
 
 
@@ -204,6 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--quantization", choices=list(QUANTIZATIONS), help="as checkpoints of that kind have it")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that the model is spread over")
     parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "steps"], default=list(WORKLOADS))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8], help="of steps")
     parser.add_argument("--runs", type=int, default=2)
