@@ -1,4 +1,4 @@
-"""The engine on one GPU or several: the workloads that peers publish, on random weights of Qwen's 8B, 0.6B, 7B or 30B-A3B shape.
+"""The engine on one GPU or several: the workloads that peers publish, on random weights of published shapes.
 
     python bench/gpu.py [--shape 8b] [--quantization fp8] [--only decode1 nano ...] [--out results.jsonl]
     python bench/gpu.py --shape moe30b --only steps [--streams 1 2 4 8]
