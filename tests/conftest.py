@@ -11,6 +11,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.covering import thin_out
+
 # Read when torch is imported, here and in every process that a test starts. The models are so small that threads would
 # mostly wait for each other, spinning, and beside other busy processes ten times as long as the work takes. The engine
 # sets its own number of threads.
@@ -39,6 +41,8 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # of what -m and -k leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow tests first: while one worker is busy with a test of minutes, the other does the rest."""
+    thin_out(config, items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

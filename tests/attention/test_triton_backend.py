@@ -104,6 +104,7 @@ STEPS = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("path", ["flash-attn-4", "flash-attn-2", "torch flash"])
 @pytest.mark.parametrize("case", STEPS)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (14, 2, 64)])
@@ -118,6 +119,7 @@ def test_a_step_is_the_references(
         assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("path", ["flash-attn-4", "flash-attn-2", "torch flash"])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("case", STEPS)
@@ -153,6 +155,7 @@ def test_more_keys_than_are_copied_at_a_time_go_in_groups(
         assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 
 
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("path", ["flash-attn-4", "torch flash"])
 @pytest.mark.parametrize("window", [1, 40, 1000])
 def test_a_window_hides_what_is_older(window: int, path: str, device: torch.device) -> None:

@@ -13,6 +13,7 @@ REFERENCE = TorchKernels()
 SHAPES = [pytest.param(3, 96, id="tiny"), pytest.param(1, 4096), pytest.param(257, 1000), pytest.param(33, 5120)]
 
 
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
 def test_rms_norm_is_the_references(tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
     x = torch.randn(tokens, hidden, device=device).to(dtype) * 3
@@ -22,6 +23,7 @@ def test_rms_norm_is_the_references(tokens: int, hidden: int, dtype: torch.dtype
     assert relative_error(out, REFERENCE.norm(weight, 1e-6)(x)) < tolerance(dtype)
 
 
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(
     ("tokens", "inter"), [pytest.param(3, 72, id="tiny"), pytest.param(1, 12288), pytest.param(130, 3000)]
 )

@@ -15,6 +15,7 @@ REFERENCE = TorchKernels()
 PAGE = 16
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim"),

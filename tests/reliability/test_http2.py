@@ -23,7 +23,7 @@ LIMIT = 200_000  # bytes of a body
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RawServer]:
-    with raw_server("--max-body-bytes", str(LIMIT), "--body-timeout", "3", "--keep-alive-timeout", "1") as server:
+    with raw_server("--max-body-bytes", str(LIMIT), "--body-timeout", "1.5", "--keep-alive-timeout", "1") as server:
         yield server
         # After all of it nothing is left behind but the client's own connection.
         assert within(MARGIN, lambda: server.connections() <= 1)

@@ -72,6 +72,7 @@ FULL = [
 ]
 
 
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(("lengths", "heads", "kv_heads", "dim", "page"), TINY + FULL)
 def test_attention_over_pages_is_the_references(
     lengths: list[int], heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype, device: torch.device
@@ -88,6 +89,7 @@ def test_attention_over_pages_is_the_references(
     assert not out[inputs[4] == 0].any()
 
 
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("window", [1, 16, 40, 1000])
 @pytest.mark.parametrize(
     ("lengths", "dim"),
@@ -107,6 +109,7 @@ def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, device
     assert relative_error(out, reference(*inputs, 0.25)) < tolerance(torch.float32)
 
 
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("at_once", [1, 2, 4])
 @pytest.mark.parametrize("lengths", [[400], [0, 130, 300, 7, 500]], ids=["one", "some"])
 def test_parts_are_added_up_in_groups_tiny(lengths: list[int], at_once: int, device: torch.device) -> None:

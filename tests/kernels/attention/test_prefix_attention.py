@@ -39,6 +39,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(("lengths", "groups", "heads", "kv_heads", "dim"), CASES)
 def test_sharing_changes_nothing_but_the_reads(
     lengths: list[int],

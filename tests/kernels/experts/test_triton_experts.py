@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from typing import Any
 
 import pytest
@@ -14,14 +13,10 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.config import experts_config, fp8_experts_config, packed_experts_config, row_borders
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
-from aengine.kernels.experts.plan import AT_ONCE
-from aengine.kernels.experts.route import route_config
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.experts.triton_experts import TritonExperts
-from aengine.kernels.launch import Launch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -84,6 +79,12 @@ def make(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tu
     return h, gate_up, down, torch.rand(tokens, top_k, device=device), residual
 
 
+def is_known_to_a_gpu(cut: str, dtype: str, **_: object) -> bool:
+    """Kernels for many rows are not for four bytes an element."""
+    return not cut.startswith("many") or dtype != "float32"
+
+
+@pytest.mark.thinned(where=is_known_to_a_gpu)
 @pytest.mark.parametrize("how", SPREADS)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("shape", [(param.values, param.id) for param in SHAPES], ids=lambda s: s[1] or "large")
@@ -92,8 +93,6 @@ def test_every_cut_gives_the_weighted_sum(
 ) -> None:
     ids = spread(how, *shape[0][:3]).to(device)
     h, gate_up, down, weights, residual = make(shape[0], dtype, device)
-    if cut.startswith("many") and (dtype == torch.float32 and device.type == "cuda"):
-        return  # these are not for four bytes an element
     expected = reference(h, gate_up, down, ids, weights, residual)
     layer = TritonExperts(gate_up, down)
     outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]  # type: ignore[arg-type]
@@ -111,6 +110,7 @@ def test_the_chosen_cut_gives_the_weighted_sum_tiny(tokens: int, dtype: torch.dt
     assert relative_error(out, expected) < tolerance(dtype)
 
 
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("tokens", [1, 3, 8, 32, 64, 256, 1000, 4097])
 def test_the_chosen_cut_gives_the_weighted_sum(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     shape = (tokens, 128, 8, 2048, 768)
@@ -131,28 +131,3 @@ def test_no_tokens_are_no_work_tiny(device: torch.device) -> None:
 def test_weights_that_do_not_belong_together_are_refused_tiny(device: torch.device) -> None:
     with pytest.raises(ValueError, match="does not belong"):
         TritonExperts(torch.zeros(4, 32, 16, device=device), torch.zeros(4, 16, 8, device=device))
-
-
-@pytest.mark.parametrize("tokens", [1, 64, 4096, 16384])
-@pytest.mark.parametrize("shared_memory", [99, 163, 227])
-def test_every_choice_fits_into_shared_memory_tiny(tokens: int, shared_memory: int) -> None:
-    config = experts_config(tokens, 8, 128, 2048, 768, 2, Launch(132, True, shared_memory * 1024))
-    assert isinstance(config, SingleConfig) or config.shared_memory(2, 2) <= shared_memory * 1024
-
-
-@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (64, 6), (512, 10)])
-@pytest.mark.parametrize("processors", [132, 108])
-def test_cuts_change_at_borders_only_tiny(experts: int, top_k: int, processors: int) -> None:
-    launch = Launch(processors, processors == 132, 227 * 1024, capability=(9, 0))
-    borders, before = row_borders(top_k, experts, launch), None
-    for tokens in range(1, 17000):
-        block = bisect.bisect_left(AT_ONCE, tokens * top_k)
-        cuts = (
-            block,
-            *(choose(tokens, top_k, experts, 2048, 768, 2, launch) for choose in (experts_config, fp8_experts_config)),
-            packed_experts_config(tokens, top_k, experts, 2, launch),
-            *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
-        )
-        if tokens - 1 not in borders:
-            assert before in (None, cuts)
-        before = cuts

@@ -154,6 +154,7 @@ def test_loading_takes_a_bounded_part_of_the_host_memory() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("wanted", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", DTYPES, ids=str)
 def test_a_gpu_gets_the_same(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:

@@ -11,13 +11,11 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.config import fp8_experts_config
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyCut
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
-from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.quantize import E4M3, quantize_fp8
 from aengine.kernels.linear.weights import Activations, Fp8Weight, dequantize
 from tests.kernels.experts.test_triton_experts import SPREADS, reference, spread
@@ -85,6 +83,7 @@ def rounded_reference(
     return total
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("how", SPREADS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cut", CUTS)
@@ -147,12 +146,3 @@ def test_weights_that_no_kernel_reads_are_known_tiny(device: torch.device) -> No
         Fp8Experts(fp8_weight(2, 192, 96, "blocks", device), fp8_weight(2, 96, 96, "blocks", device))
     with pytest.raises(ValueError, match="does not belong"):
         Fp8Experts(fp8_weight(2, 128, 128, "blocks", device), fp8_weight(2, 128, 128, "blocks", device))
-
-
-@pytest.mark.parametrize("tokens", [1, 8, 512, 16384])
-@pytest.mark.parametrize("shared_memory", [99, 163, 227])
-def test_every_choice_fits_into_shared_memory_tiny(tokens: int, shared_memory: int) -> None:
-    config = fp8_experts_config(
-        tokens, 8, 128, 2048, 768, 2, Launch(132, True, shared_memory * 1024, capability=(9, 0))
-    )
-    assert isinstance(config, SingleConfig) or config.shared_memory(2, 1) <= shared_memory * 1024

@@ -28,6 +28,12 @@ SHAPES = [
 ]
 
 
+def divides(cut: str, k: int, **_: object) -> bool:
+    """Whether the cut's splits divide the groups of columns."""
+    return -(-k // 128) % CUTS[cut].splits == 0
+
+
+@pytest.mark.thinned(where=divides)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
@@ -35,7 +41,7 @@ def test_every_cut_gives_the_product_with_the_exact_weight(
     m: int, n: int, k: int, block: str, cut: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     config = CUTS[cut]
-    if -(-k // 128) % config.splits:
+    if not divides(cut, k):
         pytest.skip("splits divide the groups of columns")
     m = 1 if config.one_row else m
     weight = random_weight(n, k, BLOCKS[block], device)
@@ -51,6 +57,7 @@ def test_every_cut_gives_the_product_with_the_exact_weight(
     assert torch.equal(*twice)
 
 
+@pytest.mark.thinned(where=lambda m, **_: m <= 16)
 @pytest.mark.parametrize("cut", ["plain", "split"])
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)

@@ -18,6 +18,7 @@ NARROW = {"cuda": torch.bfloat16, "cpu": torch.float16}  # the interpreter's ari
 
 
 @pytest.mark.gpu
+@pytest.mark.thinned(where=lambda m, **_: m not in (64, 300))
 @pytest.mark.parametrize("kind", ["group", "token", "static"])
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", ["group", "token", "static"])
 @pytest.mark.parametrize("block", BLOCKS)

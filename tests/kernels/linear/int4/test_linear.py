@@ -22,6 +22,7 @@ class Halved:
         return x / 2
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("path", ["unpacked-on-the-way", "written-out-dense"])
 @pytest.mark.parametrize("ordered", [False, True], ids=["in-order", "sorted-by-group"])
 @pytest.mark.parametrize(("n", "k"), [pytest.param(40, 256, id="tiny"), (1024, 4096)])

@@ -41,13 +41,19 @@ def random_weight(form: str, n: int, k: int, device: torch.device) -> Int4Weight
     return Int4Weight(codes, scale, zero)
 
 
+def fits(cut: str, m: int, k: int, **_: object) -> bool:
+    """Whether the cut is one for this shape."""
+    return not CUTS[cut].block_per_warp or (m <= CUTS[cut].rows and k >= 128 * CUTS[cut].warps)
+
+
+@pytest.mark.thinned(where=fits)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_every_cut_gives_the_product(
     m: int, n: int, k: int, form: str, cut: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    if CUTS[cut].block_per_warp and (m > CUTS[cut].rows or k < 128 * CUTS[cut].warps):
+    if not fits(cut, m, k):
         pytest.skip("not for this cut")
     weight = random_weight(form, n, k, device)
     packed = packed_codes.pack_codes(weight)
@@ -61,6 +67,7 @@ def test_every_cut_gives_the_product(
     assert torch.equal(out, again)
 
 
+@pytest.mark.thinned(where=lambda n, **_: n != 1000)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("n", "k"), [pytest.param(72, 256, id="tiny"), (1000, 1664), (4096, 12288)])
 def test_a_weight_is_written_out_dense(n: int, k: int, form: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -69,6 +76,12 @@ def test_a_weight_is_written_out_dense(n: int, k: int, form: str, dtype: torch.d
     assert relative_error(dense, dequantize(weight).double()) < tolerance(dtype)
 
 
+def meets_each_shape_and_each_number_of_rows(m: int, n: int, k: int, **_: object) -> bool:
+    """Every number of rows for two shapes, and for each shape one and more than a tile has."""
+    return (n, k) in ((6144, 4096), (5760, 2880)) or m in (1, 65)
+
+
+@pytest.mark.thinned(where=meets_each_shape_and_each_number_of_rows)
 @pytest.mark.parametrize(
     ("n", "k", "form"),
     [

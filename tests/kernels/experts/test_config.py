@@ -1,0 +1,42 @@
+"""Which cut is chosen for how many tokens; that needs no device."""
+
+from __future__ import annotations
+
+import bisect
+
+import pytest
+
+pytest.importorskip("triton")
+
+from aengine.kernels.experts.config import experts_config, fp8_experts_config, packed_experts_config, row_borders
+from aengine.kernels.experts.plan import AT_ONCE
+from aengine.kernels.experts.route import route_config
+from aengine.kernels.experts.single_rows import SingleConfig
+from aengine.kernels.launch import Launch
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 64, 512, 4096, 16384])
+@pytest.mark.parametrize("shared_memory", [99, 163, 227])
+def test_every_choice_fits_into_shared_memory(tokens: int, shared_memory: int) -> None:
+    launch = Launch(132, True, shared_memory * 1024, capability=(9, 0))
+    for choose, weight_bytes in ((experts_config, 2), (fp8_experts_config, 1)):
+        config = choose(tokens, 8, 128, 2048, 768, 2, launch)
+        assert isinstance(config, SingleConfig) or config.shared_memory(2, weight_bytes) <= shared_memory * 1024
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2), (64, 6), (512, 10)])
+@pytest.mark.parametrize("processors", [132, pytest.param(108, marks=pytest.mark.slow)])
+def test_cuts_change_at_borders_only(experts: int, top_k: int, processors: int) -> None:
+    launch = Launch(processors, processors == 132, 227 * 1024, capability=(9, 0))
+    borders, before = row_borders(top_k, experts, launch), None
+    for tokens in range(1, 17000):
+        block = bisect.bisect_left(AT_ONCE, tokens * top_k)
+        cuts = (
+            block,
+            *(choose(tokens, top_k, experts, 2048, 768, 2, launch) for choose in (experts_config, fp8_experts_config)),
+            packed_experts_config(tokens, top_k, experts, 2, launch),
+            *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
+        )
+        if tokens - 1 not in borders:
+            assert before in (None, cuts)
+        before = cuts
