@@ -167,7 +167,7 @@ def breakable(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     usual = Decoder.forward
 
     def forward(self: Decoder, *arguments: Any, **named: Any) -> Tensor:
-        self._embedding[POISON] = float("nan") if sick else 0.01
+        self._embed._table[POISON] = float("nan") if sick else 0.01
         return usual(self, *arguments, **named)
 
     def set_sick(value: bool) -> None:

@@ -52,7 +52,7 @@ def build(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]
     decoder = Decoder(config, TorchKernels(), TorchAttention(), dtype, torch.device("cpu"))
     places: dict[str, Tensor] = {}
     checkpoint = Checkpoint(folder, decoder.groups, config.tie_word_embeddings)
-    checkpoint.copy_into([Kept(group, places) for group in decoder.groups], progress=False)
+    checkpoint.copy_into([[Kept(group, places) for group in decoder.groups]], progress=False)
     return places
 
 
@@ -346,4 +346,4 @@ def test_a_file_that_changes_while_loading(untied: Path) -> None:
     checkpoint = Checkpoint(untied, decoder.groups, tied=False)
     (untied / SINGLE).write_bytes((untied / SINGLE).read_bytes()[:1000])
     with pytest.raises(WeightsError, match=r"model\.safetensors: "):
-        checkpoint.copy_into(decoder.groups, progress=False)
+        checkpoint.copy_into([decoder.groups], progress=False)
