@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from aengine.kernels.linear.base import Norm
+
 
 class Collective(Protocol):
     """One rank's part in what all ranks compute together; each rank has one of its own.
@@ -23,6 +25,10 @@ class Collective(Protocol):
 
         part may be used up; residual, which is the same on every rank, as well.
         """
+        ...
+
+    def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        """`sum`, and `norm` of it: [tokens, width] each."""
         ...
 
     def gather(self, part: Tensor, width: int) -> Tensor:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aengine.kernels.linear.base import Norm
+
 
 class Meeting:
     """Where so many threads meet. A thread that gives up breaks it: the others raise instead of waiting for ever."""
@@ -50,6 +52,10 @@ class ThreadCollective:
         if residual is not None:
             total += residual.to(wide)
         return total.to(part.dtype)
+
+    def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        x = self.sum(part, residual)
+        return x, norm(x)
 
     def gather(self, part: Tensor, width: int) -> Tensor:
         parts = self._meeting.exchange(self.index, part)
