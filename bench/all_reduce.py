@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aengine.kernels.collective.peers import Pulled, Pushed
+from aengine.kernels.collective.config import Pulled, Pushed
 from aengine.kernels.norms import TritonNorm
 from bench.all_reduce_stress import stress
 from bench.ranks import CALLS, Call, Ranks, tensors
@@ -62,12 +62,12 @@ def sum_call(ranks: Ranks, rows: int, config: Config = None, hidden: int = HIDDE
     return lambda rank, i: ranks.collectives[rank].sum(parts[i % len(parts)][rank], residuals[rank], config)
 
 
-def norm_call(ranks: Ranks, rows: int, hidden: int = HIDDEN) -> Call:
+def norm_call(ranks: Ranks, rows: int, config: Pushed | None = None, hidden: int = HIDDEN) -> Call:
     parts = [tensors(ranks, rows, hidden, seed=i) for i in range(4 if rows <= 2048 else 1)]
     residuals = tensors(ranks, rows, hidden, same=True)
     norms = [TritonNorm(weight, 1e-6) for weight in tensors(ranks, hidden, same=True)]
     return lambda rank, i: ranks.collectives[rank].sum_and_norm(
-        parts[i % len(parts)][rank], residuals[rank], norms[rank]
+        parts[i % len(parts)][rank], residuals[rank], norms[rank], config
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from aengine.kernels.collective.peers import PeerCollective, connect
 
 CALLS = 72  # of a graph
+PATIENCE = 5.0  # seconds
 Call = Callable[[int, int], object]  # (rank, number of the call)
 
 
@@ -26,7 +27,7 @@ class Ranks:
     @classmethod
     def connect(cls, count: int) -> Ranks:
         devices = [torch.device("cuda", i) for i in range(count)]
-        return cls(connect(devices, patience=10.0), devices, [torch.cuda.Stream(device) for device in devices])
+        return cls(connect(devices, PATIENCE), devices, [torch.cuda.Stream(device) for device in devices])
 
     def each(self, function: Callable[[int], object]) -> None:
         for rank, device in enumerate(self.devices):

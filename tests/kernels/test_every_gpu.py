@@ -255,7 +255,7 @@ def test_the_sampler(compiler: Compiler) -> None:
 @pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize("new", [half, single])
 def test_what_ranks_compute_together(compiler: Compiler, count: int, new: Callable[..., Tensor]) -> None:
-    collective = PeerCollective(1, count, Mailbox(ints(1), longs(count), ints(256), longs(2)))
+    collective = PeerCollective(1, Mailbox(ints(2, count, 256, 1024, 4), longs(count), ints(256), longs(2)))
     norm = norms.TritonNorm(new(4096), 1e-6)
     for rows in (1, 64, 8192):
         collective.sum(new(rows, 4096))

@@ -13,8 +13,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from aengine.errors import ConfigError
+from aengine.kernels.collective.config import Pulled, Pushed
 from aengine.kernels.collective.mailboxes import Mailbox
-from aengine.kernels.collective.peers import PeerCollective, Pulled, Pushed, begin_anew, connect
+from aengine.kernels.collective.peers import PeerCollective, begin_anew, connect
 from aengine.kernels.norms import TritonNorm
 from tests.kernels.conftest import relative_error, tolerance
 
@@ -73,7 +74,7 @@ def total(parts: list[Tensor], residual: Tensor | None) -> Tensor:
         (1, None),
         (3, Pushed(256, 8)),
         (130, Pushed(128, 4)),
-        (130, Pushed(512, 8, programs=32)),
+        (130, Pushed(512, 8, lead=2, programs=32)),
         (130, Pulled(4096, 16, 8)),
         (1, Pulled(4096, 16, 64)),
         (700, None),
@@ -202,7 +203,7 @@ def test_ranks_are_a_power_of_two_of_different_devices(indices: tuple[int, ...])
     ],
 )
 def test_parts_that_the_kernels_cannot_read_are_refused(part: Tensor, residual: Tensor | None) -> None:
-    nothing = torch.zeros(2, dtype=torch.int64)
-    collective = PeerCollective(0, 2, Mailbox(nothing, nothing, nothing, nothing))
+    lanes, nothing = torch.zeros(2, 2, 1, 1, 4, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    collective = PeerCollective(0, Mailbox(lanes, nothing, nothing, nothing))
     with pytest.raises(ValueError, match="contiguous"):
         collective.sum(part, residual)
