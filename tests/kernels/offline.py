@@ -10,6 +10,7 @@ from triton.runtime.jit import JITFunction
 
 from aengine.kernels import norms, rope, triton_kernels
 from aengine.kernels.attention import decode_attention, prefix_attention
+from aengine.kernels.collective import peers
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.experts import few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum
 from aengine.kernels.experts.fp8 import experts as fp8_experts
@@ -27,7 +28,7 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.offline import OfflineDriver
 
 KERNELS = (  # those that ask the device
-    *(cutoff, decode_attention, gumbel, norms, prefix_attention, rope, small_linear),
+    *(cutoff, decode_attention, gumbel, norms, peers, prefix_attention, rope, small_linear),
     *(fp8_few_rows, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
     *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, plan, route),
     *(single_rows, triton_experts, weighted_sum),

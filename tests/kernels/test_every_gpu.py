@@ -17,6 +17,8 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
+from aengine.kernels.collective.mailboxes import Mailbox
+from aengine.kernels.collective.peers import PeerCollective
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.experts.config import experts_config, fp8_experts_config
 from aengine.kernels.experts.fp8.experts import Fp8Experts
@@ -251,6 +253,17 @@ def test_the_sampler(compiler: Compiler) -> None:
     for vocab in (151936, 600_000):
         likeliest.likeliest(half(8, vocab), longs(5), longs(8), 20)
     penalties.penalize_seen(single(8, 151936), longs(5), longs(8), ints(9, 151936), *single(8, 3).unbind(1))
+
+
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("new", [half, single])
+def test_what_ranks_compute_together(compiler: Compiler, count: int, new: Callable[..., Tensor]) -> None:
+    collective = PeerCollective(1, Mailbox(ints(2, count, 256, 1024, 4), longs(count), ints(256), longs(2)))
+    norm = norms.TritonNorm(new(4096), 1e-6)
+    for rows in (1, 64, 8192):
+        collective.sum(new(rows, 4096))
+        collective.sum_and_norm(new(rows, 4096), new(rows, 4096), norm)
+        collective.gather(new(rows, 18992), count * 18992)
 
 
 def test_everything_small(compiler: Compiler) -> None:

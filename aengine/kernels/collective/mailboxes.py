@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.errors import ConfigError
 
 PROGRAMS = 256
-CAPACITY = 1024  # lanes that a program may push to each rank in one call
+LANES = 1 << 21  # of a mailbox for one call: 32 MB
 LANE = 16  # bytes
 MOST_RANKS = 8
 
@@ -20,9 +20,9 @@ MOST_RANKS = 8
 class Mailbox:
     """What one rank has on its device."""
 
-    lanes: Tensor  # int32 [2, ranks, PROGRAMS, CAPACITY, 4]
+    lanes: Tensor  # int32 [2, ranks, programs, capacity, 4]
     addresses: Tensor  # int64 [ranks]: of the lanes of every rank
-    turns: Tensor  # int32 [PROGRAMS]: which of its two regions each program uses next
+    turns: Tensor  # int32 [programs]: which of its two regions each program uses next
     control: Tensor  # int64 [2]: whether somebody gave up; how long to wait, in nanoseconds
 
     def renew(self, patience: float) -> None:
@@ -47,7 +47,7 @@ def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mai
     for device in devices:
         for other in devices:
             torch.zeros(1, device=device).to(other)  # from now on each may read and write what the other has
-    shape = (2, len(devices), PROGRAMS, CAPACITY, LANE // 4)
+    shape = (2, len(devices), PROGRAMS, LANES // len(devices) // PROGRAMS, LANE // 4)
     lanes = [torch.empty(shape, dtype=torch.int32, device=device) for device in devices]
     boxes = [
         Mailbox(

@@ -35,7 +35,6 @@ def _meet(
     send_lanes(region(boxes, turn, rank, COUNT, PROGRAMS, CAPACITY) + place * 16, words, inside)
     came = receive_lanes(region(own_box, turn, other, COUNT, PROGRAMS, CAPACITY) + place * 16, inside, control_ptr)
     lost = tl.max(((came[0] == EMPTY) | (came[1] == EMPTY)).to(tl.int32), axis=0)
-    fence(other)
     tl.debug_barrier()
     return lost
 
@@ -90,10 +89,11 @@ def pulled_sum_kernel(
     box = tl.load(boxes_ptr + rank)
     here = part_ptr.to(tl.int64)
     lost = _meet(here, 0, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    fence(tl.arange(0, THREADS))
     lost += tl.load(control_ptr.to(tl.pointer_type(tl.int32)))  # addresses may be those of an earlier call
     blocks = tl.where(lost == 0, tl.cdiv(size, BLOCK), 0)
     for b in range(program * COUNT + rank, blocks, programs * COUNT):
-        offsets = b.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        offsets = tl.cast(b, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = offsets < size
         if residual_ptr is not None:
             residual = tl.load(residual_ptr + offsets, mask=inside, other=0.0)
@@ -141,13 +141,14 @@ def pulled_gather_kernel(
     box = tl.load(boxes_ptr + rank)
     here = part_ptr.to(tl.int64)
     lost = _meet(here, 0, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    fence(tl.arange(0, THREADS))
     lost += tl.load(control_ptr.to(tl.pointer_type(tl.int32)))  # addresses may be those of an earlier call
     pieces = tl.cdiv(row, BLOCK)
     blocks = tl.where(lost == 0, rows * pieces, 0)
     for b in range(program, blocks, programs):
         columns = (b % pieces) * BLOCK + tl.arange(0, BLOCK)
         inside = columns < row
-        start = (b // pieces).to(tl.int64) * row
+        start = tl.cast(b // pieces, tl.int64) * row
         for step in tl.static_range(0, COUNT):
             source = (rank + step) % COUNT
             part = _part(source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)

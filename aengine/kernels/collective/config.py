@@ -1,0 +1,52 @@
+"""How sums and gathers are cut into programs, by their size: measured on two H200s (bench/KERNELS.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aengine.kernels.collective.mailboxes import LANE, PROGRAMS
+from aengine.kernels.launch import power_of_two
+
+PUSHED_BYTES = 4 << 20  # to all others together; more is pulled
+FUSED_BYTES = 2 << 20
+FUSED_LANES = 1024  # of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """How what is pushed is cut."""
+
+    lanes: int  # a program takes at once; with a norm those of a token
+    num_warps: int
+    lead: int = 1  # turns that pushing is ahead of receiving, where there are several
+    programs: int = PROGRAMS
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """How what is pulled is cut."""
+
+    block: int  # elements a program takes at once
+    num_warps: int
+    programs: int
+
+
+def sum_config(lanes: int, count: int) -> Pushed | Pulled:
+    """For so many lanes of `count` ranks."""
+    if lanes * LANE * (count - 1) > PUSHED_BYTES:
+        return Pulled(4096, 16, 64)
+    return Pushed(128, 4) if lanes <= 32768 else Pushed(256, 8) if lanes <= 65536 else Pushed(512, 16)
+
+
+def norm_config(rows: int, row: int, count: int) -> Pushed | None:
+    """For rows of so many lanes; None where a norm of its own is faster."""
+    if rows * row * LANE * (count - 1) > FUSED_BYTES or row > FUSED_LANES:
+        return None
+    return Pushed(row, min(16, max(1, power_of_two(row) // 32)))
+
+
+def gather_config(lanes: int, count: int) -> Pushed | Pulled:
+    """For so many lanes of each rank."""
+    if lanes * LANE * (count - 1) > PUSHED_BYTES:
+        return Pulled(8192, 16, 64)
+    return Pushed(128, 4) if lanes <= 32768 else Pushed(512, 16)

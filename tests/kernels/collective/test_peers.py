@@ -1,0 +1,209 @@
+"""GPUs of one host that sum and gather together, and what they do about one that does not come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from aengine.errors import ConfigError
+from aengine.kernels.collective.config import Pulled, Pushed
+from aengine.kernels.collective.mailboxes import Mailbox
+from aengine.kernels.collective.peers import PeerCollective, begin_anew, connect
+from aengine.kernels.norms import TritonNorm
+from tests.kernels.conftest import relative_error, tolerance
+
+T = TypeVar("T")
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+
+
+class Ranks:
+    """All GPUs, up to the largest power of two of them, launched for by one thread."""
+
+    def __init__(self) -> None:
+        count = torch.cuda.device_count()
+        self.devices = [torch.device("cuda", i) for i in range(min(8, 1 << (count.bit_length() - 1)))]
+        self.collectives = connect(self.devices, patience=30.0)
+
+    def each(self, call: Callable[[PeerCollective], T]) -> list[T]:
+        """What each rank gets, by rank; the kernels are compiled while nobody waits."""
+        results = []
+        for collective, device in zip(self.collectives, self.devices, strict=True):
+            with torch.cuda.device(device):
+                results.append(call(collective))
+        for device in self.devices:
+            torch.cuda.synchronize(device)
+        assert not any(bool(collective.failed.item()) for collective in self.collectives)
+        return results
+
+    def tensors(self, *shape: int, dtype: torch.dtype) -> list[Tensor]:
+        """For each rank others."""
+        return [torch.randn(*shape, device=device).to(dtype) for device in self.devices]
+
+    def copies(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor.to(device) for device in self.devices]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Ranks:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    return Ranks()
+
+
+def total(parts: list[Tensor], residual: Tensor | None) -> Tensor:
+    """In the order of the ranks, then the residual, rounded once."""
+    wide = parts[0].cpu().float()
+    for part in parts[1:]:
+        wide = wide + part.cpu().float()
+    return (wide if residual is None else wide + residual.cpu().float()).to(parts[0].dtype)
+
+
+@pytest.mark.gpu
+@DTYPES
+@pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
+@pytest.mark.parametrize(
+    ("rows", "config"),
+    [
+        (1, None),
+        (3, Pushed(256, 8)),
+        (130, Pushed(128, 4)),
+        (130, Pushed(512, 8, lead=2, programs=32)),
+        (130, Pulled(4096, 16, 8)),
+        (1, Pulled(4096, 16, 64)),
+        (700, None),
+        (3000, None),
+    ],
+    ids=str,
+)
+def test_sums_are_in_the_order_of_the_ranks_on_every_rank(
+    ranks: Ranks, rows: int, config: Pushed | Pulled | None, residual: bool, dtype: torch.dtype
+) -> None:
+    parts = ranks.tensors(rows, 1040, dtype=dtype)
+    residuals = ranks.copies(torch.randn(rows, 1040).to(dtype)) if residual else [None] * len(parts)
+    expected = total(parts, residuals[0])
+    for x in ranks.each(lambda rank: rank.sum(parts[rank.index], residuals[rank.index], config)):
+        torch.testing.assert_close(x.cpu(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@DTYPES
+@pytest.mark.parametrize(("rows", "width"), [(1, 4096), (5, 5120), (64, 1040), (300, 2048), (2000, 1024), (2, 32768)])
+def test_a_sum_and_its_norm(ranks: Ranks, rows: int, width: int, dtype: torch.dtype) -> None:
+    parts, residuals = ranks.tensors(rows, width, dtype=dtype), ranks.copies(torch.randn(rows, width).to(dtype))
+    expected = total(parts, residuals[0])
+    norms = [TritonNorm(weight, 1e-6) for weight in ranks.copies((torch.rand(width) + 0.5).to(dtype))]
+    results = ranks.each(lambda rank: rank.sum_and_norm(parts[rank.index], residuals[rank.index], norms[rank.index]))
+    for x, normed in results:
+        torch.testing.assert_close(x.cpu(), expected, rtol=0, atol=0)
+        torch.testing.assert_close(normed.cpu(), results[0][1].cpu(), rtol=0, atol=0)
+    assert relative_error(results[0][1], norms[0](results[0][0])) < tolerance(dtype)
+
+
+@pytest.mark.gpu
+@DTYPES
+@pytest.mark.parametrize("config", [None, Pushed(256, 4), Pulled(4096, 16, 16)], ids=str)
+@pytest.mark.parametrize(("rows", "n", "cut"), [(1, 4096, 0), (7, 1040, 16), (3, 75, 0), (40, 37, 20)])
+def test_columns_stand_side_by_side(
+    ranks: Ranks, rows: int, n: int, cut: int, config: Pushed | Pulled | None, dtype: torch.dtype
+) -> None:
+    parts = ranks.tensors(rows, n, dtype=dtype)
+    width = len(parts) * n - cut
+    expected = torch.cat([part.cpu() for part in parts], dim=1)[:, :width]
+    for whole in ranks.each(lambda rank: rank.gather(parts[rank.index], width, config)):
+        assert whole.is_contiguous()
+        torch.testing.assert_close(whole.cpu(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
+def test_every_nan_is_sent_as_one(ranks: Ranks, config: Pushed | Pulled) -> None:
+    """The bits that mean "nothing here yet" are a NaN, too."""
+    parts = ranks.tensors(1, 4096, dtype=torch.float32)
+    parts[-1].view(torch.int32).fill_(-1)
+    for x in ranks.each(lambda rank: rank.sum(parts[rank.index], None, config)):
+        assert bool(x.isnan().all())
+
+
+@pytest.mark.gpu
+def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
+    """Each replay takes other data; calls of other sizes and kinds, with other grids, come in between."""
+    inputs = [torch.zeros(1, device=device) for device in ranks.devices]
+    sizes = (1, 64, 3, 600, 2, 900, 16)
+    count = len(inputs)
+
+    def call(rank: PeerCollective, rows: int) -> Tensor:
+        value = inputs[rank.index] + rows
+        if rows % 2:
+            return rank.sum((value + rank.index).expand(rows, 4096).contiguous())
+        return rank.gather(value.expand(rows, 4096).contiguous(), count * 4096)
+
+    for rows in sizes:  # compiled and loaded before anything is captured
+        ranks.each(partial(call, rows=rows))
+    graphs = [torch.cuda.CUDAGraph() for _ in inputs]
+    results: list[list[Tensor]] = []
+    for rank, graph, device in zip(ranks.collectives, graphs, ranks.devices, strict=True):
+        with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results.append([call(rank, rows) for rows in sizes])
+
+    def step(rank: PeerCollective, turn: int) -> Tensor:
+        inputs[rank.index].fill_(turn)
+        graphs[rank.index].replay()
+        return rank.sum(torch.ones(turn + 1, 1024, device=inputs[rank.index].device))
+
+    for turn in range(5):
+        for between in ranks.each(partial(step, turn=turn)):
+            assert bool((between == count).all())
+        for result in results:
+            for rows, x in zip(sizes, result, strict=True):
+                value = count * (turn + rows) + count * (count - 1) // 2 if rows % 2 else turn + rows
+                assert bool((x == value).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
+def test_a_rank_that_waits_too_long_gives_up_and_says_so(ranks: Ranks, config: Pushed | Pulled) -> None:
+    begin_anew(ranks.collectives, 0.05)
+    with torch.cuda.device(0):
+        for _ in range(20):  # only the first of them waits
+            ranks.collectives[0].sum(torch.ones(8, 4096, device=ranks.devices[0]), None, config)
+        torch.cuda.synchronize(0)
+    assert [int(collective.failed.item()) for collective in ranks.collectives[:2]] == [1, 0]
+    begin_anew(ranks.collectives, 30.0)
+    parts = [torch.ones(8, 4096, device=device) for device in ranks.devices]
+    for x in ranks.each(lambda rank: rank.sum(parts[rank.index], None, config)):
+        assert bool((x == len(parts)).all())
+
+
+def test_devices_that_cannot_reach_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: False)
+    with pytest.raises(ConfigError, match="cuda:0 has no access to the memory of cuda:1"):
+        connect([torch.device("cuda", 0), torch.device("cuda", 1)])
+
+
+@pytest.mark.parametrize("indices", [(0,), (0, 0), (0, 1, 2)])
+def test_ranks_are_a_power_of_two_of_different_devices(indices: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="2, 4 or 8 different devices"):
+        connect([torch.device("cuda", i) for i in indices])
+
+
+@pytest.mark.parametrize(
+    ("part", "residual"),
+    [
+        (torch.zeros(2, 6), None),
+        (torch.zeros(8, 4).t(), None),
+        (torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.float16)),
+        (torch.zeros(2, 8), torch.zeros(8, 2).t()),
+    ],
+)
+def test_parts_that_the_kernels_cannot_read_are_refused(part: Tensor, residual: Tensor | None) -> None:
+    lanes, nothing = torch.zeros(2, 2, 1, 1, 4, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    collective = PeerCollective(0, Mailbox(lanes, nothing, nothing, nothing))
+    with pytest.raises(ValueError, match="contiguous"):
+        collective.sum(part, residual)
