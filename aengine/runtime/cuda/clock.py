@@ -26,7 +26,7 @@ class DeviceClock:
     """Turns recorded events into futures, in order. For one loop; `close` it when nothing is pending."""
 
     def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:
-        """streams: of each rank; the events are recorded on the first one."""
+        """streams: of each rank, on which events are recorded."""
         self._loop = asyncio.get_running_loop()
         self._streams = streams
         self._side = torch.cuda.Stream(streams[0].device)
@@ -42,22 +42,23 @@ class DeviceClock:
         self._files = [self._libc.fdopen(os.dup(write), b"w") for _ in range(FILES)]
         os.close(write)
         self._next_file = itertools.cycle(self._files)
-        self._pending: deque[tuple[torch.cuda.Event, asyncio.Future[None]]] = deque()
+        self._pending: deque[tuple[Sequence[torch.cuda.Event], asyncio.Future[None]]] = deque()
         self._watchdog: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._read, self._on_bytes)
 
-    def watch(self, event: torch.cuda.Event) -> asyncio.Future[None]:
-        """A future that is done once the recorded event has happened. Raises `EngineFailedError`."""
+    def watch(self, events: Sequence[torch.cuda.Event]) -> asyncio.Future[None]:
+        """A future that is done once all the recorded events have happened. Raises `EngineFailedError`."""
         if len(self._pending) >= FILES:
             raise EngineFailedError(f"{len(self._pending)} device events are pending, at most {FILES} can be")
         future: asyncio.Future[None] = self._loop.create_future()
         file = next(self._next_file)
-        self._side.wait_event(event)
+        for event in events:
+            self._side.wait_event(event)
         self._libc.fwrite(b"x", 1, 1, file)
         code = self._cuda.cuLaunchHostFunc(self._side.cuda_stream, self._fflush, file)
         if code:
             raise EngineFailedError(f"cuLaunchHostFunc returned CUDA error {code}")
-        self._pending.append((event, future))
+        self._pending.append((events, future))
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(WATCHDOG_SECONDS, self._check)
         return future
@@ -73,8 +74,9 @@ class DeviceClock:
         """Host functions are not called once the context is in error: find out by asking the events."""
         self._watchdog = None
         try:
-            for event, _ in self._pending:
-                event.query()
+            for events, _ in self._pending:
+                for event in events:
+                    event.query()
             for stream in self._streams:
                 stream.query()
         except RuntimeError as error:

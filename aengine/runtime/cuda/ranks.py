@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import torch
+
+from aengine.errors import DeviceLostError
+from aengine.kernels.collective.peers import PeerCollective, begin_anew
 
 T = TypeVar("T")
 
@@ -19,19 +22,39 @@ class DeviceRanks:
     kernels wait for another's, so each rank has a thread for them: one that is held up lets go of the interpreter.
     """
 
-    def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:
-        """streams: of each rank, on its device."""
+    def __init__(self, streams: Sequence[torch.cuda.Stream], collectives: Sequence[PeerCollective] = ()) -> None:
+        """streams: of each rank, on its device; collectives: of each rank, none where there is one."""
         self.streams = streams
+        self.collectives = collectives
+        self._patience = 0.0
         self._workers = [ThreadPoolExecutor(1, f"aengine-rank-{rank}") for rank in range(len(streams))]
 
     def __call__(self, calls: Sequence[Callable[[], T]], short: bool = False) -> list[T]:
-        if short or len(calls) == 1:
-            return [self._on(rank, call) for rank, call in enumerate(calls)]
-        futures = [worker.submit(self._on, rank, calls[rank]) for rank, worker in enumerate(self._workers)]
-        errors = [error for error in map(Future.exception, futures) if error is not None]
-        if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
+        try:
+            if short or len(calls) == 1:
+                return [self._on(rank, call) for rank, call in enumerate(calls)]
+            futures = [
+                worker.submit(self._on, rank, call) for rank, (worker, call) in enumerate(zip(self._workers, calls))
+            ]
+            wait(futures)
+            return [future.result() for future in futures]
+        except BaseException:
+            if self.collectives:  # some ranks have launched what the others never will
+                self.wait_for_each_other(self._patience)
+            raise
+
+    def wait_for_each_other(self, patience: float) -> None:
+        """From now on kernels wait so many seconds for those of the other ranks; 0: not at all, so that ranks can be
+        rehearsed whose kernels are compiled and loaded as they come. Waits for the devices.
+        """
+        self._patience = patience
+        begin_anew(self.collectives, patience)
+
+    def check_answers(self) -> None:
+        """Raise `DeviceLostError` where a rank has waited for another in vain. Waits for the devices."""
+        for rank in self.collectives:
+            if rank.failed.item():
+                raise DeviceLostError(f"{rank.failed.device} gets no answer from another GPU")
 
     def _on(self, rank: int, call: Callable[[], T]) -> T:
         with torch.inference_mode(), torch.cuda.stream(self.streams[rank]):

@@ -33,7 +33,7 @@ class PendingOutcome:
 
     done: asyncio.Future[None]
     outcome: Outcome  # valid once it is done
-    failed: Tensor | None  # the same: [1], not 0 where a rank waited for another in vain; None: there is one rank
+    failed: Tensor  # the same: [ranks] int32, not 0 where a rank has waited for another in vain
 
 
 class GraphedExecutor(StepExecutor):
@@ -107,6 +107,7 @@ class _ResultSlot:
 
     token_ids: Tensor
     finite: Tensor
+    failed: Tensor  # [ranks] int32
 
 
 class CudaStep:
@@ -134,7 +135,7 @@ class CudaStep:
         pending = self._pending
         with self._runner.device_errors():
             await pending.done
-            if pending.failed is not None and pending.failed.item():
+            if pending.failed.any():
                 raise DeviceLostError("the device is lost: a GPU waited in vain for another one")
             return read_outcome(pending.outcome, self._runner.logprob_count, self.plan)
 
@@ -143,10 +144,14 @@ class CudaRunner:
     """Enqueues steps behind each other; launching never waits for the device."""
 
     def __init__(
-        self, executor: Executor, streams: Sequence[torch.cuda.Stream], max_draws: int, failed: Tensor | None = None
+        self,
+        executor: Executor,
+        streams: Sequence[torch.cuda.Stream],
+        max_draws: int,
+        failed: Sequence[Tensor] = (),
     ) -> None:
-        """streams: of each rank, on its device; results come from the first one, where `failed` [1] is not 0 once a
-        kernel has given up waiting for another rank.
+        """streams: of each rank, on its device; results come from the first one. failed: int32 [1] on the device of
+        each rank, not 0 once one of its kernels has waited for another rank in vain.
         """
         self._executor = executor
         self._streams = streams
@@ -158,6 +163,7 @@ class CudaRunner:
             _ResultSlot(
                 torch.empty(max_draws, dtype=torch.int64, pin_memory=True),
                 torch.empty(max_draws, dtype=torch.bool, pin_memory=True),
+                torch.zeros(len(streams), dtype=torch.int32, pin_memory=True),
             )
             for _ in range(RING)
         ]
@@ -206,12 +212,14 @@ class CudaRunner:
             [one.mapped(_pinned) for one in outcome.scores],
             None if outcome.sums is None else _pinned(outcome.sums),
         )
-        failed = None if self._failed is None else _pinned(self._failed)
-        event = torch.cuda.Event()
-        event.record(self._stream)
+        failed = self._ring[plan.step % RING].failed
+        for rank, cell in enumerate(self._failed):
+            with torch.cuda.stream(self._streams[rank]):
+                failed[rank].copy_(cell[0], non_blocking=True)
+        events = [stream.record_event() for stream in self._streams]
         if self._clock is None:  # made on the loop that launches
             self._clock = DeviceClock(self._streams)
-        return PendingOutcome(self._clock.watch(event), host, failed)
+        return PendingOutcome(self._clock.watch(events), host, failed)
 
     def logprob_count(self, row: int) -> int | None:
         """How many logprobs the request in `row` wants of each token; None: none at all."""

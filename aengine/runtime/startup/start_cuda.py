@@ -36,6 +36,8 @@ from aengine.runtime.startup.sizing import check_length, size_pool
 from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
 from aengine.runtime.startup.warm_up import greediest_steps, uncaptured_steps
 
+PATIENCE = 2.5  # seconds that a GPU waits for another, far more than a host takes between launching for both
+
 
 @torch.inference_mode()
 def start_cuda(
@@ -62,7 +64,8 @@ def start_cuda(
     if config.num_pages is not None or config.kv_cache_gib is not None:
         kv_bytes = int((config.kv_cache_gib or 0) * GIB)
         size_pool(config, model, kv_dtype, kv_bytes, memory=torch.cuda.mem_get_info(device)[1])
-    devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus])
+    collectives = connect(gpus, patience=0) if len(gpus) > 1 else []
+    devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus], collectives)
     job = _job(config, model, dtype, device)
     # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
     with (
@@ -76,13 +79,15 @@ def start_cuda(
             staging_ring(device)  # torch keeps its pinned memory, and the loader gets it at once
         wait_for_text()
         phases.end("text")
-        collectives = connect(gpus) if len(gpus) > 1 else [None]
         prefill_bound = longest if kv_dtype == FP8 else 0
         attention = [TritonAttention(imports.submit(choose_prefill, gpu, dtype, prefill_bound).result) for gpu in gpus]
         decoders = load_shards(
             folder,
             model,
-            [Placement(gpu, TritonKernels(), one, ranks) for gpu, one, ranks in zip(gpus, attention, collectives)],
+            [
+                Placement(gpu, TritonKernels(), one, ranks)
+                for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
+            ],
             dtype=dtype,
             load_format=config.load_format,
             seed=config.seed,
@@ -118,11 +123,15 @@ def start_cuda(
         phases.end("memory")
         capture(executors, config.progress)
         executors.warm_up(greediest_steps())  # compiles what no graph holds: draws that decide something on the host
+        if collectives:
+            devices.wait_for_each_other(PATIENCE)
+            executors.warm_up(greediest_steps())  # the first steps whose results mean something
+            devices.check_answers()
         phases.end("graphs")
         ahead.keep()
     name = ", ".join(f"{torch.cuda.get_device_name(gpu)} ({gpu})" for gpu in gpus)
     log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, phases)
-    failed = None if collectives[0] is None else collectives[0].failed
+    failed = [rank.failed for rank in collectives]
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
     return Runtime(runner, model, pool, steps.most, steps.mixed)
 

@@ -46,7 +46,7 @@ class Stream:
 @pytest.mark.parametrize("dead", [True, False])
 def test_a_cuda_runner_asks_the_device_whatever_library_raised(dead: bool) -> None:
     runner = CudaRunner.__new__(CudaRunner)  # the rest of one takes a GPU
-    runner._stream = Stream(accelerator_error(719) if dead else None)  # type: ignore[assignment]
+    runner._streams = [Stream(accelerator_error(719) if dead else None)]  # type: ignore[list-item]
     with (
         pytest.raises(RuntimeError if not dead else DeviceLostError, match="Triton" if not dead else "lost"),
         runner.device_errors(),

@@ -141,6 +141,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         "reset_peak_memory_stats": nothing,
         "set_per_process_memory_fraction": nothing,
         "graph_pool_handle": nothing,
+        "device_count": lambda: 1,
         "get_device_name": lambda device: "H200",
         "get_device_capability": lambda device: (9, 0),
         "mem_get_info": lambda device: (2 * GIB, 2 * GIB),
@@ -338,11 +339,11 @@ def test_a_tokenizer_that_cannot_be_read_is_told_before_weights_are(
         assert ended == []
         raise CheckpointError("tokenizer.json")
 
-    def load_model(*args: object, **options: object) -> None:
+    def load_shards(*args: object, **options: object) -> None:
         raise AssertionError("weights are read")
 
     monkeypatch.setattr(start_cuda, "compile_ahead", processes)
-    monkeypatch.setattr(start_cuda, "load_model", load_model)
+    monkeypatch.setattr(start_cuda, "load_shards", load_shards)
     folder = checkpoint(tmp_path, 8, {})
     config = EngineConfig(device="cuda", dtype="bfloat16", load_format="dummy", progress=False)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
