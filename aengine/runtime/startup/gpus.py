@@ -26,7 +26,7 @@ def choose_gpus(
         raise ConfigError(
             f"tensor_parallel_size: {count} GPUs were asked for, from {first} on this machine has {there} usable ones"
         )
-    return [torch.device("cuda", (first.index or 0) + rank) for rank in range(count)]
+    return [first, *(torch.device("cuda", (first.index or 0) + rank) for rank in range(1, count))]
 
 
 def fewest(model: ModelConfig, dtype: torch.dtype, budget: Budget, there: int) -> int:
