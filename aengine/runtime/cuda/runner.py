@@ -163,7 +163,7 @@ class CudaRunner:
             _ResultSlot(
                 torch.empty(max_draws, dtype=torch.int64, pin_memory=True),
                 torch.empty(max_draws, dtype=torch.bool, pin_memory=True),
-                torch.zeros(len(streams), dtype=torch.int32, pin_memory=True),
+                torch.empty(len(failed), dtype=torch.int32, pin_memory=True),
             )
             for _ in range(RING)
         ]
