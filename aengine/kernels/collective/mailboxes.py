@@ -13,7 +13,6 @@ from aengine.errors import ConfigError
 PROGRAMS = 256
 LANES = 1 << 21  # of a mailbox for one call: 32 MB
 LANE = 16  # bytes
-MOST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,10 @@ class Mailbox:
 
 
 def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mailbox]:
-    """One for each device, with access to each other's memory; waits for all of them.
+    """One for each rank, on its device, with access to each other's memory; waits for all devices.
 
     patience: seconds to wait for another rank. Raises `ConfigError` where the devices cannot reach each other.
     """
-    if len(set(devices)) != len(devices) or len(devices) not in (2, 4, 8):
-        raise ConfigError(f"2, 4 or {MOST_RANKS} different devices can work together, not {_named(devices)}")
     for device in devices:
         for other in devices:
             if device != other and not torch.cuda.can_device_access_peer(device, other):
@@ -69,7 +66,3 @@ def renew(boxes: Sequence[Mailbox], patience: float) -> None:
     for box in boxes:
         box.renew(patience)
         torch.cuda.synchronize(box.lanes.device)
-
-
-def _named(devices: Sequence[torch.device]) -> str:
-    return ", ".join(map(str, devices))

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
+from aengine.errors import ConfigError
 from aengine.kernels.collective.config import Pulled, Pushed, gather_config, norm_config, sum_config
 from aengine.kernels.collective.mailboxes import LANE, Mailbox, open_mailboxes, renew
 from aengine.kernels.collective.pulled import pulled_gather_kernel, pulled_sum_kernel
@@ -26,8 +26,10 @@ def connect(devices: Sequence[torch.device], patience: float = 2.5) -> list[Peer
     """One `PeerCollective` for each device, by rank.
 
     patience: seconds that a kernel waits for another rank; not less than a host may take between launching for the
-    first and the last of them. Raises `ConfigError` where the devices cannot reach each other.
+    first and the last of them. Raises `ConfigError` where the devices are not 2, 4 or 8, or cannot reach each other.
     """
+    if len(devices) not in (2, 4, 8) or len(set(devices)) != len(devices):
+        raise ConfigError(f"2, 4 or 8 different devices can work together, not {', '.join(map(str, devices))}")
     boxes = open_mailboxes(devices, patience)
     return [PeerCollective(index, box) for index, box in enumerate(boxes)]
 
@@ -74,7 +76,7 @@ class PeerCollective:
         if isinstance(config, Pushed):
             self._push(part, residual, None, None, 0.0, lanes, config)
             return part
-        blocks = triton.cdiv(part.numel(), config.block * self.count)
+        blocks = -(-part.numel() // (config.block * self.count))
         pulled_sum_kernel[(min(config.programs, blocks),)](
             part, residual, *self._common, part.numel(),
             BLOCK=config.block, THREADS=32 * config.num_warps, num_warps=config.num_warps, **self._constants,
@@ -111,7 +113,7 @@ class PeerCollective:
                 LANES=config.lanes, LEAD=lead, num_warps=config.num_warps, **self._constants,
             )  # fmt: skip
         else:
-            blocks = rows * triton.cdiv(n, config.block)
+            blocks = rows * -(-n // config.block)
             pulled_gather_kernel[(min(config.programs, blocks),)](
                 part, out, *self._common, rows, n,
                 BLOCK=config.block, THREADS=32 * config.num_warps, num_warps=config.num_warps, **self._constants,
@@ -137,9 +139,9 @@ class PeerCollective:
 
     def _turns(self, lanes: int, config: Pushed) -> tuple[tuple[int], int]:
         """The grid, and how far it pushes ahead. Raises `ValueError` for more than the mailboxes hold."""
-        blocks = triton.cdiv(lanes, config.lanes)
+        blocks = -(-lanes // config.lanes)  # triton.cdiv takes 3 us
         programs = min(config.programs, blocks)
-        turns = triton.cdiv(blocks, programs)
+        turns = -(-blocks // programs)
         if turns * config.lanes > self._capacity:
             raise ValueError(f"{lanes} lanes are more than a mailbox holds")
         return (programs,), min(config.lead, turns - 1)

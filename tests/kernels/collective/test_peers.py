@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from aengine.errors import ConfigError
 from aengine.kernels.collective.config import Pulled, Pushed
-from aengine.kernels.collective.mailboxes import Mailbox
+from aengine.kernels.collective.mailboxes import Mailbox, open_mailboxes
 from aengine.kernels.collective.peers import PeerCollective, begin_anew, connect
 from aengine.kernels.norms import TritonNorm
 from tests.kernels.conftest import relative_error, tolerance
@@ -24,23 +24,34 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.
 
 
 class Ranks:
-    """All GPUs, up to the largest power of two of them, launched for by one thread."""
+    """So many ranks, each with a stream of its own, launched for by one thread: on the GPUs there are, by turns.
 
-    def __init__(self) -> None:
-        count = torch.cuda.device_count()
-        self.devices = [torch.device("cuda", i) for i in range(min(8, 1 << (count.bit_length() - 1)))]
-        self.collectives = connect(self.devices, patience=30.0)
+    Several on one GPU work as well, as long as all of their programs find room there at once.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.devices = [torch.device("cuda", rank % torch.cuda.device_count()) for rank in range(count)]
+        self.streams = [torch.cuda.Stream(device) for device in self.devices]
+        boxes = open_mailboxes(self.devices, patience=10.0)
+        self.collectives = [PeerCollective(rank, box) for rank, box in enumerate(boxes)]
+        for device in self.devices:
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):  # loads what cuts columns off
+                torch.ones(2, 3, 8, device=device, dtype=dtype)[:, :, :3].reshape(2, -1)[:, :4].contiguous()
 
     def each(self, call: Callable[[PeerCollective], T]) -> list[T]:
-        """What each rank gets, by rank; the kernels are compiled while nobody waits."""
+        """What each rank gets, by rank. Only the first kernel of a call may be new: loading another waits for it."""
         results = []
-        for collective, device in zip(self.collectives, self.devices, strict=True):
-            with torch.cuda.device(device):
+        self.wait()
+        for collective, device, stream in zip(self.collectives, self.devices, self.streams, strict=True):
+            with torch.cuda.device(device), torch.cuda.stream(stream):
                 results.append(call(collective))
-        for device in self.devices:
-            torch.cuda.synchronize(device)
+        self.wait()
         assert not any(bool(collective.failed.item()) for collective in self.collectives)
         return results
+
+    def wait(self) -> None:
+        for device in self.devices:
+            torch.cuda.synchronize(device)
 
     def tensors(self, *shape: int, dtype: torch.dtype) -> list[Tensor]:
         """For each rank others."""
@@ -50,11 +61,11 @@ class Ranks:
         return [tensor.to(device) for device in self.devices]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Ranks:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA devices")
-    return Ranks()
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return Ranks(request.param)
 
 
 def total(parts: list[Tensor], residual: Tensor | None) -> Tensor:
@@ -99,6 +110,9 @@ def test_a_sum_and_its_norm(ranks: Ranks, rows: int, width: int, dtype: torch.dt
     parts, residuals = ranks.tensors(rows, width, dtype=dtype), ranks.copies(torch.randn(rows, width).to(dtype))
     expected = total(parts, residuals[0])
     norms = [TritonNorm(weight, 1e-6) for weight in ranks.copies((torch.rand(width) + 0.5).to(dtype))]
+    for norm, part in zip(norms, parts, strict=True):
+        with torch.cuda.device(part.device):
+            norm(part)  # loads it
     results = ranks.each(lambda rank: rank.sum_and_norm(parts[rank.index], residuals[rank.index], norms[rank.index]))
     for x, normed in results:
         torch.testing.assert_close(x.cpu(), expected, rtol=0, atol=0)
@@ -148,8 +162,11 @@ def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
         ranks.each(partial(call, rows=rows))
     graphs = [torch.cuda.CUDAGraph() for _ in inputs]
     results: list[list[Tensor]] = []
-    for rank, graph, device in zip(ranks.collectives, graphs, ranks.devices, strict=True):
-        with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    for rank, graph, stream in zip(ranks.collectives, graphs, ranks.streams, strict=True):
+        with (
+            torch.cuda.device(stream.device),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             results.append([call(rank, rows) for rows in sizes])
 
     def step(rank: PeerCollective, turn: int) -> Tensor:
@@ -170,13 +187,15 @@ def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
 @pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
 def test_a_rank_that_waits_too_long_gives_up_and_says_so(ranks: Ranks, config: Pushed | Pulled) -> None:
     begin_anew(ranks.collectives, 0.05)
-    with torch.cuda.device(0):
-        for _ in range(20):  # only the first of them waits
-            ranks.collectives[0].sum(torch.ones(8, 4096, device=ranks.devices[0]), None, config)
-        torch.cuda.synchronize(0)
-    assert [int(collective.failed.item()) for collective in ranks.collectives[:2]] == [1, 0]
-    begin_anew(ranks.collectives, 30.0)
     parts = [torch.ones(8, 4096, device=device) for device in ranks.devices]
+    ranks.wait()
+    with torch.cuda.device(0), torch.cuda.stream(ranks.streams[0]):
+        for _ in range(20):  # only the first of them waits
+            ranks.collectives[0].sum(parts[0], None, config)
+    ranks.wait()
+    assert [int(collective.failed.item()) for collective in ranks.collectives[:2]] == [1, 0]
+    begin_anew(ranks.collectives, 10.0)
+    parts[0].fill_(1)
     for x in ranks.each(lambda rank: rank.sum(parts[rank.index], None, config)):
         assert bool((x == len(parts)).all())
 
