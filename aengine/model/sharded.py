@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
+
+MANY = 2048  # tokens whose norm is better a launch of its own
 
 
 class PreparedNorm:
@@ -42,6 +46,12 @@ class Sum:
         x, normed = self._ranks.sum_and_norm(part, residual, self.norm.norm)
         self.norm.prepare(x, normed)
         return x
+
+    def of(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
+        """The sum of `product(x)`; of many tokens, beside the product itself."""
+        if len(x) < MANY:
+            return self(product(x), residual)
+        return self._ranks.sum_product(product, x, residual)
 
 
 class DealtLinear:
@@ -84,10 +94,10 @@ class SummedLinear:
         return self._sum(self._linear(x))
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._sum(self._linear(x), residual)
+        return self._sum.of(self._linear, x, residual)
 
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        return self._sum(self._linear.gated(gate_up), residual)
+        return self._sum.of(self._linear.gated, gate_up, residual)
 
     def gated(self, gate_up: Tensor) -> Tensor:
         return self._sum(self._linear.gated(gate_up))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -29,6 +30,13 @@ class Collective(Protocol):
 
     def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """`sum`, and `norm` of it: [tokens, width] each."""
+        ...
+
+    def sum_product(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
+        """`sum(product(x), residual)`; of many tokens, the first are added up while the others are multiplied.
+
+        product: [tokens, n] -> [tokens, width], each token by itself. x [tokens, n].
+        """
         ...
 
     def gather(self, part: Tensor, width: int) -> Tensor:

@@ -31,6 +31,11 @@ class Pulled:
     programs: int
 
 
+OVERLAPPED_ROWS = 4096  # of a product from which on one half is added up beside the other half's product
+ROW_TILE = 128  # rows that matrix products take at once
+BESIDE = Pulled(4096, 16, 32)  # processors enough for the link; the others multiply
+
+
 def sum_config(lanes: int, count: int) -> Pushed | Pulled:
     """For so many lanes of `count` ranks."""
     if lanes * LANE * (count - 1) > PUSHED_BYTES:

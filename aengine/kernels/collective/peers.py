@@ -7,14 +7,24 @@ the first time does, when it is loaded (`begin_anew` says how to rehearse).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.errors import ConfigError
-from aengine.kernels.collective.config import Pulled, Pushed, gather_config, norm_config, sum_config
+from aengine.kernels.collective.config import (
+    BESIDE,
+    OVERLAPPED_ROWS,
+    ROW_TILE,
+    Pulled,
+    Pushed,
+    gather_config,
+    norm_config,
+    sum_config,
+)
 from aengine.kernels.collective.mailboxes import LANE, Mailbox, open_mailboxes, renew
 from aengine.kernels.collective.pulled import pulled_gather_kernel, pulled_sum_kernel
 from aengine.kernels.collective.pushed import pushed_gather_kernel, pushed_sum_kernel
@@ -68,6 +78,11 @@ class PeerCollective:
             "launch_pdl": overlap,
         }
 
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """For sums beside products."""
+        return torch.cuda.Stream(self.box.lanes.device, priority=-1)
+
     def sum(self, part: Tensor, residual: Tensor | None = None, config: Pushed | Pulled | None = None) -> Tensor:
         lanes = _lanes(part, residual)
         config = config or sum_config(lanes, self.count)
@@ -76,12 +91,22 @@ class PeerCollective:
         if isinstance(config, Pushed):
             self._push(part, residual, None, None, 0.0, lanes, config)
             return part
-        blocks = -(-part.numel() // (config.block * self.count))
-        pulled_sum_kernel[(min(config.programs, blocks),)](
-            part, residual, *self._common, part.numel(),
-            BLOCK=config.block, THREADS=32 * config.num_warps, num_warps=config.num_warps, **self._constants,
-        )  # fmt: skip
+        self._pull(part, residual, part, config)
         return part
+
+    def sum_product(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
+        if len(x) < OVERLAPPED_ROWS:
+            return self.sum(product(x), residual)
+        half = len(x) // 2 // ROW_TILE * ROW_TILE
+        device, parts = x.device, []
+        for rows in (slice(half), slice(half, None)):
+            parts.append(product(x[rows]))
+            _lanes(parts[-1], residual)
+            self._side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(self._side):  # beside the other half's product
+                self._pull(parts[-1], residual[rows], residual[rows], BESIDE)
+        torch.cuda.current_stream(device).wait_stream(self._side)
+        return residual
 
     def sum_and_norm(
         self, part: Tensor, residual: Tensor | None, norm: Norm, config: Pushed | None = None
@@ -119,6 +144,13 @@ class PeerCollective:
                 BLOCK=config.block, THREADS=32 * config.num_warps, num_warps=config.num_warps, **self._constants,
             )  # fmt: skip
         return out if width == out.shape[1] else out[:, :width].contiguous()
+
+    def _pull(self, part: Tensor, residual: Tensor | None, out: Tensor, config: Pulled) -> None:
+        blocks = -(-part.numel() // (config.block * self.count))
+        pulled_sum_kernel[(min(config.programs, blocks),)](
+            part, residual, out, *self._common, part.numel(),
+            BLOCK=config.block, THREADS=32 * config.num_warps, num_warps=config.num_warps, **self._constants,
+        )  # fmt: skip
 
     def _push(
         self,

@@ -19,18 +19,22 @@ from aengine.kernels.variants import keep_variants
 
 @triton.jit
 def _meet(
-    word, place, boxes_ptr, own_box, rank, turn, control_ptr,
+    word, second, place, boxes_ptr, own_box, rank, turn, control_ptr,
     THREADS: tl.constexpr, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Send an int64 word to every rank, and wait for everybody's, at so many lanes into their regions.
+    """Send two int64 words to every rank, and wait for everybody's, at so many lanes into their regions.
 
     Returns 0, or 1 where somebody did not come.
     """
     other = tl.arange(0, THREADS)
     inside = other < COUNT
-    low, high = word.to(tl.int32), (word >> 32).to(tl.int32)
     zero = tl.zeros([THREADS], tl.int32)
-    words = zero + low, zero + high, zero, zero
+    words = (
+        zero + word.to(tl.int32),
+        zero + (word >> 32).to(tl.int32),
+        zero + second.to(tl.int32),
+        zero + (second >> 32).to(tl.int32),
+    )
     boxes = tl.load(boxes_ptr + other, mask=inside, other=0)
     send_lanes(region(boxes, turn, rank, COUNT, PROGRAMS, CAPACITY) + place * 16, words, inside)
     came = receive_lanes(region(own_box, turn, other, COUNT, PROGRAMS, CAPACITY) + place * 16, inside, control_ptr)
@@ -49,7 +53,7 @@ def _leave(
     fence(lane)
     tl.debug_barrier()
     done = tl.full([], 0, tl.int64)
-    _meet(done, 1, boxes_ptr, own_box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    _meet(done, done, 1, boxes_ptr, own_box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     word = tl.full([THREADS], EMPTY, tl.int32)
     words = word, word, word, word
     where = region(own_box, turn, lane // 2, COUNT, PROGRAMS, CAPACITY) + (lane % 2) * 16
@@ -57,17 +61,20 @@ def _leave(
 
 
 @triton.jit
-def _part(source, own_box, turn, like, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr):
-    """The part of a rank, as it was told by `_meet`."""
-    address = tl.load(region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY).to(tl.pointer_type(tl.int64)))
-    return tl.multiple_of(address.to(like.dtype), 16)
+def _told(
+    number, source, own_box, turn, like, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr
+):  # fmt: skip
+    """What a rank has sent by `_meet`, its first word or its second, as a pointer."""
+    words = region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY).to(tl.pointer_type(tl.int64))
+    return tl.multiple_of(tl.load(words + number).to(like.dtype), 16)
 
 
 @keep_variants
 @triton.jit(do_not_specialize=["rank"])
 def pulled_sum_kernel(
-    part_ptr,  # [size], which the result replaces
+    part_ptr,  # [size]
     residual_ptr,  # the same, or None
+    out_ptr,  # the same; may be part_ptr or residual_ptr
     boxes_ptr,  # int64 [COUNT]: addresses of the ranks' mailboxes
     turns_ptr,  # int32 [PROGRAMS]
     control_ptr,  # int64 [2]
@@ -80,15 +87,15 @@ def pulled_sum_kernel(
     THREADS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Each rank adds up every COUNT-th block, of all parts, and writes it into all of them."""
+    """Each rank adds up every COUNT-th block, of all parts, and writes it into the results of all ranks."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     turn = tl.load(turns_ptr + program)
     box = tl.load(boxes_ptr + rank)
-    here = part_ptr.to(tl.int64)
-    lost = _meet(here, 0, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    here, there = part_ptr.to(tl.int64), out_ptr.to(tl.int64)
+    lost = _meet(here, there, 0, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     fence(tl.arange(0, THREADS))
     lost += tl.load(control_ptr.to(tl.pointer_type(tl.int32)))  # addresses may be those of an earlier call
     blocks = tl.where(lost == 0, tl.cdiv(size, BLOCK), 0)
@@ -96,9 +103,9 @@ def pulled_sum_kernel(
         offsets = tl.cast(b, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = offsets < size
         if residual_ptr is not None:
-            residual = tl.load(residual_ptr + offsets, mask=inside, other=0.0)
+            residual = tl.load(residual_ptr + offsets, mask=inside, other=0.0, cache_modifier=".cg")
         for source in tl.static_range(0, COUNT):
-            part = _part(source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
+            part = _told(0, source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
             wide = tl.load(part + offsets, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
             if source == 0:
                 total = wide
@@ -106,10 +113,10 @@ def pulled_sum_kernel(
                 total += wide
         if residual_ptr is not None:
             total += residual.to(tl.float32)
-        x = total.to(part_ptr.dtype.element_ty)
+        x = total.to(out_ptr.dtype.element_ty)
         for target in tl.static_range(0, COUNT):
-            part = _part(target, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
-            tl.store(part + offsets, x, mask=inside)
+            out = _told(1, target, box, turn, out_ptr, COUNT, PROGRAMS, CAPACITY)
+            tl.store(out + offsets, x, mask=inside)
     _leave(boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     tl.store(turns_ptr + program, 1 - turn)
 
@@ -140,7 +147,7 @@ def pulled_gather_kernel(
     turn = tl.load(turns_ptr + program)
     box = tl.load(boxes_ptr + rank)
     here = part_ptr.to(tl.int64)
-    lost = _meet(here, 0, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    lost = _meet(here, here, 0, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     fence(tl.arange(0, THREADS))
     lost += tl.load(control_ptr.to(tl.pointer_type(tl.int32)))  # addresses may be those of an earlier call
     pieces = tl.cdiv(row, BLOCK)
@@ -151,7 +158,7 @@ def pulled_gather_kernel(
         start = tl.cast(b // pieces, tl.int64) * row
         for step in tl.static_range(0, COUNT):
             source = (rank + step) % COUNT
-            part = _part(source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
+            part = _told(0, source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
             piece = tl.load(part + start + columns, mask=inside, cache_modifier=".cg")
             tl.store(out_ptr + start * COUNT + source * row + columns, piece, mask=inside)
     _leave(boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)

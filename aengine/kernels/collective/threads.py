@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,6 +56,9 @@ class ThreadCollective:
     def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         x = self.sum(part, residual)
         return x, norm(x)
+
+    def sum_product(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
+        return self.sum(product(x), residual)
 
     def gather(self, part: Tensor, width: int) -> Tensor:
         parts = self._meeting.exchange(self.index, part)

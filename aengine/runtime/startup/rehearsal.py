@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -79,6 +79,9 @@ class _AbsentRanks:
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         return part
+
+    def sum_product(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
+        return product(x)
 
     def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         return part, part

@@ -1,0 +1,39 @@
+"""Sums of one half of the tokens beside the product of the other half."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from aengine.kernels.collective.config import OVERLAPPED_ROWS
+from tests.kernels.collective.test_peers import Ranks
+from tests.kernels.conftest import relative_error
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("rows", [OVERLAPPED_ROWS - 1, OVERLAPPED_ROWS, OVERLAPPED_ROWS + 77])
+def test_products_of_many_rows_are_added_up_on_top_of_the_residual(rows: int) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    ranks = Ranks(2)
+    x, weight = ranks.tensors(rows, 512, dtype=torch.bfloat16), ranks.tensors(1024, 512, dtype=torch.bfloat16)
+    residual = torch.randn(rows, 1024).bfloat16()
+    residuals = ranks.copies(residual)
+    expected = residual.double() + sum(
+        (one.cpu().double() @ two.cpu().double().T for one, two in zip(x, weight)), torch.zeros(())
+    )
+    for _ in range(2):  # a kernel that is used for the first time waits for its device
+        for own, first in zip(residuals, ranks.copies(residual)):
+            own.copy_(first)
+        results = ranks.each(
+            lambda rank: rank.sum_product(
+                lambda part: F.linear(part, weight[rank.index]), x[rank.index], residuals[rank.index]
+            )
+        )
+    for result in results:
+        assert relative_error(result.cpu(), expected) < 0.01
+        assert result.cpu().equal(results[0].cpu())
