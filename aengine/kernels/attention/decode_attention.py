@@ -31,7 +31,7 @@ from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
 REGISTERS = 65536  # of a processor
-LEAST = tl.constexpr(1e-37)  # of a scale: zero times the score of what is hidden, minus infinity, is NaN
+LEAST = tl.constexpr(1e-37)  # of a scale: zero times minus infinity, the score of what is hidden, is NaN
 
 
 @triton.jit
@@ -294,7 +294,8 @@ class PagedDecode:
         [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
         which must come last, are left alone.
 
-        scale is above 0. FP8 caches hold codes: the scale of keys is part of `scale`, values are codes times `value_scale`.
+        FP8 caches hold codes: the scale of keys is part of `scale`, which is above 0, and values are codes times
+        `value_scale`.
 
         Lengths are read on the device only. Raises ValueError where the layout is not this one.
         """
