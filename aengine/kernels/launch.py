@@ -38,6 +38,11 @@ class Launch:
         """Whether it converts 8-bit floats."""
         return self.capability >= (8, 9)
 
+    @property
+    def warp_groups(self) -> bool:
+        """Whether four warps may multiply as one, with operands that stay in shared memory."""
+        return self.capability[0] == 9
+
 
 @lru_cache
 def launch_for(device: torch.device) -> Launch:

@@ -52,7 +52,7 @@ class Gpu:
 
     @property
     def launch(self) -> Launch:
-        return Launch(self.processors, self.capability >= 90, self.shared_memory * 1024)
+        return Launch(self.processors, self.capability >= 90, self.shared_memory * 1024, divmod(self.capability, 10))
 
 
 GPUS = {
@@ -144,13 +144,15 @@ def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int,
 
 
 @pytest.mark.parametrize(
-    ("rows", "group", "dim", "new"), [(1, 4, 128, half), (16, 8, 128, half), (64, 2, 64, half), (8, 4, 256, single)]
+    ("rows", "group", "dim", "new"),
+    [(1, 4, 128, half), (16, 8, 128, half), (64, 2, 64, half), (16, 4, 256, half), (8, 4, 256, single)],
 )
 def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]) -> None:
     q, cache = new(rows, 2 * group, dim), new(100, 16, 2, dim)
     config = decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch)
     decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
-    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size())
+    groups = compiler.gpu.launch.warp_groups
+    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), warp_groups=groups)
     # Each program has 1 KB beside its own; all that are meant to be on a processor at once are.
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
@@ -167,7 +169,8 @@ def test_decode_attention_of_codes(
     q, cache = new(rows, 2 * group, dim), eighth(100, 16, 2, dim)
     config = decode_config(rows, group, dim, q.element_size(), compiler.gpu.launch, kept_size=1)
     decode_attention.PagedDecode()(q, cache, cache, ints(rows, 50), ints(rows), 0.1)
-    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), 1)
+    groups = compiler.gpu.launch.warp_groups
+    assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), 1, warp_groups=groups)
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
 
 

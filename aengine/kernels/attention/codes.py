@@ -6,6 +6,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Two neighbours' pairs of codes in one register become two registers of two float16 each.
+PAIRS_ASM = """{
+    .reg .b32 sorted;
+    .reg .b16 first, second;
+    prmt.b32 sorted, $2, 0, 0x3120;
+    mov.b32 {first, second}, sorted;
+    cvt.rn.f16x2.e4m3x2 $0, first;
+    cvt.rn.f16x2.e4m3x2 $1, second;
+}"""
+
 
 @triton.jit
 def in_float16(q):
@@ -18,9 +28,16 @@ def in_float16(q):
 
 
 @triton.jit
-def code(words, n: tl.constexpr, dtype: tl.constexpr):
-    """The FP8 number in byte n of each word."""
-    return ((words >> (8 * n)) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+def code_pairs(pairs, dtype: tl.constexpr, ASM: tl.constexpr):
+    """The two FP8 numbers of each 16 bits of `pairs`; ASM: see PAIRS_ASM, "" without."""
+    if ASM != "":
+        return tl.inline_asm_elementwise(ASM, "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
+    return _code(pairs, dtype), _code(pairs >> 8, dtype)
+
+
+@triton.jit
+def _code(pairs, dtype: tl.constexpr):
+    return (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
 
 
 @triton.jit

@@ -22,14 +22,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.attention.codes import code, divisor, in_float16
+from aengine.kernels.attention.codes import PAIRS_ASM, code_pairs, divisor, in_float16
 from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
-from aengine.kernels.attention.softmax import merge_parts, softmax_step, softmax_weights
+from aengine.kernels.attention.row_parts import add_up_parts, finish_row, is_last, store_part, unpadded
+from aengine.kernels.attention.softmax import softmax_down
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
 REGISTERS = 65536  # of a processor
+LEAST = tl.constexpr(1e-37)  # of a scale: zero times minus infinity, the score of what is hidden, is NaN
 
 
 @triton.jit
@@ -79,15 +81,17 @@ def _decode_kernel(
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     ROWS_PAD: tl.constexpr,
-    GROUP_PAD: tl.constexpr,  # >= 16: the height of a matrix product
+    GROUP_PAD: tl.constexpr,  # >= 8: the width of a matrix product
     MERGE_GROUP: tl.constexpr,  # power of two >= GROUP
     MERGE: tl.constexpr,  # parts added up at a time
     BLOCK: tl.constexpr,
+    RUN: tl.constexpr,  # keys of a block that are in one page for certain
     STAGES: tl.constexpr,
     WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
     WINDOWED: tl.constexpr,
     SHARED: tl.constexpr,  # parts of what the shared positions gave, a power of two; 0: nothing is shared
     PRECISION: tl.constexpr,
+    ASM: tl.constexpr,  # how `code_pairs` takes codes apart
     OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(0) % KV_HEADS
@@ -117,18 +121,19 @@ def _decode_kernel(
 
     group = tl.arange(0, GROUP_PAD)
     columns = tl.arange(0, DIM)
-    # A matrix product wants pairs of tokens side by side, FP8 values lie dimension by dimension: as words of four
-    # dimensions they make four products over a quarter of the columns each, and no byte is loaded alone.
+    # A matrix product wants pairs of tokens side by side, FP8 values lie dimension by dimension: as pairs of dimensions
+    # they make two products over half of the columns each, and no byte is loaded alone.
     FP8: tl.constexpr = v_ptr.dtype.element_ty.is_fp8()
-    WORDS: tl.constexpr = FP8 and DIM >= 64
-    quarter = tl.arange(0, DIM // 4)
-    v_words = v_ptr.to(tl.pointer_type(tl.int32)) + head * (DIM // 4) if WORDS else v_ptr
+    PAIRS: tl.constexpr = FP8 and DIM >= 32
+    half = tl.arange(0, DIM // 2)
+    v_pairs = v_ptr.to(tl.pointer_type(tl.int16)) + head * (DIM // 2) if PAIRS else v_ptr
     tokens = tl.arange(0, BLOCK)
+    runs = tl.arange(0, BLOCK // RUN) * RUN
     k_head = k_ptr + head * DIM
     v_head = v_ptr + head * DIM
     first, _count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
-    positions = (first + place - begin) * BLOCK + tokens
-    pages = _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE)
+    position = (first + place - begin) * BLOCK
+    pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
     if OVERLAP:  # noqa: SIM102 (one is known to the compiler, the other is not)
         # A worker without a share ends here: it leaves its place to the next kernel. The first one waits in any case.
         if (place < end) | (worker == 0):
@@ -147,61 +152,61 @@ def _decode_kernel(
             next_start = tl.load(starts_ptr + row + 1, mask=row + 1 < rows, other=0)
 
         next_first, _count = span_blocks(next_len, next_start, window, BLOCK, WINDOWED)
-        next_row_positions = next_first * BLOCK + tokens
-        next_row_pages = _page_ids(page_table_ptr, row + 1, table_stride, next_row_positions, next_len, PAGE)
+        next_row_position = next_first * BLOCK
+        next_row_pages = _page_ids(page_table_ptr, row + 1, table_stride, next_row_position + runs, next_len, PAGE)
         q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
         q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
         row_scale = tl.full([GROUP_PAD], scale, tl.float32)
         if FP8 and q.dtype == tl.bfloat16:
             q, power = in_float16(q)
-            row_scale *= power
+            row_scale = tl.maximum(row_scale * power, LEAST)
+        # Keys are the rows of every product and queries its columns: of these there are few, and eight are enough.
+        q = tl.trans(q)
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP_PAD], tl.float32)
-        acc = tl.zeros([GROUP_PAD, DIM], tl.float32)
-        acc_0 = tl.zeros([GROUP_PAD, DIM // 4], tl.float32)
+        totals = tl.zeros([BLOCK, GROUP_PAD], tl.float32)
+        acc = tl.zeros([DIM, GROUP_PAD], tl.float32)
+        acc_0 = tl.zeros([DIM // 2, GROUP_PAD], tl.float32)
         acc_1 = acc_0
-        acc_2 = acc_0
-        acc_3 = acc_0
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
+            positions = position + tokens
             visible = positions < seq_len
             if WINDOWED or SHARED:
                 visible &= positions >= low
             if WIDE:
                 pages = pages.to(tl.int64)
-            slots = pages * PAGE + positions % PAGE
-            offsets = (slots * (KV_HEADS * DIM))[:, None] + columns[None, :]
+            # Each thread finds the slots of its own keys: no barrier.
+            run_slots = pages * PAGE if RUN == PAGE else pages * PAGE + (position + runs) % PAGE
+            slots = tl.reshape(run_slots[:, None] + tl.arange(0, RUN)[None, :], [BLOCK])
+            k_offsets = (slots * (KV_HEADS * DIM))[:, None] + columns[None, :]
             # One block ahead, so that the copies of K and V never wait for their addresses.
-            next_positions = positions + BLOCK
-            pages = _page_ids(page_table_ptr, row, table_stride, next_positions, seq_len, PAGE)
-            k = tl.load(k_head + offsets).to(q.dtype)  # past the end something finite or not: its score is replaced
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            scores *= row_scale[:, None] if FP8 else scale
-            scores = tl.where(visible[None, :], scores, float("-inf"))
+            position += BLOCK
+            pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
+            k = tl.load(k_head + k_offsets).to(q.dtype)  # past the end something finite or not: its score is replaced
+            scores = tl.dot(k, q, input_precision=PRECISION)
+            scores = tl.where(visible[:, None], scores, float("-inf"))
+            best, totals, shrink, weights = softmax_down(scores, row_scale, best, totals)
+            weights = weights.to(q.dtype)
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
-            if WORDS:
-                best, total, shrink, weights = softmax_weights(scores, best, total)
-                weights = weights.to(q.dtype)
-                word_offsets = (slots * (KV_HEADS * DIM // 4))[:, None] + quarter[None, :]
-                words = tl.load(v_words + word_offsets, mask=visible[:, None], other=0)
-                acc_0 = tl.dot(weights, code(words, 0, q.dtype), acc_0 * shrink[:, None], input_precision=PRECISION)
-                acc_1 = tl.dot(weights, code(words, 1, q.dtype), acc_1 * shrink[:, None], input_precision=PRECISION)
-                acc_2 = tl.dot(weights, code(words, 2, q.dtype), acc_2 * shrink[:, None], input_precision=PRECISION)
-                acc_3 = tl.dot(weights, code(words, 3, q.dtype), acc_3 * shrink[:, None], input_precision=PRECISION)
+            if PAIRS:
+                v_offsets = (slots * (KV_HEADS * DIM // 2))[None, :] + half[:, None]
+                pairs = tl.load(v_pairs + v_offsets, mask=visible[None, :], other=0)
+                v_0, v_1 = code_pairs(pairs, q.dtype, ASM)
+                acc_0 = tl.dot(v_0, weights, acc_0 * shrink[None, :], input_precision=PRECISION)
+                acc_1 = tl.dot(v_1, weights, acc_1 * shrink[None, :], input_precision=PRECISION)
             else:
-                best, total, acc, weights = softmax_step(scores, best, total, acc)
-                v = tl.load(v_head + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
-                acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
-            positions = next_positions
+                v_offsets = (slots * (KV_HEADS * DIM))[None, :] + columns[:, None]
+                v = tl.load(v_head + v_offsets, mask=visible[None, :], other=0.0).to(q.dtype)
+                acc = tl.dot(v, weights, acc * shrink[None, :], input_precision=PRECISION)
 
-        if WORDS:
-            acc = tl.interleave(tl.interleave(acc_0, acc_2), tl.interleave(acc_1, acc_3))
+        total = tl.sum(totals, axis=0)
+        acc = tl.interleave(tl.trans(acc_0), tl.trans(acc_1)) if PAIRS else tl.trans(acc)
         row_heads = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP
         if (from_block == 0) & (to_block == count):
             if SHARED:
                 # Without the rows that only pad the matrix product.
-                _finish(
+                finish_row(
                     out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
-                    _unpadded(best, MERGE_GROUP), _unpadded(total, MERGE_GROUP), _unpadded(acc, MERGE_GROUP),
+                    unpadded(best, MERGE_GROUP), unpadded(total, MERGE_GROUP), unpadded(acc, MERGE_GROUP),
                     KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                 )  # fmt: skip
             else:
@@ -212,7 +217,7 @@ def _decode_kernel(
             # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
             # not start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
             slot = (2 * worker + (from_block == 0).to(tl.int32)) * KV_HEADS + head
-            _store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP, DIM)
+            store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP, DIM)
             first_worker = begin // share
             parts = (begin + count - 1) // share - first_worker + 1
             # The last to arrive adds them up, MERGE at a time. Where that takes more than two rounds, the last of MERGE
@@ -221,24 +226,24 @@ def _decode_kernel(
             leader = (worker - first_worker) // width * width
             leader_slot = (2 * (first_worker + leader) + (leader == 0).to(tl.int32)) * KV_HEADS + head
             neighbours = tl.minimum(parts - leader, width)
-            if _is_last(arrived_ptr + leader_slot, neighbours):
-                merged_best, merged_total, merged = _merge_parts(
+            if is_last(arrived_ptr + leader_slot, neighbours):
+                merged_best, merged_total, merged = add_up_parts(
                     part_ptr, weight_ptr, first_worker, leader, neighbours, 1, head,
                     KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
                 )  # fmt: skip
                 finished = parts == width
                 if parts > width:
                     sums = 2 * workers * KV_HEADS  # their slots and counters follow those of the parts
-                    _store_part(part_ptr, weight_ptr, sums + leader_slot, merged_best, merged_total, merged, GROUP, DIM)
+                    store_part(part_ptr, weight_ptr, sums + leader_slot, merged_best, merged_total, merged, GROUP, DIM)
                     groups = tl.cdiv(parts, width)
-                    finished = _is_last(arrived_ptr + sums + (2 * first_worker + 1) * KV_HEADS + head, groups)
+                    finished = is_last(arrived_ptr + sums + (2 * first_worker + 1) * KV_HEADS + head, groups)
                     if finished:
-                        merged_best, merged_total, merged = _merge_parts(
+                        merged_best, merged_total, merged = add_up_parts(
                             part_ptr + sums * GROUP * DIM, weight_ptr + sums * 2 * GROUP,
                             first_worker, 0, groups, width, head, KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
                         )  # fmt: skip
                 if finished:
-                    _finish(
+                    finish_row(
                         out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
                         merged_best, merged_total, merged,
                         KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
@@ -248,93 +253,8 @@ def _decode_kernel(
         row += 1
         seq_len = next_len
         start = next_start
-        positions = next_row_positions
+        position = next_row_position
         pages = next_row_pages
-
-
-@triton.jit
-def _unpadded(x, KEEP: tl.constexpr):
-    """The first KEEP of x's rows; KEEP and their number are powers of two."""
-    if len(x.shape) == 1:
-        folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP])
-        chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None]
-    else:
-        folded = tl.reshape(x, [x.shape[0] // KEEP, KEEP, x.shape[1]])
-        chosen = (tl.arange(0, x.shape[0] // KEEP) == 0)[:, None, None]
-    return tl.sum(tl.where(chosen, folded, 0.0), axis=0)
-
-
-@triton.jit
-def _store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP: tl.constexpr, DIM: tl.constexpr):
-    group = tl.arange(0, acc.shape[0])
-    columns = tl.arange(0, DIM)
-    inside = group < GROUP
-    tl.store(part_ptr + (slot * GROUP + group)[:, None] * DIM + columns[None, :], acc, mask=inside[:, None])
-    tl.store(weight_ptr + slot * 2 * GROUP + group, best, mask=inside)
-    tl.store(weight_ptr + (slot * 2 + 1) * GROUP + group, total, mask=inside)
-
-
-@triton.jit
-def _is_last(arrived, expected):
-    """Announce what this program has stored: is it the last of so many? Then the counter is zero again."""
-    tl.debug_barrier()  # every thread's share is stored before one of them announces it
-    last = tl.atomic_add(arrived, 1, sem="acq_rel") == expected - 1
-    if last:
-        tl.debug_barrier()
-        tl.store(arrived, 0)
-    return last
-
-
-@triton.jit
-def _merge_parts(
-    part_ptr, weight_ptr, first_worker, first, count, stride, head,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, MERGE: tl.constexpr,
-):  # fmt: skip
-    """Of a row's parts, `count` that are `stride` apart, from part `first` on."""
-    group = tl.arange(0, MERGE_GROUP)
-    columns = tl.arange(0, DIM)
-    best = tl.full([MERGE_GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([MERGE_GROUP], tl.float32)
-    acc = tl.zeros([MERGE_GROUP, DIM], tl.float32)
-    for base in range(0, count, MERGE):
-        nth = base + tl.arange(0, MERGE)
-        index = first + nth * stride
-        slot = (2 * (first_worker + index) + (index == 0).to(tl.int32)) * KV_HEADS + head
-        inside = (nth < count)[:, None] & (group < GROUP)[None, :]
-        weights = weight_ptr + slot[:, None] * 2 * GROUP + group[None, :]
-        # Other processors wrote these: read past the first-level cache.
-        part_best = tl.load(weights, mask=inside, other=float("-inf"), cache_modifier=".cg")
-        part_total = tl.load(weights + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
-        values = tl.load(
-            part_ptr + (slot[:, None] * GROUP + group[None, :])[:, :, None] * DIM + columns[None, None, :],
-            mask=inside[:, :, None], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        best, total, acc = merge_parts(best, total, acc, part_best, part_total, values)
-    return best, total, acc
-
-
-@triton.jit
-def _finish(
-    out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start, best, total, acc,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MERGE_GROUP: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
-    """Fold in the shared positions' SHARED parts, each of weight 2 ** lse and divided by it, and write the row."""
-    group = tl.arange(0, MERGE_GROUP)
-    columns = tl.arange(0, DIM)
-    if SHARED > 0:
-        place = (tl.arange(0, SHARED)[:, None] * rows) * HEADS + row_heads + group[None, :]
-        inside = (group < tl.where(start > 0, GROUP, 0))[None, :]
-        lse = tl.load(shared_lse_ptr + place, mask=inside, other=float("-inf"))
-        values = tl.load(
-            shared_out_ptr + place[:, :, None] * DIM + columns[None, None, :], mask=inside[:, :, None], other=0.0
-        )
-        # A part that was empty left its values unwritten.
-        heavy = lse > float("-inf")
-        values = tl.where(heavy[:, :, None], values, 0.0)
-        best, total, acc = merge_parts(best, total, acc, lse, tl.where(heavy, 1.0, 0.0), values)
-    safe_total = divisor(total, v_ptr, value_scale)
-    out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
-    tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +294,8 @@ class PagedDecode:
         [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
         which must come last, are left alone.
 
-        FP8 caches hold codes: the scale of keys is part of `scale`, values are codes times `value_scale`.
+        FP8 caches hold codes: the scale of keys is part of `scale`, which is above 0, and values are codes times
+        `value_scale`.
 
         Lengths are read on the device only. Raises ValueError where the layout is not this one.
         """
@@ -405,9 +326,11 @@ class PagedDecode:
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),
-            BLOCK=config.block, STAGES=config.stages, WIDE=k_cache.numel() >= 2**31,
-            WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
-            PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
+            BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
+            WIDE=k_cache.numel() >= 2**31, WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
+            PRECISION="ieee" if q.element_size() > 2 else "tf32",
+            ASM=PAIRS_ASM if launch.fp8 and q.element_size() == 2 else "",
+            OVERLAP=launch.overlap, num_warps=config.warps,
             maxnreg=REGISTERS // (config.crowd * config.warps * 32) // 8 * 8, launch_pdl=launch.overlap,
         )  # fmt: skip
         return out

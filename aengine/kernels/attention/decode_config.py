@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from aengine.kernels.launch import Launch, power_of_two
 
-DECODE_BORDERS = (1, 2, 8, 16, 32, 64)  # rows: beyond each, other cuts
+DECODE_BORDERS = (1, 2, 8, 16, 64)  # rows: beyond each, other cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +24,30 @@ class DecodeConfig:
     crowd: int
     merged: int = 4096
 
-    def shared_memory(self, group: int, dim: int, element_size: int, kept_size: int = 0) -> int:
+    def shared_memory(
+        self, group: int, dim: int, element_size: int, kept_size: int = 0, warp_groups: bool = False
+    ) -> int:
         """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights.
 
-        kept_size: bytes of an element of the cache, 0 where it is `element_size`.
+        kept_size: bytes of an element of the cache, 0 where it is `element_size`; warp_groups: four warps may multiply
+        as one, and then what is being attended to stays there as well.
         """
         if element_size > 2:  # what is kept in fewer bytes takes as many for a product of float32
             kept_size = 0
-        copies = (self.stages - 1) * 2 * self.block * dim * (kept_size or element_size)
+        blocks = self.stages if warp_groups and self.warps % 4 == 0 else self.stages - 1
+        copies = blocks * 2 * self.block * dim * (kept_size or element_size)
         return copies + group_pad(group) * (dim + self.block) * element_size + 4 * group_pad(group)
 
 
 # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
 ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
+# A program of one warp never waits for another warp, and eight of them hide each other's ends of rows.
+MANY_CODES = DecodeConfig(block=64, stages=2, warps=1, crowd=8)
 
 
 def group_pad(group: int) -> int:
-    """The height of a matrix product over `group` query heads."""
-    return max(16, power_of_two(group))
+    """The width of a matrix product over `group` query heads."""
+    return max(8, power_of_two(group))
 
 
 @lru_cache
@@ -55,9 +61,9 @@ def decode_config(
     """
     config = _measured(rows, group, dim, element_size, shared)
     if kept_size and kept_size < element_size == 2 and not (shared and rows > 16):
-        config = _half_the_bytes(config)
+        config = MANY_CODES if rows > 64 and dim == 128 and group <= 8 else _half_the_bytes(config)
     while (
-        need := config.shared_memory(group, dim, element_size, kept_size)
+        need := config.shared_memory(group, dim, element_size, kept_size, launch.warp_groups)
     ) > launch.shared_memory and config.block > 16:
         config = replace(config, block=config.block // 2)
     # A program has 1 KB beside its own.
@@ -83,7 +89,9 @@ def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) 
         return DecodeConfig(32, stages=3, warps=2, crowd=4) if group <= 4 else ONE_ROW
     if rows == 1 and group > 2:
         return ONE_ROW
-    if rows <= 2 or 8 < rows <= 32:
+    if rows <= 2:
+        return DecodeConfig(block=32, stages=3, warps=2, crowd=4, merged=8192)
+    if 8 < rows <= 16:
         return DecodeConfig(block=128, stages=3, warps=4, crowd=1, merged=8192)
     if rows > 64 and dim <= 64 and group <= 4:
         return DecodeConfig(block=64, stages=3, warps=2, crowd=4)

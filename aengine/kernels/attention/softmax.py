@@ -8,23 +8,31 @@ import triton.language as tl
 
 
 @triton.jit
-def softmax_weights(scores, best, total):
-    """One block into a running softmax in base 2; rows that have seen nothing stay at -inf and 0.
+def softmax_down(scores, scale, best, totals):
+    """One block of keys, its rows, into a running softmax in base 2; queries that have seen nothing stay at -inf and 0.
 
-    Returns the new best and total, what the values so far are to be multiplied with, and the block's weights.
+    scores [keys, queries] are to be multiplied with scale [queries], best [queries] has been; totals [keys, queries]
+    add up to the whole, so that a step adds nothing up. Returns the new best and totals, what the values so far are
+    to be multiplied with, and the block's weights.
+    """
+    new_best = tl.maximum(best, tl.max(scores, axis=0) * scale)
+    safe = tl.where(new_best == float("-inf"), 0.0, new_best)
+    shrink = tl.math.exp2(best - safe)
+    weights = tl.math.exp2(scores * scale[None, :] - safe[None, :])
+    return new_best, totals * shrink[None, :] + weights, shrink, weights
+
+
+@triton.jit
+def softmax_step(scores, best, total, acc):
+    """One block into a running softmax in base 2, its keys side by side, with the values so far.
+
+    Rows that have seen nothing stay at -inf and 0. Returns the new best, total and values, and the block's weights.
     """
     new_best = tl.maximum(best, tl.max(scores, axis=1))
     safe = tl.where(new_best == float("-inf"), 0.0, new_best)
     shrink = tl.math.exp2(best - safe)
     weights = tl.math.exp2(scores - safe[:, None])
-    return new_best, total * shrink + tl.sum(weights, axis=1), shrink, weights
-
-
-@triton.jit
-def softmax_step(scores, best, total, acc):
-    """The same with the values so far: the new best, total and values, and the block's weights."""
-    new_best, new_total, shrink, weights = softmax_weights(scores, best, total)
-    return new_best, new_total, acc * shrink[:, None], weights
+    return new_best, total * shrink + tl.sum(weights, axis=1), acc * shrink[:, None], weights
 
 
 @triton.jit

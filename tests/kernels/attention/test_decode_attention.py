@@ -60,6 +60,9 @@ TINY = [
     pytest.param([5, 0, 130, 1], 2, 1, 16, 16, id="tiny-mixed"),
     pytest.param([300], 3, 3, 32, 16, id="tiny-split"),
     pytest.param([70, 64, 9], 4, 2, 16, 4, id="tiny-page-of-4"),
+    pytest.param([70, 9], 2, 1, 16, 12, id="tiny-page-of-12"),
+    pytest.param([70, 200], 2, 1, 16, 64, id="tiny-page-of-64"),
+    pytest.param([3, 41], 20, 2, 16, 1, id="tiny-page-of-1-group-of-10"),
 ]
 FULL = [
     pytest.param([1000], 32, 8, 128, 16, id="one"),
@@ -141,8 +144,8 @@ def narrow_dtype(device: torch.device) -> torch.dtype:
 @pytest.mark.parametrize(
     ("lengths", "heads", "kv_heads", "dim", "page"),
     [
-        pytest.param([5, 0, 130, 1], 4, 1, 64, 16, id="tiny-words"),
-        pytest.param([70, 9], 2, 1, 32, 4, id="tiny-bytes"),
+        pytest.param([5, 0, 130, 1], 4, 1, 64, 16, id="tiny-pairs"),
+        pytest.param([70, 9], 2, 1, 16, 4, id="tiny-bytes"),
         *FULL,
     ],
 )
@@ -184,6 +187,13 @@ def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.
     out = decode_attention.PagedDecode()((q.float() * size).to(q.dtype), k, v, table, lens, 0.2 / size)
     expected = reference((q.float() * size).to(q.dtype), k.float(), v.float(), table, lens, 0.2 / size)
     assert relative_error(out, expected) < 6e-3
+
+
+def test_queries_whose_scores_all_vanish_see_every_key_alike_tiny(device: torch.device) -> None:
+    q, k, v, table, lens = paged([40, 7, 0], 4, 1, 64, 16, torch.bfloat16, device)
+    k, v, q = encode(k, 1.0), encode(v, 1.0), q * 1e-38
+    out = decode_attention.PagedDecode()(q, k, v, table, lens, 1e-9)
+    assert relative_error(out, reference(q, k.float(), v.float(), table, lens, 1e-9)) < 6e-3
 
 
 def test_a_query_that_is_not_finite_is_seen_and_leaves_the_others_alone(device: torch.device) -> None:

@@ -12,9 +12,20 @@ H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64, 256])
 def test_as_many_bytes_are_on_their_way_whatever_the_cache_keeps(rows: int, dim: int) -> None:
     values, codes = (decode_config(rows, 4, dim, 2, H200, kept_size=kept) for kept in (2, 1))
-    assert (codes.stages - 1) * codes.block == 2 * (values.stages - 1) * values.block
-    more = rows == 1 and dim == 128  # one row has a fourth program on each processor
-    assert (codes.crowd, codes.warps) == (4 if more else values.crowd, values.warps)
+    crowd = 4 if rows == 1 and dim == 128 else values.crowd  # one row has a fourth program on each processor
+    assert (codes.stages - 1) * codes.block * codes.crowd == 2 * (values.stages - 1) * values.block * crowd
+
+
+def test_many_rows_of_codes_have_twice_the_programs_of_one_warp_each() -> None:
+    config = decode_config(256, 4, 128, 2, H200, kept_size=1)
+    assert (config.warps, config.crowd) == (1, 8)
+    assert decode_config(256, 10, 128, 2, H200, kept_size=1).warps == 2  # their queries need the registers of two
+
+
+def test_operands_that_stay_in_shared_memory_are_counted() -> None:
+    config = decode_config(16, 4, 128, 2, H200)
+    assert config.warps == 4
+    assert config.shared_memory(4, 128, 2, warp_groups=True) == config.shared_memory(4, 128, 2) + 2 * 128 * 128 * 2
 
 
 def test_a_pool_of_the_models_own_dtype_changes_nothing() -> None:
