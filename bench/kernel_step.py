@@ -15,6 +15,7 @@ from aengine.kernels import norms, rope
 from aengine.kernels.attention.decode_attention import PagedDecode
 from aengine.kernels.attention.decode_config import DecodeConfig
 from aengine.kernels.heads import Heads as QueryHeads
+from aengine.kernels.linear.one_row import OneRowConfig
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
 from bench.kernel_timing import (
     DEVICE,
@@ -99,8 +100,10 @@ class Step:
             return F.linear(x, weight)
 
         def norm_linear(x: Tensor, norm: Tensor, weight: Tensor, name: str) -> Tensor:
-            if own and small.norms(x, weight):
-                return small(x, weight, config=cuts.get(name), norm=norms.TritonNorm(norm, 1e-6))
+            cut = cuts.get(name)
+            whole = isinstance(cut, OneRowConfig) and cut.early >= x.shape[1]
+            if own and (small.norms(x, weight) if cut is None else whole):
+                return small(x, weight, config=cut, norm=norms.TritonNorm(norm, 1e-6))
             return linear(norms.rms_norm(x, norm, 1e-6), weight, name)
 
         def linear_add(x: Tensor, weight: Tensor, name: str, residual: Tensor) -> Tensor:
@@ -167,12 +170,13 @@ def time_shape(name: str, step: Step, cuts: Sequence[DecodeConfig | None], repor
 
 
 ONE_ROW = [
-    LinearConfig(*cut, one_row=True)
+    OneRowConfig(*cut)
     for cut in (
-        (4, 1024, 1, 1, 4, 1024), (4, 1024, 1, 2, 2, 1024), (4, 1024, 1, 3, 4, 1024), (4, 1024, 1, 3, 4, 2048),
-        (4, 512, 1, 3, 2, 1024), (4, 512, 1, 4, 2, 512), (2, 1024, 1, 3, 2, 1024), (8, 256, 1, 4, 2, 1024),
-        (8, 512, 1, 3, 4, 1024), (8, 512, 1, 4, 4, 1024), (8, 512, 1, 6, 4, 512), (8, 512, 1, 6, 4, 16),
-        (8, 1024, 1, 3, 4, 1024), (16, 256, 1, 4, 4, 256),
+        (2, 512, 3, 2, 1024), (2, 1024, 1, 4, 1024), (2, 1024, 1, 4, 2048), (2, 1024, 1, 4, 4096),
+        (2, 2048, 1, 8, 2048),
+        (4, 512, 1, 2, 1024), (4, 512, 3, 2, 1024), (4, 1024, 1, 4, 1024), (4, 1024, 1, 4, 4096), (4, 1024, 3, 4, 1024),
+        (4, 2048, 1, 8, 2048), (4, 2048, 1, 8, 4096), (8, 512, 3, 4, 1024), (8, 1024, 1, 8, 1024),
+        (8, 2048, 1, 8, 4096),
     )
 ]  # fmt: skip
 FEW_ROWS = [
@@ -196,18 +200,20 @@ DECODE_CONFIGS = [
 ]  # fmt: skip
 
 
-def linear_cuts(n: int, k: int, rows: int) -> list[LinearConfig]:
+def linear_cuts(n: int, k: int, rows: int) -> list[LinearConfig | OneRowConfig]:
     """Cuts worth trying: enough programs for the device, and few enough that each streams for a while."""
-    cuts = []
-    for cut in (ONE_ROW if rows == 1 else []) + FEW_ROWS:
+    if rows == 1:
+        return [cut for cut in ONE_ROW if -(-n // cut.block_n) >= 60 and cut.early <= k]
+    cuts = list[LinearConfig | OneRowConfig]()
+    for cut in FEW_ROWS:
         programs, piece = -(-n // cut.block_n) * cut.splits, k // cut.splits
-        fits = k % cut.splits == 0 and cut.early <= piece and (not cut.one_row or (k - cut.early) % cut.block_k == 0)
+        fits = k % cut.splits == 0 and cut.early <= piece
         if fits and programs >= 60 and (cut.splits == 1 or programs <= 800):
             cuts.append(cut)
     return cuts
 
 
-def compile_linear(job: tuple[int, int, int, LinearConfig | None]) -> None:
+def compile_linear(job: tuple[int, int, int, LinearConfig | OneRowConfig | None]) -> None:
     n, k, rows, cut = job
     with contextlib.suppress(Exception):  # what does not fit is met again
         SmallLinear()(random_half(rows, k), torch.empty(n, k, device=DEVICE, dtype=torch.bfloat16), config=cut)

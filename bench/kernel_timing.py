@@ -18,7 +18,7 @@ from torch import Tensor
 from aengine.kernels import launch, norms, rope
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.draw import cutoff, gumbel
-from aengine.kernels.linear import small_linear
+from aengine.kernels.linear import one_row, small_linear
 
 READ_TB_S = 4.54  # of an H200, measured
 DEVICE = torch.device("cuda", 0)
@@ -98,7 +98,7 @@ def precompile(function: Callable[[Any], None], jobs: Sequence[Any], report: Rep
 @contextlib.contextmanager
 def overlapping(on: bool) -> Iterator[None]:
     """Within it, kernels are launched with or without programmatic dependent launch."""
-    modules: tuple[Any, ...] = (small_linear, decode_attention, prefix_attention, norms, rope, gumbel, cutoff)
+    modules: tuple[Any, ...] = (one_row, small_linear, decode_attention, prefix_attention, norms, rope, gumbel, cutoff)
     real = launch.launch_for
     for module in modules:
         module.launch_for = lambda device: replace(real(device), overlap=on)

@@ -29,6 +29,7 @@ from aengine.kernels.draw.cutoff import Cutoff
 from aengine.kernels.draw.likeliest import likeliest
 from aengine.kernels.draw.penalties import penalize_seen
 from aengine.kernels.heads import Heads as QueryHeads
+from aengine.kernels.linear.one_row import OneRowConfig
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
 from bench.kernel_step import (
     DECODE_CONFIGS,
@@ -41,6 +42,7 @@ from bench.kernel_step import (
     linear_cuts,
 )
 from bench.kernel_timing import DEVICE, Heads, Pool, Report, attempt, brief, floor, graph_time, precompile, random_half
+from bench.mixture_step import bench_mixture
 
 LINEAR_SHAPES = {
     "qkv": (6144, 4096),
@@ -57,7 +59,7 @@ DECODES = {
 }  # fmt: skip
 
 
-def linear_time(rows: int, config: LinearConfig | None, weights: list[Tensor]) -> float:
+def linear_time(rows: int, config: LinearConfig | OneRowConfig | None, weights: list[Tensor]) -> float:
     n, k = weights[0].shape
     linear, out = SmallLinear(), random_half(rows, n)
     xs = [random_half(rows, k) for _ in weights]
@@ -282,6 +284,7 @@ BENCHES = {
     "extras": bench_extras,
     "prefix": bench_prefix,
     "launch": bench_launch,
+    "mixture": bench_mixture,
 }
 
 

@@ -18,8 +18,9 @@ from aengine.kernels.linear.weights import QuantizedWeight
 class Route(Protocol):
     """Chooses each token's experts, and their weights."""
 
-    def __call__(self, h: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor]:
-        """h [tokens, hidden] -> ids int32 [tokens, top_k], weights float32 [tokens, top_k], computed in float32.
+    def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x [tokens, hidden] -> norm(x), and what it leads to, computed in float32: ids int32 [tokens, top_k], weights
+        float32 [tokens, top_k]; one kernel where that is faster.
 
         slots [tokens] int64: a token below `first_slot` is padding, and goes nowhere: its ids are -1.
         """

@@ -10,6 +10,7 @@ from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.route import Route, TritonRoute
+from aengine.kernels.experts.route_rows import RouteRows
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
@@ -34,6 +35,7 @@ class TritonKernels:
         self._fp8_few_rows = Fp8FewRows()
         self._int4_product = Int4Product()
         self._route = Route()
+        self._route_rows = RouteRows()
 
     def norm(self, weight: Tensor, eps: float) -> norms.TritonNorm:
         return norms.TritonNorm(weight, eps)
@@ -72,7 +74,7 @@ class TritonKernels:
         return TritonExperts(gate_up, down)
 
     def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TritonRoute:
-        return TritonRoute(weight, correction, router, self._route)
+        return TritonRoute(weight, correction, router, self._route, self._route_rows)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)

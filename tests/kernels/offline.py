@@ -12,13 +12,22 @@ from aengine.kernels import norms, rope, triton_kernels
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.collective import peers
 from aengine.kernels.draw import cutoff, gumbel
-from aengine.kernels.experts import few_rows, many_rows, plan, route, single_rows, triton_experts, weighted_sum
+from aengine.kernels.experts import (
+    few_rows,
+    many_rows,
+    plan,
+    route,
+    route_rows,
+    single_rows,
+    triton_experts,
+    weighted_sum,
+)
 from aengine.kernels.experts.fp8 import experts as fp8_experts
 from aengine.kernels.experts.fp8 import many_rows as fp8_many_experts
 from aengine.kernels.experts.packed import experts as packed_experts
 from aengine.kernels.experts.packed import rows as packed_rows
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import small_linear
+from aengine.kernels.linear import one_row, small_linear
 from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows
 from aengine.kernels.linear.fp8 import inputs as fp8_inputs
 from aengine.kernels.linear.fp8 import library as fp8_library
@@ -28,10 +37,10 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.offline import OfflineDriver
 
 KERNELS = (  # those that ask the device
-    *(cutoff, decode_attention, gumbel, norms, peers, prefix_attention, rope, small_linear),
+    *(cutoff, decode_attention, gumbel, norms, one_row, peers, prefix_attention, rope, small_linear),
     *(fp8_few_rows, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
     *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, plan, route),
-    *(single_rows, triton_experts, weighted_sum),
+    *(route_rows, single_rows, triton_experts, weighted_sum),
 )
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),

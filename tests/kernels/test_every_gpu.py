@@ -24,6 +24,7 @@ from aengine.kernels.experts.config import experts_config, fp8_experts_config
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.route import Route
+from aengine.kernels.experts.route_rows import RouteRows
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.single_rows import SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts
@@ -102,7 +103,16 @@ eighth, octets = maker(E4M3), maker(torch.uint8)
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 4096, 4096), (16, 6144, 4096), (32, 1024, 3072), (64, 4096, 12288), (64, 6144, 4096)]
+    ("m", "n", "k"),
+    [
+        (1, 4096, 4096),
+        (1, 5120, 2048),
+        (1, 151936, 1024),
+        (16, 6144, 4096),
+        (32, 1024, 3072),
+        (64, 4096, 12288),
+        (64, 6144, 4096),
+    ],
 )
 def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> None:
     config = small_linear.linear_config(m, n, k, 2, compiler.gpu.launch)
@@ -247,6 +257,12 @@ def test_experts_with_4_bit_weights(compiler: Compiler, tokens: int, group: int)
 def test_the_router(compiler: Compiler, tokens: int, experts: int, hidden: int) -> None:
     Route()(half(tokens, hidden), half(experts, hidden), Router(8, "sigmoid", True, 8, 4), correction=single(experts))
     Route()(half(tokens, hidden), single(experts, hidden), Router(8, "softmax", True))
+
+
+@pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (256, 7168)])
+def test_the_router_of_few_rows(compiler: Compiler, experts: int, hidden: int) -> None:
+    norm = norms.TritonNorm(half(hidden), 1e-6)
+    RouteRows()(half(4, hidden), norm, half(experts, hidden), Router(8, "softmax", True), slots=longs(4), first_slot=16)
 
 
 def test_the_sampler(compiler: Compiler) -> None:

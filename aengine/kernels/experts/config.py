@@ -13,7 +13,6 @@ from aengine.kernels.experts.plan import AT_ONCE
 from aengine.kernels.experts.route import route_borders
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.launch import Launch, power_of_two
-from aengine.kernels.linear.fp8.quantize import GROUP
 
 HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
@@ -38,9 +37,10 @@ def experts_config(
         cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
         return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch)
     if tokens <= SINGLE_TOKENS:
+        columns = _columns(2048, hidden)
         return SingleConfig(
-            gate_up=SingleCut(2, _at_most(2048, hidden), 2, 4),
-            down=SingleCut(2, min(8192 // power_of_two(top_k), power_of_two(inter)), 2, 4),
+            gate_up=SingleCut(2, columns, 2048 // columns, columns // 256),
+            down=_single_down(16, top_k),
         )
     # Before Hopper, what comes through descriptors is not on its way early.
     if pairs <= FEW_AVERAGE * experts or not launch.overlap:
@@ -61,9 +61,10 @@ def fp8_experts_config(
         cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
         return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch, weight_size=1)
     if tokens <= SINGLE_TOKENS:
+        columns = _columns(1024, hidden)
         return SingleConfig(
-            gate_up=SingleCut(4, _at_most(2048, hidden), 2, 4),
-            down=SingleCut(max(2, 32 // power_of_two(top_k)), GROUP, 3, 4),
+            gate_up=SingleCut(8, columns, 2048 // columns, columns // 256),
+            down=_single_down(24, top_k),
         )
     if not launch.overlap:
         return _fitting(
@@ -97,9 +98,16 @@ def _height(pairs: int, experts: int) -> int:
     return next((height for height in HEIGHTS if 2 * pairs // experts <= height), HEIGHTS[-1])
 
 
-def _at_most(most: int, n: int) -> int:
-    """The largest power of two within both."""
-    return min(most, 1 << (n.bit_length() - 1))
+def _columns(most: int, hidden: int) -> int:
+    """Columns of a block, eight for each thread: those that divide the rows, of at least two warps."""
+    return next((columns for columns in (2048, 1024) if columns <= most and hidden % columns == 0), 512)
+
+
+def _single_down(most: int, top_k: int) -> SingleCut:
+    """A warp for each of a token's experts, each with as many rows; most: times 8 elements of the weights a thread."""
+    width = power_of_two(top_k)
+    rows = min(8, width)
+    return SingleCut(rows, 256, min(8, max(1, most // max(rows, width))), rows)
 
 
 def _fitting(config: _C, element_size: int, launch: Launch, weight_size: int | None = None) -> _C:

@@ -16,13 +16,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.routing import TINY, Router
+from aengine.kernels.experts.choice import choose
+from aengine.kernels.experts.route_rows import MAX_TOKENS, RouteRows
+from aengine.kernels.experts.routing import Router
 from aengine.kernels.launch import Launch, launch_for, power_of_two
+from aengine.kernels.linear.base import Norm
 
 MAX_EXPERTS = 512
 FEW_TOKENS = 64  # up to which the columns are split
 MOST_SPLITS = 16
-_TINY = tl.constexpr(TINY)
 
 
 @triton.jit(do_not_specialize=["tokens", "first_slot"], do_not_specialize_on_alignment=["slots_ptr"])
@@ -103,7 +105,7 @@ def _route_kernel(
     if last:
         if BIAS:
             logits += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)[None, :]
-        _choose(
+        choose(
             logits, correction_ptr, slots_ptr, ids_ptr, weights_ptr, t, tokens, first_slot, scale, E, EXPERTS, M,
             TOP_K, SCORING, RENORMALISE, GROUPS, CHOSEN_GROUPS, BEST_TWO, CORRECTION, PADDED,
         )  # fmt: skip
@@ -115,101 +117,6 @@ def _product(x, w, acc, WIDE: tl.constexpr):
     if WIDE:
         x, w = x.to(tl.float32), w.to(tl.float32)
     return tl.dot(x, tl.trans(w), acc, input_precision="ieee")
-
-
-@triton.jit
-def _choose(
-    logits,  # [M, EXPERTS]
-    correction_ptr,
-    slots_ptr,
-    ids_ptr,
-    weights_ptr,
-    t,  # [M]
-    tokens,
-    first_slot,
-    scale,
-    E: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    M: tl.constexpr,
-    TOP_K: tl.constexpr,
-    SCORING: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr,
-    BEST_TWO: tl.constexpr,
-    CORRECTION: tl.constexpr,
-    PADDED: tl.constexpr,
-):
-    WIDTH: tl.constexpr = triton.next_power_of_2(TOP_K)
-    e = tl.arange(0, EXPERTS)[None, :]
-    lowest = float("-inf")
-    if SCORING == "sigmoid":
-        scores = tl.sigmoid(logits)
-    else:
-        scores = tl.where(e < E, logits, lowest)
-        if SCORING == "softmax":
-            scores = tl.exp(scores - tl.max(scores, axis=1)[:, None])
-            scores /= tl.sum(scores, axis=1)[:, None]
-    choice = scores
-    if CORRECTION:
-        choice += tl.load(correction_ptr + e, mask=e < E, other=0.0).to(tl.float32)
-    choice = tl.where(e < E, choice, lowest)
-    if GROUPS > 1:
-        choice = _best_groups_only(choice, e, E, M, GROUPS, CHOSEN_GROUPS, BEST_TWO)
-    j = tl.arange(0, WIDTH)[None, :]
-    ids = tl.zeros([M, WIDTH], tl.int32)
-    weights = tl.zeros([M, WIDTH], tl.float32)
-    for turn in range(TOP_K):
-        best = tl.argmax(choice, axis=1)[:, None]  # the lowest id among equals
-        weight = tl.sum(tl.where(e == best, scores, 0.0), axis=1)[:, None]
-        ids = tl.where(j == turn, best, ids)
-        weights = tl.where(j == turn, weight, weights)
-        choice = tl.where(e == best, lowest, choice)
-    if SCORING == "softmax_of_chosen":
-        weights = tl.where(
-            j < TOP_K, tl.exp(weights - tl.max(tl.where(j < TOP_K, weights, lowest), axis=1)[:, None]), 0
-        )
-        weights /= tl.sum(weights, axis=1)[:, None]
-    if RENORMALISE:
-        weights /= tl.sum(weights, axis=1)[:, None] + _TINY
-    place = t[:, None] * TOP_K + j
-    inside = (t < tokens)[:, None] & (j < TOP_K)
-    # Logits that are not numbers must not lead outside of the experts.
-    ids = tl.minimum(ids, E - 1)
-    if PADDED:
-        ids = tl.where((tl.load(slots_ptr + t, mask=t < tokens, other=0) < first_slot)[:, None], -1, ids)
-    tl.store(ids_ptr + place, ids, mask=inside)
-    tl.store(weights_ptr + place, weights * scale, mask=inside)
-
-
-@triton.jit
-def _best_groups_only(
-    choice,
-    e,
-    E: tl.constexpr,
-    M: tl.constexpr,
-    GROUPS: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr,
-    BEST_TWO: tl.constexpr,
-):
-    """choice [M, EXPERTS]: -inf for the experts of the other groups."""
-    WIDTH: tl.constexpr = triton.next_power_of_2(GROUPS)
-    group = e // (E // GROUPS)  # [1, EXPERTS]
-    lowest = float("-inf")
-    g = tl.arange(0, WIDTH)[None, :]
-    scores = tl.full([M, WIDTH], lowest, tl.float32)
-    for index in range(GROUPS):
-        own = tl.where(group == index, choice, lowest)
-        best = tl.max(own, axis=1)
-        if BEST_TWO:
-            best += tl.max(tl.where(e == tl.argmax(own, axis=1)[:, None], lowest, own), axis=1)
-        scores = tl.where(g == index, best[:, None], scores)
-    kept = choice < lowest  # none
-    for _ in range(CHOSEN_GROUPS):
-        best = tl.argmax(scores, axis=1)[:, None]
-        kept = kept | (group == best)
-        scores = tl.where(g == best, lowest, scores)
-    return tl.where(kept, choice, lowest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +154,7 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
 
 def route_borders(launch: Launch) -> tuple[int, ...]:
     """Numbers of tokens beyond each of which a router may be cut differently."""
-    return 16, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
+    return MAX_TOKENS, 16, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
 
 
 class Route:
@@ -315,14 +222,24 @@ class Route:
 class TritonRoute:
     """The choice of one layer's experts."""
 
-    def __init__(self, weight: Tensor, correction: Tensor | None, router: Router, route: Route) -> None:
-        """weight [experts, hidden], correction [experts]; route: shared by all layers of a model, for its scratch."""
+    def __init__(
+        self, weight: Tensor, correction: Tensor | None, router: Router, route: Route, route_rows: RouteRows
+    ) -> None:
+        """weight [experts, hidden], correction [experts]; route, route_rows: shared by all layers of a model, for their
+        scratch."""
         self._weight = weight
         self._correction = correction
         self._router = router
         self._route = route
+        self._route_rows = route_rows
 
-    def __call__(self, h: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor]:
-        return self._route(
+    def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        if self._route_rows.supports(x, self._weight, self._router):
+            return self._route_rows(
+                x, norm, self._weight, self._router, self._correction, slots=slots, first_slot=first_slot
+            )
+        h = norm(x)
+        ids, weights = self._route(
             h, self._weight, self._router, correction=self._correction, slots=slots, first_slot=first_slot
         )
+        return h, ids, weights

@@ -4,7 +4,7 @@ Nothing is sorted, and two launches are enough: gate, up and SiLU(gate) * up of 
 has the same rows of all of a token's experts, so that it can add them up. Where two tokens share an expert it is read
 twice, the second time mostly from the second-level cache.
 """
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.columns import evens, in_words, load_columns, odds, products
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.launch import launch_for, power_of_two
 
@@ -32,16 +33,20 @@ def _gate_up_kernel(
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    STEPS: tl.constexpr,  # blocks of columns that are on their way at once
+    WORDS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,  # rows of a matrix that share scales; 0: there are none
     SCALE_COUNT: tl.constexpr,
-    GROUPED: tl.constexpr,  # scales are of 128 columns, of which BLOCK_K is a multiple
+    GROUPED: tl.constexpr,  # scales are of 128 columns
     OVERLAP: tl.constexpr,
 ):
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    SCALES: tl.constexpr = K // 128 if GROUPED else 1
+    SPAN: tl.constexpr = STEPS * BLOCK_K
+    WHOLE: tl.constexpr = K % SPAN == 0
+    PARTS: tl.constexpr = BLOCK_K // 8
     pair = tl.program_id(0) // blocks
     n = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)[None, :]
     if OVERLAP:
         gdc_wait()
         # Only now: a dependent's programs run once all of this launch's have come here, so they may read the ids.
@@ -51,47 +56,35 @@ def _gate_up_kernel(
         # Rows past the end read the last row, and are not stored.
         row = tl.minimum(n, N - 1)
         gate_rows = w_ptr + expert.to(tl.int64) * (2 * N * K) + row[:, None] * K
-        x_row = x_ptr + (pair // TOP_K).to(tl.int64) * K
-        SCALES: tl.constexpr = K // 128 if GROUPED else 1
+        x_row = x_ptr + (pair // TOP_K).to(tl.int64) * K + tl.arange(0, 1)[:, None]
         if SCALE_ROWS > 0:
             scales = scale_ptr + expert * (SCALE_COUNT * SCALES)
-            ONE: tl.constexpr = SCALE_ROWS % BLOCK_N == 0 and N % BLOCK_N == 0  # all rows of a block have the same
-            if ONE:
+            if SCALE_ROWS % BLOCK_N == 0 and N % BLOCK_N == 0:  # all rows of a block have the same
                 row = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, 1)
-            gate_scales = scales + row // SCALE_ROWS * SCALES  # [1] or [BLOCK_N]
-            up_scales = scales + (N + row) // SCALE_ROWS * SCALES
-        gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for step in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            inside = step + k < K
-            if K % BLOCK_K == 0:
-                w_gate = tl.load(gate_rows + step + k)
-                w_up = tl.load(gate_rows + N * K + step + k)
-            else:
-                w_gate = tl.load(gate_rows + step + k, mask=inside, other=0.0)
-                w_up = tl.load(gate_rows + N * K + step + k, mask=inside, other=0.0)
-            x = tl.load(x_row + step + k, mask=inside, other=0.0).to(tl.float32)
-            if GROUPED:
-                gate += w_gate.to(tl.float32) * _scaled(x, gate_scales, step, K, 1 if ONE else BLOCK_N, BLOCK_K)
-                up += w_up.to(tl.float32) * _scaled(x, up_scales, step, K, 1 if ONE else BLOCK_N, BLOCK_K)
-            else:
-                gate += w_gate.to(tl.float32) * x
-                up += w_up.to(tl.float32) * x
+            gate_scales = (scales + row // SCALE_ROWS * SCALES)[:, None]  # [1 or BLOCK_N, 1]
+            up_scales = (scales + (N + row) // SCALE_ROWS * SCALES)[:, None]
+        gate = tl.zeros([BLOCK_N, PARTS], tl.float32)
+        up = tl.zeros([BLOCK_N, PARTS], tl.float32)
+        for base in tl.range(0, K, SPAN):
+            for step in tl.static_range(0, SPAN, BLOCK_K):
+                at = base + step
+                x = load_columns(x_row, at, BLOCK_K, K, WHOLE, WORDS)
+                w_gate = load_columns(gate_rows, at, BLOCK_K, K, WHOLE, WORDS)
+                w_up = load_columns(gate_rows + N * K, at, BLOCK_K, K, WHOLE, WORDS)
+                gate_part = products(w_gate, evens(x), odds(x), PARTS)
+                up_part = products(w_up, evens(x), odds(x), PARTS)
+                if GROUPED:
+                    group = (at + tl.arange(0, PARTS) * 8)[None, :] // 128
+                    gate_part *= tl.load(gate_scales + group, mask=group < SCALES, other=0.0)
+                    up_part *= tl.load(up_scales + group, mask=group < SCALES, other=0.0)
+                gate += gate_part
+                up += up_part
         total, factor = tl.sum(gate, axis=1), tl.sum(up, axis=1)
         if SCALE_ROWS > 0 and not GROUPED:
-            total *= tl.load(gate_scales)
-            factor *= tl.load(up_scales)
+            total *= tl.sum(tl.load(gate_scales), axis=1)
+            factor *= tl.sum(tl.load(up_scales), axis=1)
         result = total * tl.sigmoid(total) * factor
         tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
-
-
-@triton.jit
-def _scaled(x, scales, step, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """x [1, BLOCK_K] of columns from `step` on, each 128 times their scale; scales: rows' first -> [ROWS, BLOCK_K]."""
-    GROUPS: tl.constexpr = BLOCK_K // 128
-    group = step // 128 + tl.arange(0, GROUPS)[None, :]
-    scale = tl.load(scales[:, None] + group, mask=group < K // 128, other=0.0)
-    return tl.reshape(tl.reshape(x, [1, GROUPS, 128]) * scale[:, :, None], [ROWS, BLOCK_K])
 
 
 @triton.jit
@@ -110,64 +103,88 @@ def _down_kernel(
     WIDTH: tl.constexpr,  # TOP_K, padded to a power of two
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,  # blocks of columns that are on their way at once: the first ones before the wait
+    WORDS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COUNT: tl.constexpr,
-    GROUPED: tl.constexpr,  # scales are of 128 columns, of which BLOCK_K is a part
+    GROUPED: tl.constexpr,  # scales are of 128 columns
     OVERLAP: tl.constexpr,
 ):
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    SCALES: tl.constexpr = K // 128 if GROUPED else 1
+    PARTS: tl.constexpr = BLOCK_K // 8
+    WHOLE: tl.constexpr = K % BLOCK_K == 0
+    SPAN: tl.constexpr = EARLY * BLOCK_K
+    LAST: tl.constexpr = SPAN if K < SPAN else K // SPAN * SPAN  # from which on there is no whole span
     token = tl.program_id(0) // blocks
     n = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
     j = tl.arange(0, WIDTH)
-    k = tl.arange(0, BLOCK_K)
     if OVERLAP:
         gdc_launch_dependents()
     # Whoever chose the experts is complete: the kernel before this one had waited before it let this one begin.
     # Past the first-level cache, where another layer's ids may be left.
     expert = tl.load(ids_ptr + token * TOP_K + j, mask=j < TOP_K, other=-1, cache_modifier=".cg")
     known = (expert >= 0) & (expert < E)
+    # In the place of one that is not there, with a weight of 0, one that is: no more bytes than those are read.
+    expert = tl.where(known, expert, tl.max(tl.where(known, expert, 0), axis=0))
     # Rows past the end read the last row, and are not stored.
     row = tl.minimum(n, N - 1)
-    rows = expert.to(tl.int64)[None, :] * (N * K) + row[:, None] * K
-    w_rows = w_ptr + rows[:, :, None] + k[None, None, :]
-    x_rows = x_ptr + (token * TOP_K + j).to(tl.int64)[:, None] * K + k[None, :]
-    first = known[:, None] & (k < K)[None, :]
-    w = tl.load(w_rows, mask=first[None, :, :], other=0.0)  # on its way while the kernel before this one ends
+    w_rows = w_ptr + (expert.to(tl.int64)[:, None] * (N * K) + row[None, :] * K)[:, :, None]
+    x_rows = x_ptr + (token * TOP_K + tl.minimum(j, TOP_K - 1)).to(tl.int64)[:, None, None] * K
+    early = ()  # on their way while the kernel before this one ends
+    for step in tl.static_range(EARLY):
+        early = early + (load_columns(w_rows, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005 (Triton knows no other way)
     if OVERLAP:
         gdc_wait()
     residual = tl.load(residual_ptr + token.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)
     weights = tl.load(weights_ptr + token * TOP_K + j, mask=known, other=0.0)
-    SCALES: tl.constexpr = K // 128 if GROUPED else 1
+    if SCALE_ROWS % BLOCK_N == 0 and SCALE_ROWS > 0:
+        row = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, 1)
+    scales = scale_ptr  # [WIDTH, 1 or BLOCK_N, 1], where there are scales
     if SCALE_ROWS > 0:
-        if SCALE_ROWS % BLOCK_N == 0:
-            row = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, 1)
-        scales = scale_ptr + (expert[None, :] * SCALE_COUNT + row[:, None] // SCALE_ROWS) * SCALES  # [.., WIDTH]
-    acc = tl.zeros([BLOCK_N, WIDTH, BLOCK_K], tl.float32)
-    for step in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
-        inside = known[:, None] & (step + k < K)[None, :]
-        x = tl.load(x_rows + step, mask=inside, other=0.0).to(tl.float32)[None, :, :]
-        if GROUPED:
-            x *= tl.load(scales + step // 128, mask=known[None, :], other=0.0)[:, :, None]
-        acc += tl.load(w_rows + step, mask=inside[None, :, :], other=0.0).to(tl.float32) * x
-    x = tl.load(x_rows, mask=first, other=0.0).to(tl.float32)[None, :, :]
-    if GROUPED:
-        x *= tl.load(scales, mask=known[None, :], other=0.0)[:, :, None]
-    acc += w.to(tl.float32) * x
-    sums = tl.sum(acc, axis=2)  # [BLOCK_N, WIDTH]
+        scales += ((expert[:, None] * SCALE_COUNT + row[None, :] // SCALE_ROWS) * SCALES)[:, :, None]
+    acc = tl.zeros([WIDTH, BLOCK_N, PARTS], tl.float32)
+    for base in tl.range(SPAN, LAST, SPAN):
+        for step in tl.static_range(0, SPAN, BLOCK_K):
+            x = load_columns(x_rows, base + step, BLOCK_K, K, WHOLE, WORDS)
+            w = load_columns(w_rows, base + step, BLOCK_K, K, WHOLE, WORDS)
+            acc += _scaled_products(w, x, scales, base + step, PARTS, SCALES, GROUPED)
+    for at in tl.static_range(LAST, K, BLOCK_K):
+        x = load_columns(x_rows, at, BLOCK_K, K, WHOLE, WORDS)
+        w = load_columns(w_rows, at, BLOCK_K, K, WHOLE, WORDS)
+        acc += _scaled_products(w, x, scales, at, PARTS, SCALES, GROUPED)
+    for step in tl.static_range(EARLY):
+        x = load_columns(x_rows, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS)
+        acc += _scaled_products(early[step], x, scales, step * BLOCK_K, PARTS, SCALES, GROUPED)
     if SCALE_ROWS > 0 and not GROUPED:
-        sums *= tl.load(scales, mask=known[None, :], other=0.0)
-    result = residual + tl.sum(sums * weights[None, :], axis=1)
+        acc *= tl.load(scales)
+    # What an expert that is not there gives may be no number, as nobody wrote it.
+    acc = tl.where(known[:, None, None], acc * weights[:, None, None], 0.0)
+    result = residual + tl.sum(tl.sum(acc, axis=2), axis=0)
     tl.store(out_ptr + token.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _scaled_products(w, x, scales, at, PARTS: tl.constexpr, SCALES: tl.constexpr, GROUPED: tl.constexpr):
+    """Columns from `at` on: w [WIDTH, BLOCK_N, columns] and x [WIDTH, 1, columns] -> [WIDTH, BLOCK_N, PARTS]."""
+    result = products(w, evens(x), odds(x), PARTS)
+    if GROUPED:
+        GROUPS: tl.constexpr = PARTS // 16 if PARTS > 16 else 1
+        group = (at // 128 + tl.arange(0, GROUPS))[None, None, :]
+        scale = tl.load(scales + group, mask=group < SCALES, other=0.0)
+        parts = tl.reshape(result, [result.shape[0], result.shape[1], GROUPS, PARTS // GROUPS])
+        result = tl.reshape(parts * scale[:, :, :, None], result.shape)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class SingleCut:
-    """How one of the two products is cut up. block_k: columns of an expert; down's first are loaded before the wait."""
+    """How one of the two products is cut up. steps: blocks of columns that are on their way at once; down's are loaded
+    before the wait."""
 
     block_n: int
     block_k: int
-    stages: int
+    steps: int
     warps: int
 
 
@@ -190,14 +207,15 @@ def single_rows(
     cut = config.gate_up
     _gate_up_kernel[(tokens * top_k * -(-inter // cut.block_n),)](
         h, *gate_up.pointers, ids, activated,
-        E=experts, N=inter, K=hidden, TOP_K=top_k, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, STAGES=cut.stages,
-        **gate_up.constants, OVERLAP=overlap, num_warps=cut.warps, launch_pdl=overlap,
+        E=experts, N=inter, K=hidden, TOP_K=top_k, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, STEPS=cut.steps,
+        WORDS=in_words(h, gate_up.weight), **gate_up.constants, OVERLAP=overlap, num_warps=cut.warps,
+        launch_pdl=overlap,
     )  # fmt: skip
     cut = config.down
     _down_kernel[(tokens * -(-hidden // cut.block_n),)](
         activated, *down.pointers, ids, weights, residual, residual,
         E=experts, N=hidden, K=inter, TOP_K=top_k, WIDTH=power_of_two(top_k), BLOCK_N=cut.block_n,
-        BLOCK_K=cut.block_k, STAGES=cut.stages, **down.constants, OVERLAP=overlap,
-        num_warps=cut.warps, launch_pdl=overlap,
+        BLOCK_K=cut.block_k, EARLY=min(cut.steps, -(-inter // cut.block_k)), WORDS=in_words(activated, down.weight),
+        **down.constants, OVERLAP=overlap, num_warps=cut.warps, launch_pdl=overlap,
     )  # fmt: skip
     return residual

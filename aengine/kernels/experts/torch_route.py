@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.experts.routing import Router, route_reference
+from aengine.kernels.linear.base import Norm
 
 
 class TorchRoute:
-    """Logits in float32, then the choice."""
+    """Norm, logits in float32, then the choice."""
 
     def __init__(self, weight: Tensor, correction: Tensor | None, router: Router) -> None:
         """weight [experts, hidden], correction [experts]; both may be filled later."""
@@ -17,7 +18,8 @@ class TorchRoute:
         self._correction = correction
         self._router = router
 
-    def __call__(self, h: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor]:
+    def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
+        h = norm(x)
         logits = F.linear(h.float(), self._weight.float())
         ids, weights = route_reference(logits, self._router, self._correction)
-        return ids.masked_fill_((slots < first_slot).unsqueeze(1), -1), weights
+        return h, ids.masked_fill_((slots < first_slot).unsqueeze(1), -1), weights

@@ -1,6 +1,6 @@
 """x @ weight.T for a handful of rows: the weights are read once, at the speed of memory, and nothing else matters.
 
-What comes before and after goes along where it costs nothing: the norm of a single row, the sum with a residual.
+A single row has a kernel of its own (`one_row`). The sum with a residual goes along.
 
 A program owns BLOCK_N rows of the weight and one of SPLITS equal pieces of K. It has the first columns of its piece on
 the way before it waits for the kernel that makes x, so that memory does not idle between two kernels. Where K is split,
@@ -21,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.one_row import OneRowConfig, one_row
 from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
@@ -44,15 +45,13 @@ def _small_linear_kernel(
     w_ptr,  # [N, K]
     bias_ptr,  # [N]
     residual_ptr,  # [m, N], ADD only; may be out_ptr
-    norm_ptr,  # [K], NORM only
     out_ptr,  # [m, N]
     part_ptr,  # [tiles, SPLITS, M, BLOCK_N] float32
     arrived_ptr,  # [tiles] int32, zero between launches
     m,
-    eps,
     N: tl.constexpr,
     K: tl.constexpr,
-    M: tl.constexpr,  # m, padded to the height of a matrix product; 1: one row, without one
+    M: tl.constexpr,  # m, padded to the height of a matrix product
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -61,7 +60,6 @@ def _small_linear_kernel(
     WEIGHT_FIRST: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
-    NORM: tl.constexpr,  # one row, in one piece: its RMS norm comes first
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -80,21 +78,12 @@ def _small_linear_kernel(
         gdc_launch_dependents()
     # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
     w_early = tl.load(w_rows + early_k)
-    if NORM:
-        g_early = tl.load(norm_ptr + early_k).to(tl.float32)
-        squares = tl.zeros([1, BLOCK_K], tl.float32)
     if OVERLAP:
         gdc_wait()
-    if M > 1:
-        x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
+    x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
     if ADD and SPLITS == 1:  # on its way while the weights stream
         residual = _load_residual(residual_ptr, m, n, rows_m, N)
-    if M == 1:
-        acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    elif WEIGHT_FIRST:
-        acc = tl.zeros([BLOCK_N, M], tl.float32)
-    else:
-        acc = tl.zeros([M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_N, M] if WEIGHT_FIRST else [M, BLOCK_N], tl.float32)
     for step in tl.range(EARLY, PIECE, BLOCK_K, num_stages=STAGES):
         if (PIECE - EARLY) % BLOCK_K == 0:
             w = tl.load(w_rows + step + k)
@@ -103,29 +92,13 @@ def _small_linear_kernel(
             inside = step + k < PIECE
             w = tl.load(w_rows + step + k, mask=inside, other=0.0)
             x = tl.load(x_rows + step + k, mask=used & inside, other=0.0)
-        if M == 1:
-            wide = x.to(tl.float32)
-            if NORM:
-                squares += wide * wide
-                wide *= tl.load(norm_ptr + step + k, mask=step + k < PIECE, other=0.0).to(tl.float32)
-            acc += w.to(tl.float32) * wide
-        elif WEIGHT_FIRST:
+        if WEIGHT_FIRST:
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
         else:
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
 
     # Before the loop, the use of x_early would hold up the loop's first loads; here, nothing.
-    if M == 1:
-        x_early = tl.load(x_rows + early_k).to(tl.float32)
-        square = 0.0
-        if NORM:
-            square = tl.sum(x_early * x_early) + tl.sum(squares)
-            x_early *= g_early
-        early = tl.sum(w_early.to(tl.float32) * x_early, axis=1)
-        result = (tl.sum(acc, axis=1) + early)[None, :]
-        if NORM:
-            result *= tl.math.rsqrt(square / K + eps)
-    elif WEIGHT_FIRST:
+    if WEIGHT_FIRST:
         x_early = _not_before(x_early, OVERLAP)
         result = tl.trans(tl.dot(w_early, tl.trans(x_early), acc, input_precision=PRECISION))
     else:
@@ -168,10 +141,7 @@ def _write(result, bias_ptr, out_ptr, m, n, rows_m, N: tl.constexpr, BIAS: tl.co
 
 @dataclass(frozen=True, slots=True)
 class LinearConfig:
-    """How one shape is cut up.
-
-    early: columns loaded before the wait, at most k / splits; one_row: plain multiply-adds, for m == 1 only.
-    """
+    """How one shape is cut up. early: columns loaded before the wait, at most k / splits."""
 
     block_n: int
     block_k: int
@@ -180,11 +150,10 @@ class LinearConfig:
     warps: int
     early: int
     weight_first: bool = True
-    one_row: bool = False
 
     def padded(self, m: int) -> int:
         """The height of its products: m, or what a matrix product has at least."""
-        return 1 if self.one_row else max(FEW_ROWS, power_of_two(m))
+        return max(FEW_ROWS, power_of_two(m))
 
     def shared_memory(self, m: int, element_size: int) -> int:
         """Bytes at most: copies on their way, with those that are being multiplied, and what came early."""
@@ -193,7 +162,7 @@ class LinearConfig:
 
 
 @lru_cache
-def linear_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> LinearConfig | None:
+def linear_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> LinearConfig | OneRowConfig | None:
     """How to cut a weight [n, k] for m rows; None: a library does better. Measured on an H200 (bench/KERNELS.md).
 
     Where there is less shared memory, fewer copies are on their way at once.
@@ -204,17 +173,13 @@ def linear_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> 
     return config
 
 
-def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> LinearConfig | None:
+def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> LinearConfig | OneRowConfig | None:
     if not 0 < m <= MAX_ROWS or k % 16:
         return None
     if element_size > 2:
         return LinearConfig(block_n=32, block_k=32, splits=1, stages=3, warps=4, early=16) if m <= FEW_ROWS else None
     if m == 1 and k >= 1024:
-        if n >= 6144:
-            if k % 1024 == 512:  # with less early, no block is cut off at its end: of 3584 columns a quarter faster
-                return LinearConfig(2 if k >= 3072 else 4, 1024, 1, 1, 4, 512, one_row=True)
-            return LinearConfig(4, 1024, 1, 1, 4, 1024, one_row=True)
-        return LinearConfig(4 if n >= 2048 else 2, 512, 1, 3, 2, 1024, one_row=True)
+        return _one_row(n, k)
     tiles = -(-n // 64)
     if m > FEW_ROWS:
         return _more_rows(m, n, k, tiles, processors)
@@ -226,6 +191,15 @@ def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> Lin
     if n >= 4096:
         return LinearConfig(16, 512, 1, 3, 1, _early(k, 128))
     return LinearConfig(64, 128, splits, 3, 4, _early(k // splits, 128))
+
+
+def _one_row(n: int, k: int) -> OneRowConfig:
+    """The same for a single row: rows of the weight are asked for as a whole, unless they are long."""
+    if k <= 4096 and (n > k or n * k <= LIGHT):
+        columns = 512 if k % 1024 else 1024  # eight for each thread: more threads than that would share x unevenly
+        block_n = 2 if n <= 2048 or 2 * n * k <= LIGHT else 8 if k <= 1024 else 4
+        return OneRowConfig(block_n, columns, 1, columns // 256, k)
+    return OneRowConfig(4 if n >= 2048 else 2, 512, 3, 2, 1024)
 
 
 def _more_rows(m: int, n: int, k: int, tiles: int, processors: int) -> LinearConfig | None:
@@ -278,8 +252,8 @@ class SmallLinear:
             return False
         n, k = weight.shape
         config = linear_config(1, n, k, x.element_size(), launch_for(x.device))
-        # Where x is longer, the norm holds up the stream of weights by more than its own launch takes.
-        return config is not None and config.one_row and config.early == k
+        # Where x is longer, the sum of its squares holds up the stream of weights by more than a launch takes.
+        return isinstance(config, OneRowConfig) and config.early >= k
 
     def __call__(
         self,
@@ -289,7 +263,7 @@ class SmallLinear:
         *,
         residual: Tensor | None = None,
         norm: Norm | None = None,
-        config: LinearConfig | None = None,
+        config: LinearConfig | OneRowConfig | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """x [m, k], weight [n, k] (contiguous), bias [n], residual [m, n] (contiguous; may be `out`) -> [m, n].
@@ -302,7 +276,9 @@ class SmallLinear:
         config = config or linear_config(m, n, k, x.element_size(), launch)
         if config is None:
             raise ValueError(f"a product of {m} rows with a weight [{n}, {k}] is not for this kernel")
-        if norm is not None and not config.one_row:
+        if isinstance(config, OneRowConfig):
+            return one_row(x, weight, config, bias, residual=residual, norm=norm, out=out)
+        if norm is not None:
             raise ValueError("a norm goes with products of one row only")
         if out is None:
             out = x.new_empty(m, n)
@@ -314,11 +290,10 @@ class SmallLinear:
         )
         _small_linear_kernel[(tiles * config.splits,)](
             x, weight, x if bias is None else bias, x if residual is None else residual,
-            x if norm is None else norm.weight, out, parts, arrived, m, 0.0 if norm is None else norm.eps,
+            out, parts, arrived, m,
             N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
             STAGES=config.stages, EARLY=config.early, WEIGHT_FIRST=config.weight_first, BIAS=bias is not None,
-            ADD=residual is not None, NORM=norm is not None,
-            PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
+            ADD=residual is not None, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
             num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         return out

@@ -22,8 +22,7 @@ class MixtureOfExperts:
         self._shared = None if spec.shared is None else SharedExpert(make, name, hidden, spec)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        h = self._norm(x)
-        ids, weights = self._route(h, step.slots(len(h)), step.kv.page_size)
+        h, ids, weights = self._route.after(self._norm, x, step.slots(len(x)), step.kv.page_size)
         if self._shared is not None:
             x = self._shared(h, x)
         return self._experts.add_to(h, ids, weights, x)

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from aengine.kernels.experts.config import experts_config, fp8_experts_config, packed_experts_config, row_borders
 from aengine.kernels.experts.plan import AT_ONCE
 from aengine.kernels.experts.route import route_config
+from aengine.kernels.experts.route_rows import MAX_TOKENS
 from aengine.kernels.experts.single_rows import SingleConfig
 from aengine.kernels.launch import Launch
 
@@ -36,6 +37,7 @@ def test_cuts_change_at_borders_only(experts: int, top_k: int, processors: int) 
             *(choose(tokens, top_k, experts, 2048, 768, 2, launch) for choose in (experts_config, fp8_experts_config)),
             packed_experts_config(tokens, top_k, experts, 2, launch),
             *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
+            tokens <= MAX_TOKENS,
         )
         if tokens - 1 not in borders:
             assert before in (None, cuts)

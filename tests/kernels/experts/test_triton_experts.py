@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 CUTS = {
-    "single": SingleConfig(SingleCut(8, 32, 2, 1), SingleCut(16, 16, 2, 1)),
+    "single": SingleConfig(SingleCut(8, 32, 2, 1), SingleCut(16, 16, 1, 1)),
     "few": FewConfig(16, FewCut(16, 32, 2, 4), FewCut(32, 32, 2, 4)),
     "few-tall": FewConfig(32, FewCut(32, 32, 2, 4), FewCut(64, 32, 2, 4)),
     "many": ManyConfig(16, ManyCut(16, 32, 2, 4), ManyCut(32, 32, 2, 4, crowd=0), gather=True),

@@ -15,7 +15,6 @@ CUTS = {
     "plain": LinearConfig(block_n=16, block_k=32, splits=1, stages=2, warps=1, early=32),
     "split": LinearConfig(block_n=64, block_k=32, splits=4, stages=3, warps=4, early=16),
     "input-first": LinearConfig(block_n=32, block_k=64, splits=2, stages=2, warps=4, early=64, weight_first=False),
-    "one-row": LinearConfig(block_n=8, block_k=64, splits=2, stages=2, warps=2, early=128, one_row=True),
 }
 SHAPES = [
     pytest.param(3, 72, 256, id="tiny"),
@@ -31,7 +30,6 @@ SHAPES = [
 def test_every_cut_gives_the_product(
     m: int, n: int, k: int, cut: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    m = 1 if CUTS[cut].one_row else m
     x, weight, bias = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n, k), (n,)))
     linear = small_linear.SmallLinear()
     out = torch.full((m, n), float("nan"), device=device).to(dtype)
@@ -46,37 +44,11 @@ def test_every_cut_gives_the_product(
 def test_a_residual_is_added_in_its_place(
     m: int, n: int, k: int, cut: str, dtype: torch.dtype, device: torch.device
 ) -> None:
-    m = 1 if CUTS[cut].one_row else m
     x, weight, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n, k), (m, n)))
     expected = F.linear(x.double(), weight.double()) + residual.double()
     out = small_linear.SmallLinear()(x, weight, config=CUTS[cut], residual=residual, out=residual)
     assert out is residual
     assert relative_error(out, expected) < tolerance(dtype)
-
-
-@pytest.mark.thinned(strength=1)
-@pytest.mark.parametrize(
-    ("n", "k", "cut"),
-    [
-        pytest.param(72, 256, LinearConfig(8, 64, 1, 2, 2, 128, one_row=True), id="tiny"),
-        pytest.param(9, 320, LinearConfig(4, 128, 1, 1, 2, 64, one_row=True), id="tiny-uneven"),
-        (6144, 4096, None),
-        (24576, 4096, None),
-        (4096, 1024, None),
-    ],
-)
-def test_a_single_row_is_normed_on_the_way(
-    n: int, k: int, cut: object, dtype: torch.dtype, device: torch.device
-) -> None:
-    x, weight, scale = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n, k), (k,)))
-    linear = small_linear.SmallLinear()
-    if cut is None and not linear.norms(x, weight):
-        assert dtype == torch.float32 or k > 1024
-        return
-    wide = x.double() * 3
-    normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
-    out = linear(x * 3, weight, config=cut, norm=norms.TritonNorm(scale, 1e-5))
-    assert relative_error(out, F.linear(normed, weight.double())) < tolerance(dtype)
 
 
 def meets_each_shape_and_each_number_of_rows(m: int, n: int, k: int, **_: object) -> bool:
@@ -111,6 +83,30 @@ def test_the_chosen_cut_gives_the_product(m: int, n: int, k: int, dtype: torch.d
     out = linear(x, weight)
     reference = F.linear(x.float(), weight.float())
     assert relative_error(out, reference) < tolerance(dtype)
+
+
+@pytest.mark.parametrize(("n", "k"), [(5120, 2048), (6144, 4096), (24576, 4096), (4096, 1024), (1000, 896)])
+def test_a_single_row_is_normed_on_the_way_where_it_says_so(
+    n: int, k: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight, scale = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n, k), (k,)))
+    linear, norm = small_linear.SmallLinear(), norms.TritonNorm(scale, 1e-5)
+    if not linear.norms(x, weight):
+        return
+    wide = x.double() * 3
+    normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
+    assert relative_error(linear(x * 3, weight, norm=norm), F.linear(normed, weight.double())) < tolerance(dtype)
+
+
+def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
+    linear, x, weight = (
+        small_linear.SmallLinear(),
+        torch.zeros(2, 64, device=device),
+        torch.zeros(32, 64, device=device),
+    )
+    assert not linear.norms(x, weight)
+    with pytest.raises(ValueError, match="one row only"):
+        linear(x, weight, norm=norms.TritonNorm(x[0], 1e-5))
 
 
 def test_too_many_rows_and_foreign_layouts_are_not_its_job_tiny(device: torch.device) -> None:

@@ -1,0 +1,69 @@
+"""A row times rows of a weight by plain multiply-adds, in as few instructions as there are: what kernels for one row of
+inputs are made of.
+
+Of bfloat16, two neighbours are loaded as one word: a shift or a mask then widens each, where Triton would take two to
+three instructions. Columns lie eight to a thread, so that these are added up before any threads are.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+VECTOR = tl.constexpr(8)  # columns of a thread
+
+
+def in_words(x: Tensor, weight: Tensor) -> bool:
+    """Whether x [..., k] and weight [..., k] are read as words of two columns."""
+    return x.dtype == weight.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0
+
+
+@triton.jit
+def load_columns(rows, at, WIDTH: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr):
+    """Of rows of pointers [..., 1], WIDTH columns from `at` on. WHOLE: they end within K; otherwise zeros follow."""
+    if WORDS:
+        k = tl.arange(0, WIDTH // 2)
+        inside = k < (K - at) // 2
+        rows = rows.to(tl.pointer_type(tl.int32), bitcast=True) + at // 2
+    else:
+        k = tl.max_contiguous(tl.arange(0, WIDTH), VECTOR)  # for those of one byte as many as for x
+        inside = k < K - at
+        rows = rows + at
+    for _ in tl.static_range(len(rows.shape) - 1):
+        k = k[None]
+        inside = inside[None]
+    return tl.load(rows + k) if WHOLE else tl.load(rows + k, mask=inside, other=0 if WORDS else 0.0)
+
+
+@triton.jit
+def evens(x):
+    """Of words the lower numbers, otherwise all, in float32."""
+    return (x << 16).to(tl.float32, bitcast=True) if x.dtype == tl.int32 else x.to(tl.float32)
+
+
+@triton.jit
+def odds(x):
+    """Of words the upper numbers, otherwise none, in float32."""
+    return (x & -65536).to(tl.float32, bitcast=True) if x.dtype == tl.int32 else tl.zeros(x.shape, tl.float32)
+
+
+@triton.jit
+def products(w, x_evens, x_odds, PARTS: tl.constexpr):
+    """Columns of a weight times those of x: [..., PARTS], neighbours added up."""
+    total = fold(evens(w) * x_evens, PARTS)
+    if w.dtype == tl.int32:
+        total += fold(odds(w) * x_odds, PARTS)
+    return total
+
+
+@triton.jit
+def fold(x, PARTS: tl.constexpr):
+    """[..., columns] -> [..., PARTS]: neighbours added up."""
+    if len(x.shape) == 2:
+        folded = tl.reshape(x, [x.shape[0], PARTS, x.shape[1] // PARTS])
+    else:
+        folded = tl.reshape(x, [x.shape[0], x.shape[1], PARTS, x.shape[2] // PARTS])
+    return tl.sum(folded, axis=len(x.shape))

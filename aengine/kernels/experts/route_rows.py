@@ -1,0 +1,154 @@
+"""From one to a few tokens of the residual stream to their experts in one launch: norm, router, choice.
+
+Every program norms a whole row for itself and has the weights of some experts, which are on their way before it waits
+for the kernel that makes the row: so nothing but the row itself is read behind the wait. The last program of a row to
+arrive chooses.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.experts.choice import choose_one
+from aengine.kernels.experts.routing import Router
+from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.linear.base import Norm
+
+MAX_TOKENS = 4
+MAX_EXPERTS = 256  # every expert is compared with every other
+MAX_HIDDEN = 8192  # a program holds a whole row
+PROGRAM = 4096  # elements of the router's weight that a program has in its registers, where it can choose
+WARPS = 4
+
+
+@triton.jit(do_not_specialize=["first_slot"], do_not_specialize_on_alignment=["slots_ptr"])
+def _route_rows_kernel(
+    x_ptr,  # [tokens, K]
+    norm_ptr,  # [K]
+    w_ptr,  # [E, K]
+    correction_ptr,  # [E], CORRECTION only
+    slots_ptr,  # [tokens]
+    h_ptr,  # [tokens, K]: the normed rows
+    ids_ptr,  # [tokens, TOP_K] int32
+    weights_ptr,  # [tokens, TOP_K] float32
+    logits_ptr,  # [tokens, EXPERTS] float32
+    arrived_ptr,  # [tokens] int32, zero between launches
+    eps,
+    first_slot,
+    scale,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,  # E, padded to a power of two
+    WIDTH: tl.constexpr,  # K, padded to a power of two
+    BLOCK: tl.constexpr,  # experts of a program
+    TOP_K: tl.constexpr,
+    SCORING: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    CORRECTION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    programs: tl.constexpr = (E + BLOCK - 1) // BLOCK  # of a token
+    token = tl.program_id(0) // programs
+    block = tl.program_id(0) % programs
+    e = block * BLOCK + tl.arange(0, BLOCK)
+    k = tl.arange(0, WIDTH)[None, :]
+    inside = k < K
+    if OVERLAP:
+        gdc_launch_dependents()
+    w = tl.load(w_ptr + tl.minimum(e, E - 1)[:, None] * K + k, mask=inside, other=0.0)
+    norm = tl.load(norm_ptr + k, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        gdc_wait()
+    nowhere = tl.load(slots_ptr + token) < first_slot  # maybe written by the kernel before this one
+    place = token.to(tl.int64) * K + k
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    dtype = h_ptr.dtype.element_ty
+    inverse = tl.math.rsqrt(tl.sum(x * x) / K + eps)
+    # Rounded to the model's dtype before the weight, as the reference does, and behind it, as the experts see it.
+    h = ((x * inverse).to(dtype).to(tl.float32) * norm).to(dtype)
+    if block == 0:
+        tl.store(h_ptr + place, h, mask=inside)
+    logits_ptr += token * EXPERTS
+    tl.store(logits_ptr + e, tl.sum(w.to(tl.float32) * h.to(tl.float32), axis=1), mask=e < E)
+    tl.debug_barrier()  # every thread's part is stored before one of them announces it
+    if tl.atomic_add(arrived_ptr + token, 1, sem="acq_rel") == programs - 1:
+        tl.debug_barrier()
+        tl.store(arrived_ptr + token, 0)
+        every = tl.arange(0, EXPERTS)
+        # Other processors wrote these: read past the first-level cache.
+        logits = tl.load(logits_ptr + every, mask=every < E, other=0.0, cache_modifier=".cg")
+        choose_one(
+            logits, correction_ptr, nowhere, ids_ptr + token * TOP_K, weights_ptr + token * TOP_K, scale,
+            E, EXPERTS, TOP_K, SCORING, RENORMALISE, CORRECTION,
+        )  # fmt: skip
+
+
+class RouteRows:
+    """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    @staticmethod
+    def supports(x: Tensor, weight: Tensor, router: Router) -> bool:
+        """Whether x [tokens, hidden] is few rows, of which a program holds one, and weight [experts, hidden] of few
+        experts, of which none are chosen by groups."""
+        return (
+            0 < len(x) <= MAX_TOKENS
+            and weight.shape[0] <= MAX_EXPERTS
+            and weight.shape[1] <= MAX_HIDDEN
+            and router.groups == 1
+        )
+
+    def __call__(
+        self,
+        x: Tensor,
+        norm: Norm,
+        weight: Tensor,
+        router: Router,
+        correction: Tensor | None = None,
+        *,
+        slots: Tensor,
+        first_slot: int,
+        block: int | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [tokens, hidden], weight [experts, hidden] -> norm(x) [tokens, hidden], ids int32 and weights float32, both
+        [tokens, top_k].
+
+        slots [tokens] int64: tokens of slots below `first_slot` are padding, and have ids of -1. correction [experts]:
+        added to the scores for the choice only. block: experts of a program. Enqueues only. Raises ValueError where it
+        is not supported.
+        """
+        if not self.supports(x, weight, router):
+            raise ValueError(f"{len(x)} rows and a router {list(weight.shape)} are not for this kernel")
+        x, weight = x.contiguous(), weight.contiguous()
+        (tokens, hidden), experts = x.shape, weight.shape[0]
+        router.check(experts)
+        h = torch.empty_like(x)
+        ids = torch.empty(tokens, router.top_k, dtype=torch.int32, device=x.device)
+        weights = torch.empty(tokens, router.top_k, dtype=torch.float32, device=x.device)
+        logits, arrived = self._scratch_for(x.device)
+        width = power_of_two(hidden)
+        block = block or min(power_of_two(experts), max(1, PROGRAM // width))
+        overlap = launch_for(x.device).overlap
+        _route_rows_kernel[(tokens * -(-experts // block),)](
+            x, norm.weight, weight, x if correction is None else correction, slots, h, ids, weights, logits, arrived,
+            norm.eps, first_slot, router.scale, E=experts, K=hidden, EXPERTS=power_of_two(experts), WIDTH=width,
+            BLOCK=block, TOP_K=router.top_k, SCORING=router.scoring, RENORMALISE=router.renormalise,
+            CORRECTION=correction is not None, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
+        )  # fmt: skip
+        return h, ids, weights
+
+    def _scratch_for(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Logits and counters."""
+        if device not in self._scratch:
+            self._scratch[device] = (
+                torch.empty(MAX_TOKENS * MAX_EXPERTS, dtype=torch.float32, device=device),
+                torch.zeros(MAX_TOKENS, dtype=torch.int32, device=device),
+            )
+        return self._scratch[device]

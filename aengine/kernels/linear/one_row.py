@@ -1,0 +1,132 @@
+"""x @ weight.T for a single row: the weight is read once, by plain multiply-adds.
+
+What comes before and after goes along: the norm of the row, the sum with a residual. A program owns some rows of the
+weight, and has their first columns, or all of them, on the way before it waits for the kernel that makes x.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.columns import evens, fold, in_words, load_columns, odds, products
+from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.base import Norm
+from aengine.kernels.variants import keep_variants
+
+
+@keep_variants
+@triton.jit
+def _one_row_kernel(
+    x_ptr,  # [K]
+    w_ptr,  # [N, K]
+    bias_ptr,  # [N], BIAS only
+    residual_ptr,  # [N], ADD only; may be out_ptr
+    norm_ptr,  # [K], NORM only
+    out_ptr,  # [N]
+    eps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,  # blocks of columns that are loaded before the wait
+    STAGES: tl.constexpr,
+    WORDS: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    PARTS: tl.constexpr = BLOCK_K // 8
+    WHOLE: tl.constexpr = K % BLOCK_K == 0
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Rows past the end read the last row, and are not stored.
+    w_rows = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
+    x_row = x_ptr + tl.arange(0, 1)[:, None]
+    norm_row = norm_ptr + tl.arange(0, 1)[:, None]
+    if OVERLAP:
+        gdc_launch_dependents()
+    # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
+    early, early_norm = (), ()
+    for step in tl.static_range(EARLY):
+        early = early + (load_columns(w_rows, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005 (Triton knows no other way)
+        if NORM:
+            early_norm = early_norm + (load_columns(norm_row, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005
+    if OVERLAP:
+        gdc_wait()
+    if ADD:  # on its way while the weights stream
+        residual = tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+    acc = tl.zeros([BLOCK_N, PARTS], tl.float32)
+    squares = tl.zeros([1, PARTS], tl.float32)
+    for at in tl.range(EARLY * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+        w = load_columns(w_rows, at, BLOCK_K, K, WHOLE, WORDS)
+        x = load_columns(x_row, at, BLOCK_K, K, WHOLE, WORDS)
+        norm = load_columns(norm_row, at, BLOCK_K, K, WHOLE, WORDS) if NORM else x
+        acc, squares = _add(acc, squares, w, x, norm, PARTS, NORM)
+    for step in tl.static_range(EARLY):
+        x = load_columns(x_row, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS)
+        acc, squares = _add(acc, squares, early[step], x, early_norm[step] if NORM else x, PARTS, NORM)
+    result = tl.sum(acc, axis=1)
+    if NORM:
+        result *= tl.math.rsqrt(tl.sum(squares) / K + eps)
+    if BIAS:
+        result += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+    if ADD:
+        result += residual
+    tl.store(out_ptr + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _add(acc, squares, w, x, norm, PARTS: tl.constexpr, NORM: tl.constexpr):
+    """acc [BLOCK_N, PARTS] with the products of some columns, squares [1, PARTS] with x's own."""
+    x_evens, x_odds = evens(x), odds(x)
+    if NORM:
+        squares += fold(x_evens * x_evens + x_odds * x_odds, PARTS)
+        x_evens *= evens(norm)
+        x_odds *= odds(norm)
+    return acc + products(w, x_evens, x_odds, PARTS), squares
+
+
+@dataclass(frozen=True, slots=True)
+class OneRowConfig:
+    """How one shape is cut up. early: columns that are loaded before the wait, in whole blocks."""
+
+    block_n: int
+    block_k: int
+    stages: int
+    warps: int
+    early: int
+
+    def shared_memory(self, m: int, element_size: int) -> int:
+        """Bytes at most: copies on their way, and a few sums; m is 1."""
+        return self.stages * (self.block_n + 2) * self.block_k * element_size + 1024
+
+
+def one_row(
+    x: Tensor,
+    weight: Tensor,
+    config: OneRowConfig,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    norm: Norm | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x [1, k], weight [n, k], bias [n], residual [1, n] (may be `out`), all contiguous -> [1, n]."""
+    n, k = weight.shape
+    overlap, early = launch_for(x.device).overlap, min(config.early, k)
+    if out is None:
+        out = x.new_empty(1, n)
+    _one_row_kernel[(-(-n // config.block_n),)](
+        x, weight, x if bias is None else bias, x if residual is None else residual,
+        x if norm is None else norm.weight, out, 0.0 if norm is None else norm.eps,
+        N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, EARLY=-(-early // config.block_k),
+        STAGES=config.stages, WORDS=in_words(x, weight), BIAS=bias is not None, ADD=residual is not None,
+        NORM=norm is not None, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,63 @@
+"""The kernel for one row against a float64 reference, however it is cut up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.kernels.conftest import relative_error, tolerance
+
+pytest.importorskip("triton")
+
+from aengine.kernels.linear.one_row import OneRowConfig, one_row
+from aengine.kernels.norms import TritonNorm
+
+pytestmark = pytest.mark.gpu
+
+CUTS = {
+    "whole": OneRowConfig(block_n=4, block_k=128, stages=1, warps=2, early=512),
+    "streaming": OneRowConfig(block_n=8, block_k=64, stages=2, warps=2, early=128),
+    "nothing-early": OneRowConfig(block_n=16, block_k=128, stages=3, warps=4, early=0),
+}
+SHAPES = [
+    pytest.param(72, 512, id="tiny"),
+    pytest.param(9, 400, id="tiny-uneven"),
+    pytest.param(5120, 2048),
+    pytest.param(1001, 4096),
+]
+
+
+@pytest.mark.thinned
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+def test_every_cut_gives_the_product(
+    n: int, k: int, normed: bool, cut: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight, bias, scale = (torch.randn(*s, device=device).to(dtype) for s in ((1, k), (n, k), (n,), (k,)))
+    out = torch.full((1, n), float("nan"), device=device).to(dtype)
+    norm = TritonNorm(scale, 1e-5) if normed else None
+    one_row(x * 3, weight, CUTS[cut], bias, norm=norm, out=out)
+    wide = x.double() * 3
+    if normed:
+        wide = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
+    assert relative_error(out, F.linear(wide, weight.double(), bias.double())) < tolerance(dtype)
+    assert torch.equal(out, one_row(x * 3, weight, CUTS[cut], bias, norm=norm))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_residual_is_added_in_its_place_tiny(cut: str, dtype: torch.dtype, device: torch.device) -> None:
+    x, weight, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, 256), (24, 256), (1, 24)))
+    expected = F.linear(x.double(), weight.double()) + residual.double()
+    assert one_row(x, weight, CUTS[cut], residual=residual, out=residual) is residual
+    assert relative_error(residual, expected) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("k", [256, 400])
+def test_pairs_of_bfloat16_come_apart_in_their_order_tiny(cut: str, k: int, device: torch.device) -> None:
+    x, weight, scale = (torch.randn(*shape, device=device).bfloat16() for shape in ((1, k), (24, k), (k,)))
+    out = one_row(x, weight, CUTS[cut], norm=TritonNorm(scale, 1e-5))
+    normed = x.double() * torch.rsqrt(x.double().square().mean() + 1e-5) * scale.double()
+    assert relative_error(out, F.linear(normed, weight.double())) < 1e-2
