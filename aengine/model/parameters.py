@@ -167,15 +167,18 @@ class Parameters:
         """Columns of all experts, which is as much work for every rank; where these do not divide, experts."""
         if self.ranks is None:
             return ExpertsShare((0, spec.count))
-        columns = self.shard.range(Part(spec.inner))
-        if spec.inner % self.shard.count == 0 and (
-            forms is None or columns_divide(forms[1], name, hidden, spec.inner, columns)
-        ):
-            return ExpertsShare((0, spec.count), columns)
-        if spec.count < self.shard.count:
+        count, width = self.shard.count, spec.inner // self.shard.count
+        divide = spec.inner % count == 0 and (
+            forms is None or columns_divide(forms[1], name, hidden, spec.inner, width)
+        )
+        # Kernels for quantised experts want whole groups of columns, where there were some.
+        whole = (forms is None and not self._to_fp8) or width % GROUP == 0 or spec.inner % GROUP != 0
+        if divide and (whole or spec.count < count):
+            return ExpertsShare((0, spec.count), self.shard.range(Part(spec.inner)))
+        if spec.count < count:
             raise ConfigError(
                 f"tensor_parallel_size: neither the {spec.count} experts of {name} nor their {spec.inner} columns can "
-                f"be dealt out to {self.shard.count} ranks; lower it"
+                f"be dealt out to {count} ranks; lower it"
             )
         return ExpertsShare(self.shard.experts(spec.count))
 

@@ -32,7 +32,10 @@ class QuantizedLinear:
         `ConfigError` where a rank's columns cannot be read alone.
         """
         self._stored = {name: form.stored(name, part.outputs, part.inputs) for name, part in parts.items()}
-        self._readings = {name: Reading(self._stored[name], part.split, part.ranges) for name, part in parts.items()}
+        self._readings = {
+            name: Reading(self._stored[name], (part.outputs, part.inputs), part.split, part.ranges)
+            for name, part in parts.items()
+        }
         self.entries = {one.name: self._readings[name].entry(one) for name, one in self._tensors()}
         if bias:
             self.entries |= {f"{name}.bias": part.bias for name, part in parts.items()}
@@ -132,13 +135,13 @@ class QuantizedExperts:
         self._experts.loaded = self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype)
 
 
-def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, columns: Range) -> bool:
-    """Whether ranks can read such columns of an expert's matrix alone."""
+def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:
+    """Whether ranks with so many of an expert's inputs each can read theirs alone."""
     try:
         stored = form.stored(name, outputs, inputs)
     except UnsupportedModelError:  # a format that knows experts fused alone
         stored = form.stored(name, outputs, inputs, 1)
-    return not undivided(stored, [columns])
+    return not undivided(stored, inputs, [(0, width)])
 
 
 class _Stack:
@@ -159,7 +162,7 @@ class _Stack:
         self._each: list[tuple[StoredTensor, ...]] = []
         with suppress(UnsupportedModelError):  # formats that know experts one by one alone, or fused alone
             self._each = [form.stored(name, *sizes, fused) for name in names]
-        self.reading = Reading(self._each[0] if self._each else (), split, ranges, own)
+        self.reading = Reading(self._each[0] if self._each else (), sizes, split, ranges, own)
         self._tensors: dict[str, Tensor] = {}
 
     @property

@@ -25,22 +25,24 @@ class Reading:
     def __init__(
         self,
         stored: Sequence[StoredTensor],
+        sizes: tuple[int, int],
         split: Split | None = None,
         ranges: Sequence[Range] = (),
         experts: Range | None = None,
     ) -> None:
-        """split, ranges: the outputs, or the inputs, that are wanted; None: all. experts: of the first axis of all
-        tensors instead. Raises `ConfigError` where inputs cannot be cut so.
+        """sizes: all outputs and all inputs. split, ranges: the outputs, or the inputs, that are wanted; None: all.
+        experts: of the first axis of all tensors instead. Raises `ConfigError` where inputs cannot be cut so.
         """
         self._cuts: dict[str, Cut] = {}  # by key; of others all is read
         self._rows: Sequence[Range] = ()  # to be picked of the matrix once it is there
         if experts is not None:
             self._cuts = {one.key: Cut(0, (experts,)) for one in stored}
-        elif split == "inputs" and (why := undivided(stored, ranges)):
+        elif split == "inputs" and (why := undivided(stored, sizes[1], ranges)):
             raise ConfigError(f"tensor_parallel_size: {why}; lower it")
         elif split is not None:
             found = [(one, one.outputs if split == "outputs" else one.inputs) for one in stored]
-            cuts = [(one.key, along, _cut(one, along, ranges)) for one, along in found]
+            total = sizes[0 if split == "outputs" else 1]
+            cuts = [(one.key, along, _cut(along, total, ranges)) for one, along in found]
             if all(cut is not None for _, along, cut in cuts if along is not None):
                 self._cuts = {key: cut for key, _, cut in cuts if cut is not None}
             else:
@@ -60,12 +62,12 @@ class Reading:
         return pick_rows(weight, self._rows) if self._rows else weight
 
 
-def undivided(stored: Sequence[StoredTensor], ranges: Sequence[Range]) -> str:
-    """Why a matrix cannot be cut between these inputs; empty: it can be."""
+def undivided(stored: Sequence[StoredTensor], inputs: int, ranges: Sequence[Range]) -> str:
+    """Why a matrix cannot be cut between these of its inputs; empty: it can be."""
     for one in stored:
         if one.scatters:
             return f"{one.name} orders columns (desc_act), so that they cannot be dealt out to several ranks"
-        if one.inputs is not None and _cut(one, one.inputs, ranges) is None:
+        if one.inputs is not None and _cut(one.inputs, inputs, ranges) is None:
             width = ranges[0][1] - ranges[0][0]
             return f"{one.name} is of {one.inputs.each} columns each, and a rank's {width} are no multiple"
     return ""
@@ -76,13 +78,8 @@ def row_multiple(stored: Sequence[StoredTensor]) -> int:
     return math.lcm(*(one.outputs.each for one in stored if one.outputs is not None))
 
 
-def _cut(one: StoredTensor, along: Along | None, ranges: Sequence[Range]) -> Cut | None:
-    """None where there is nothing to cut, or where a range ends within an element."""
-    if along is None:
+def _cut(along: Along | None, total: int, ranges: Sequence[Range]) -> Cut | None:
+    """None where there is nothing to cut, or where a range begins or ends within an element."""
+    if along is None or any(bound % along.each and bound != total for one in ranges for bound in one):
         return None
-    elements = one.shape[along.axis]
-    bounds = [(start // along.each, -(-stop // along.each)) for start, stop in ranges]
-    for (start, stop), (_, last) in zip(ranges, bounds):
-        if start % along.each or (stop % along.each and last != elements):
-            return None
-    return Cut(along.axis, tuple(bounds))
+    return Cut(along.axis, tuple((-(-start // along.each), -(-stop // along.each)) for start, stop in ranges))
