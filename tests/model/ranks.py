@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
@@ -22,6 +23,16 @@ from .harness import Harness, Running
 T = TypeVar("T")
 
 
+class Counted(ThreadCollective):
+    """Counts its sums."""
+
+    sums = 0
+
+    def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
+        self.sums += 1
+        return super().sum(part, residual)
+
+
 class Ranks:
     """The shards of one model."""
 
@@ -29,16 +40,12 @@ class Ranks:
         """options: of `load_shards`."""
         cpu, attention = torch.device("cpu"), TorchAttention()
         self._meeting = Meeting(count)
+        self.collectives = [Counted(rank, count, self._meeting) for rank in range(count)]
         alone = [Placement(cpu, TorchKernels(), attention)]
         self.decoders = load_shards(
             folder,
             ModelConfig.from_folder(folder).over(count),
-            alone
-            if count == 1
-            else [
-                Placement(cpu, TorchKernels(), attention, ThreadCollective(rank, count, self._meeting))
-                for rank in range(count)
-            ],
+            alone if count == 1 else [Placement(cpu, TorchKernels(), attention, one) for one in self.collectives],
             dtype=dtype,
             **options,
         )

@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from aengine.attention.base import AttentionBatch
+from aengine.cache.kv import KVPool
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
 
 from .checkpoints import CASES, write_checkpoint
 from .harness import Running
@@ -94,6 +97,43 @@ def test_experts_in_one_tensor(columns: int, tmp_path: Path) -> None:
         tensors |= {f"{name}.gate_up_proj": torch.cat((gate, up), 1), f"{name}.down_proj": down}
     save_file(tensors, tmp_path / "model.safetensors")
     assert_equal(tmp_path, model, 4)
+
+
+@pytest.mark.parametrize("case", ["llama2", "qwen3-moe", "qwen2-moe"])
+def test_a_block_ends_with_one_sum(case: str, tmp_path: Path) -> None:
+    """Also that of a mixture with a shared expert; one more makes the tokens' embeddings."""
+    write_checkpoint(case, tmp_path, **SIZES)
+    ranks = Ranks(tmp_path, 2)
+    ranks.generate(prompts(131), 1)
+    assert [one.sums for one in ranks.collectives] == [1 + 2 * 2] * 2
+
+
+def test_what_is_not_finite_on_one_rank_is_seen_by_all(tmp_path: Path) -> None:
+    """Keys and values of the last layer, of which nothing but the sums of the attention would tell."""
+    write_checkpoint("llama2", tmp_path, **SIZES)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.self_attn.v_proj.weight"][-1] = float("inf")  # the last rank's
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    def sums(decoder: Decoder) -> Tensor:
+        found = torch.zeros(3)
+        batch = AttentionBatch(
+            slots=torch.arange(16, 19),
+            page_table=torch.tensor([[1]], dtype=torch.int32),
+            seq_lens=torch.tensor([3], dtype=torch.int32),
+            query_starts=torch.tensor([0, 3], dtype=torch.int32),
+            num_decodes=0,
+            query_lens=[3],
+            context_lens=[3],
+        )
+        kv = KVPool(decoder.config.kv_shape(16, torch.float32), 2, decoder.device)
+        with torch.inference_mode():
+            decoder.forward(
+                torch.tensor([5, 6, 7]), torch.arange(3), batch, kv, torch.tensor([], dtype=int), sums=found
+            )
+        return found
+
+    assert all(not found.isfinite().any() for found in Ranks(tmp_path, 2).each(sums))
 
 
 @pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
