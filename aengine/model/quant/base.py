@@ -42,7 +42,7 @@ class StoredTensor:
     optional: bool = False
     outputs: Along | None = None  # None: every part of the matrix needs all of it
     inputs: Along | None = None
-    scatters: bool = False  # it says that columns of a group are no neighbours, so that inputs cannot be cut
+    scatters: bool = False  # it says which columns are a group, so that their part is not known before it is read
 
     def check(self, dtype: str, shape: Sequence[int]) -> None:
         """Raise `WeightsError` unless this is what the header of a file may say of it."""

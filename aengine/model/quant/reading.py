@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from aengine.errors import ConfigError
-from aengine.kernels.linear.weights import QuantizedWeight
+from aengine.kernels.linear.weights import Int4Weight, QuantizedWeight
 from aengine.model.groups import Cut, Entry
 from aengine.model.quant.base import Along, StoredTensor
+from aengine.model.quant.columns import pick_columns
 from aengine.model.quant.rows import pick_rows
 from aengine.model.shard import Range, Split
 
@@ -35,8 +36,11 @@ class Reading:
         """
         self._cuts: dict[str, Cut] = {}  # by key; of others all is read
         self._rows: Sequence[Range] = ()  # to be picked of the matrix once it is there
+        self._columns: Range | None = None
         if experts is not None:
             self._cuts = {one.key: Cut(0, (experts,)) for one in stored}
+        elif split == "inputs" and any(one.scatters for one in stored):
+            self._columns = ranges[0]
         elif split == "inputs" and (why := undivided(stored, sizes[1], ranges)):
             raise ConfigError(f"tensor_parallel_size: {why}; lower it")
         elif split is not None:
@@ -59,14 +63,16 @@ class Reading:
 
     def finish(self, weight: QuantizedWeight) -> QuantizedWeight:
         """What is wanted of the matrix that the tensors make."""
+        if self._columns is not None and isinstance(weight, Int4Weight):
+            return pick_columns(weight, self._columns)
         return pick_rows(weight, self._rows) if self._rows else weight
 
 
 def undivided(stored: Sequence[StoredTensor], inputs: int, ranges: Sequence[Range]) -> str:
-    """Why a matrix cannot be cut between these of its inputs; empty: it can be."""
+    """Why tensors cannot be cut between these inputs; empty: they can be."""
     for one in stored:
         if one.scatters:
-            return f"{one.name} orders columns (desc_act), so that they cannot be dealt out to several ranks"
+            return f"{one.name} orders columns (desc_act)"
         if one.inputs is not None and _cut(one.inputs, inputs, ranges) is None:
             width = ranges[0][1] - ranges[0][0]
             return f"{one.name} is of {one.inputs.each} columns each, and a rank's {width} are no multiple"
