@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aengine.errors import ConfigError, UnsupportedModelError
+from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.groups import entries_of
 
 from ..ranks import Ranks
@@ -96,6 +97,15 @@ def test_experts_with_ordered_columns_are_dealt_out_whole(scheme: str, tmp_path:
     config = {**usual.config, key: unquantised[key]}
     changed = dataclasses.replace(usual, config=config, unchanged=("lm_head", "self_attn"))
     assert_equal(write(tmp_path, changed, "qwen3-moe", **EXPERTS), 4)
+
+
+def test_what_cannot_be_dealt_out_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "awq", "qwen3-bias-untied", **DENSE)
+    monkeypatch.delattr(Checkpoint, "copy_into")
+    with pytest.raises(ConfigError, match=r"o_proj.* is of 32 columns each, and a rank's 16 are no multiple; lower it"):
+        Ranks(tmp_path / "quantised", 8)
 
 
 def test_an_order_that_config_json_does_not_tell_is_refused_when_it_is_read(tmp_path: Path) -> None:
