@@ -137,11 +137,10 @@ class QuantizedExperts:
 
 def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:
     """Whether ranks with so many of an expert's inputs each can read theirs alone."""
-    try:
-        stored = form.stored(name, outputs, inputs)
-    except UnsupportedModelError:  # a format that knows experts fused alone
-        stored = form.stored(name, outputs, inputs, 1)
-    return not undivided(stored, inputs, [(0, width)])
+    for experts in (None, 1):  # formats that know experts one by one alone, or fused alone
+        with suppress(UnsupportedModelError):
+            return not undivided(form.stored(name, outputs, inputs, experts), inputs, [(0, width)])
+    return True  # whoever is to read them says why the format does not have them
 
 
 class _Stack:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aengine.errors import ConfigError, UnsupportedModelError
@@ -87,6 +88,33 @@ def test_experts_are_dealt_out_whole_where_their_columns_cannot_be(mixture: tupl
     scheme, folder = mixture
     if 128 // count % TOGETHER[scheme][0] == 0:
         assert_equal(folder, count)
+
+
+@pytest.mark.parametrize(
+    ("columns", "count"),
+    [
+        pytest.param(64, 2, id="whole blocks of rows"),
+        pytest.param(64, 4, id="half a block of rows"),
+        pytest.param(256, 4, id="experts"),
+    ],
+)
+def test_experts_in_one_tensor(columns: int, count: int, tmp_path: Path) -> None:
+    usual = SCHEMES["fp8-blocks-part-unchanged"]
+    config = {**usual.config, "modules_to_not_convert": ["lm_head"]}
+    changed = dataclasses.replace(usual, config=config, unchanged=("lm_head",))
+    write(tmp_path, changed, "qwen3-moe", **{**EXPERTS, "moe_intermediate_size": columns})
+    file = tmp_path / "quantised" / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(2):
+        name = f"model.layers.{layer}.mlp.experts"
+        for stored, fused in (("weight", ""), ("weight_scale_inv", "_scale_inv")):
+            gate, up, down = (
+                torch.stack([tensors.pop(f"{name}.{expert}.{part}_proj.{stored}") for expert in range(9)])
+                for part in ("gate", "up", "down")
+            )
+            tensors |= {f"{name}.gate_up_proj{fused}": torch.cat((gate, up), 1), f"{name}.down_proj{fused}": down}
+    save_file(tensors, file, {"format": "pt"})
+    assert_equal(tmp_path, count)
 
 
 @pytest.mark.parametrize("scheme", ["ct-int4-actorder", "gptq-desc-act"])
