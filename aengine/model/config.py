@@ -16,7 +16,7 @@ from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.rope import RopeConfig, read_rope
-from aengine.model.shard import Shard, shardable
+from aengine.model.shard import Shard
 from aengine.model.spec import LayerSpec
 
 # Far above any real model, far below what would overflow a size.
@@ -58,11 +58,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def over(self, ranks: int) -> ModelConfig:
         """The same, spread over so many ranks. Raises `ConfigError` where it cannot be dealt out evenly."""
         for layer in self.layers:
-            for what, units, replicated in layer.units():
-                if not shardable(units, ranks, replicated):
-                    raise ConfigError(
-                        f"tensor_parallel_size: {units} {what} cannot be dealt out to {ranks} ranks; choose a divisor"
-                    )
+            if what := layer.undealt(ranks):
+                fitting = [str(fewer) for fewer in (1, 2, 4) if not any(one.undealt(fewer) for one in self.layers)]
+                raise ConfigError(
+                    f"tensor_parallel_size: {what} cannot be dealt out evenly to {ranks} ranks; use "
+                    f"{' or '.join(fitting)}"
+                )
         return msgspec.structs.replace(self, ranks=ranks)
 
     @property

@@ -44,6 +44,7 @@ class Decoder:
         """
         device = device or torch.device("meta")
         make = Parameters(kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks)
+        self._ranks = ranks
         self.config = config
         self.attention = attention
         self.dtype = dtype
@@ -100,7 +101,7 @@ class Decoder:
         from its residual, which no later layer makes finite again, and the last attention reads K and V of the token
         itself. An infinite key whose own products are all -inf alone goes unnoticed: it has no weight.
         """
-        step = Step(positions, self._cos_sin, batch, kv, self.attention, wanted, sums)
+        step = Step(positions, self._cos_sin, batch, kv, self.attention, wanted, sums, self._ranks)
         x = self._embed(input_ids)
         for i, layer in enumerate(self._layers):
             if rehearsal and i not in self._rehearsing:

@@ -13,6 +13,7 @@ from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.model.groups import Cut, Entry
 from aengine.model.linear import LoadedExperts, LoadedLinear
+from aengine.model.shard import ExpertsShare, Range, Split
 from aengine.model.spec import ExpertsSpec
 
 
@@ -34,8 +35,8 @@ class Stored:
 
     outputs: int
     inputs: int
-    rows: tuple[int, int] | None = None
-    columns: tuple[int, int] | None = None  # never beside `rows`
+    rows: Range | None = None
+    columns: Range | None = None  # never beside `rows`
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -44,8 +45,17 @@ class Stored:
         return rows[1] - rows[0], columns[1] - columns[0]
 
     @property
+    def split(self) -> Split | None:
+        return "outputs" if self.rows else "inputs" if self.columns else None
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """Of the outputs, or the inputs, that are kept."""
+        return tuple(kept for kept in (self.rows, self.columns) if kept is not None)
+
+    @property
     def weight(self) -> Entry:
-        cut = Cut(0, (self.rows,)) if self.rows else Cut(1, (self.columns,)) if self.columns else None
+        cut = None if self.split is None else Cut(0 if self.split == "outputs" else 1, self.ranges)
         return Entry((self.outputs, self.inputs), cut=cut)
 
     @property
@@ -105,32 +115,35 @@ class DenseExperts:
         name: str,
         spec: ExpertsSpec,
         storage: Storage,
+        share: ExpertsShare,
         to_fp8: bool = False,
-        columns: tuple[int, int] | None = None,
     ) -> None:
-        """name: of them all in the checkpoint; to_fp8: whether the matrices are quantised once they are there; columns:
-        which of each expert's inner ones a rank has, None: all.
+        """name: of them all in the checkpoint; share: what a rank has of them; to_fp8: whether the matrices are
+        quantised once they are there.
         """
         self._to_fp8 = to_fp8
         hidden, inner = experts.hidden, spec.inner
-        gates = columns or (0, inner)
+        gates = share.columns or (0, inner)
         ups = gates[0] + inner, gates[1] + inner
 
-        def cut(axis: int, *ranges: tuple[int, int]) -> Cut | None:
-            return None if columns is None else Cut(axis, ranges)
+        def cut(axis: int, *ranges: Range) -> Cut | None:
+            return None if share.columns is None else Cut(axis, ranges)
+
+        def cut_fused(axis: int, *ranges: Range) -> Cut | None:
+            return cut(axis, *ranges) if share.count == spec.count else Cut(0, (share.experts,))
 
         self._parts = [  # of each expert
             [f"{name}.{expert}.{part}.weight" for part in (spec.gate, spec.up, spec.down)]
-            for expert in range(spec.count)
+            for expert in range(*share.experts)
         ]
         self._fused = f"{name}.gate_up_proj", f"{name}.down_proj"
         gate_up = tuple(part for gate, up, _ in self._parts for part in (gate, up))
         down = tuple(part for _, _, part in self._parts)
         self.entries = {
             self._fused[0]: Entry(
-                (spec.count, 2 * inner, hidden), optional=True, instead_of=gate_up, cut=cut(1, gates, ups)
+                (spec.count, 2 * inner, hidden), optional=True, instead_of=gate_up, cut=cut_fused(1, gates, ups)
             ),
-            self._fused[1]: Entry((spec.count, hidden, inner), optional=True, instead_of=down, cut=cut(2, gates)),
+            self._fused[1]: Entry((spec.count, hidden, inner), optional=True, instead_of=down, cut=cut_fused(2, gates)),
             **dict.fromkeys(gate_up, Entry((inner, hidden), cut=cut(0, gates))),
             **dict.fromkeys(down, Entry((hidden, inner), cut=cut(1, gates))),
         }

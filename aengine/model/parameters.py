@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from aengine.errors import UnsupportedModelError
+from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.kernels.base import Kernels, Route
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.base import Experts
@@ -18,17 +18,18 @@ from aengine.model.groups import Cut, Entry, Group, Plain
 from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.quant.base import LinearFormat
-from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear
+from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear, columns_divide
+from aengine.model.quant.reading import row_multiple
 from aengine.model.quant.scheme import QuantConfig
-from aengine.model.shard import Part, Shard, Split
+from aengine.model.shard import ExpertsShare, Part, Shard, Split
 from aengine.model.sharded import (
     DealtLinear,
     Embedding,
     GatheredLinear,
     PreparedNorm,
+    SomeExperts,
     Sum,
     SummedEmbedding,
-    SummedExperts,
     SummedLinear,
     SummedNorm,
 )
@@ -55,7 +56,7 @@ class Parameters:
         cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded. ranks: those that
         the model is spread over; None: it is here alone.
         """
-        self._ranks = ranks
+        self.ranks = ranks
         self._last_sum: Sum | None = None  # behind which no norm has come yet
         self.shard = Shard() if ranks is None else Shard(ranks.index, ranks.count)
         self._to_fp8 = to_fp8
@@ -80,12 +81,16 @@ class Parameters:
     def norm(self, name: str, width: int, eps: float) -> Norm:
         """A norm of whole tokens, in the order in which they are computed: the sum made before it prepares it."""
         norm = self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
-        if self._ranks is None:
+        if self.ranks is None:
             return norm
         prepared = PreparedNorm(norm)
         if self._last_sum is not None:
             self._last_sum.norm, self._last_sum = prepared, None
         return prepared
+
+    def sum(self) -> Sum | None:
+        """The sum over ranks that ends a block; None: the model is here alone."""
+        return None if self.ranks is None else self._sum(self.ranks)
 
     def _sum(self, ranks: Collective) -> Sum:
         self._last_sum = Sum(ranks)
@@ -93,14 +98,14 @@ class Parameters:
 
     def wide_norm(self, name: str, part: Part, eps: float) -> Norm:
         """A norm over all of a token's heads."""
-        if self._ranks is None:
+        if self.ranks is None:
             return self.norm(name, part.width, eps)
         first, last = self.shard.range(part)
         weight = self._storage.empty(last - first)
         entry = Entry((part.width,), cut=Cut(0, ((first, last),)))
         self.groups.append(Plain(f"{name}.weight", weight, entry=entry))
         copies = max(1, self.shard.count // part.units)
-        return SummedNorm(weight, eps, part.width, copies, self._ranks)
+        return SummedNorm(weight, eps, part.width, copies, self.ranks)
 
     def linear(
         self,
@@ -109,13 +114,15 @@ class Parameters:
         bias: bool = False,
         floats: bool = False,
         split: Split | None = None,
+        summed: bool = True,
     ) -> Linear:
         """A linear of several fused ones: their names in the checkpoint, with their outputs, in order.
 
         floats: it is never quantised, whether or not the checkpoint's configuration says so. split: what is dealt out
-        to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own.
+        to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own. summed:
+        whether what they make of their inputs is added up at once; else the caller does.
         """
-        if self._ranks is None or split is None:
+        if self.ranks is None or split is None:
             return self._linear({name: Stored(part.width, inputs) for name, part in parts.items()}, bias, floats)
         if split == "outputs":
             stored = {name: Stored(part.width, inputs, rows=self.shard.range(part)) for name, part in parts.items()}
@@ -124,15 +131,13 @@ class Parameters:
         stored = {name: Stored(part.width, inputs, columns=columns) for name, part in parts.items()}
         # Of the products that are added up one has the bias.
         linear = self._linear(stored, bias and self.shard.index == 0, floats)
-        return SummedLinear(linear, self._sum(self._ranks))
+        return SummedLinear(linear, self._sum(self.ranks)) if summed else linear
 
     def _linear(self, parts: Mapping[str, Stored], bias: bool, floats: bool, outputs: int | None = None) -> Linear:
         """outputs: more than the parts have, where the last ones are nobody's."""
         kept = [part.kept for part in parts.values()]
         linear = LoadedLinear(kept[0][1], outputs or sum(rows for rows, _ in kept))
         form = None if self._quantization is None or floats else self._quantization.format_of(*parts)
-        if form is not None and outputs is not None and outputs != sum(rows for rows, _ in kept):
-            raise UnsupportedModelError(f"{next(iter(parts))}: its rows are quantised and no multiple of the ranks")
         self.groups.append(
             Dense(
                 linear, parts, bias, self._storage, self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
@@ -143,16 +148,39 @@ class Parameters:
         return linear
 
     def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> Experts:
-        """A layer's experts; name: of them all in the checkpoint. Of each, every rank has some of the columns."""
-        experts = LoadedExperts(spec.count, hidden)
+        """A layer's experts, or a rank's share of them, whose results are to be added up; name: of them all in the
+        checkpoint.
+        """
         forms = self._forms(name, spec)
-        columns = None if self._ranks is None else self.shard.range(Part(spec.inner))
+        share = self._share(name, hidden, spec, forms)
+        experts = LoadedExperts(share.count, hidden)
         self.groups.append(
-            DenseExperts(experts, name, spec, self._storage, self._to_fp8, columns)
+            DenseExperts(experts, name, spec, self._storage, share, self._to_fp8)
             if forms is None
-            else QuantizedExperts(experts, name, spec, forms, self._storage, columns)
+            else QuantizedExperts(experts, name, spec, forms, self._storage, share)
         )
-        return experts if self._ranks is None else SummedExperts(experts, self._sum(self._ranks))
+        return SomeExperts(experts, share.experts[0]) if share.experts[0] else experts
+
+    def _share(
+        self, name: str, hidden: int, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat] | None
+    ) -> ExpertsShare:
+        """Columns of all experts, which is as much work for every rank; where these do not divide, experts."""
+        if self.ranks is None:
+            return ExpertsShare((0, spec.count))
+        count, width = self.shard.count, spec.inner // self.shard.count
+        divide = spec.inner % count == 0 and (
+            forms is None or columns_divide(forms[1], name, hidden, spec.inner, width)
+        )
+        # Kernels for quantised experts want whole groups of columns, where there were some.
+        whole = (forms is None and not self._to_fp8) or width % GROUP == 0 or spec.inner % GROUP != 0
+        if divide and (whole or spec.count < count):
+            return ExpertsShare((0, spec.count), self.shard.range(Part(spec.inner)))
+        if spec.count < count:
+            raise ConfigError(
+                f"tensor_parallel_size: neither the {spec.count} experts of {name} nor their {spec.inner} columns can "
+                f"be dealt out to {count} ranks; lower it"
+            )
+        return ExpertsShare(self.shard.experts(spec.count))
 
     def _forms(self, name: str, spec: ExpertsSpec) -> tuple[LinearFormat, LinearFormat] | None:
         """The formats of the experts' gate and up, and of their down. Raises `UnsupportedModelError`: one alone."""
@@ -186,13 +214,20 @@ class Parameters:
         def share() -> None:
             linear.loaded = self.kernels.dense(table, None)
 
-        entry = None if self._ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
+        entry = None if self.ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
         self.groups.append(Plain(f"{name}.weight", table[: last - first], share if head is None else None, entry))
-        scores: Linear = linear
-        if head is not None:
-            kept = None if self._ranks is None else (first, last)
-            scores = self._linear({head: Stored(count, width, rows=kept)}, bias=False, floats=False, outputs=rows)
-        if self._ranks is None:
+        scores: Linear = linear if head is None else self._scores(head, count, width)
+        if self.ranks is None:
             return Embedding(table), scores
-        embed = SummedEmbedding(table, self.shard.index * rows, self._sum(self._ranks))
-        return embed, GatheredLinear(scores, self._ranks, count)
+        embed = SummedEmbedding(table, self.shard.index * rows, self._sum(self.ranks))
+        return embed, GatheredLinear(scores, self.ranks, count)
+
+    def _scores(self, head: str, count: int, width: int) -> Linear:
+        """A rank's rows of the output matrix."""
+        if self.ranks is None:
+            return self._linear({head: Stored(count, width)}, bias=False, floats=False)
+        form = None if self._quantization is None else self._quantization.format_of(head)
+        multiple = 1 if form is None else row_multiple(form.stored(head, count, width))
+        rows = self.shard.rows(count, multiple)
+        outputs = self.shard.each(count, multiple)
+        return self._linear({head: Stored(count, width, rows=rows)}, bias=False, floats=False, outputs=outputs)

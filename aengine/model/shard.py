@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Split = Literal["outputs", "inputs"]  # of a linear; None instead: every rank has all of it
+Range = tuple[int, int]  # the first, and the one behind the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +36,34 @@ class Shard:
         """How many units a rank has; where there are fewer than ranks, several ranks have the same one."""
         return max(1, units // self.count)
 
-    def range(self, part: Part) -> tuple[int, int]:
-        """The first of this rank's outputs, and the one behind its last. `shardable` says which parts there can be."""
+    def range(self, part: Part) -> Range:
+        """This rank's outputs. `LayerSpec.undealt` says which parts there can be."""
         units = self.units(part.units)
         first = self.index * part.units // self.count
         return first * part.size, (first + units) * part.size
 
-    def rows(self, total: int) -> tuple[int, int]:
+    def rows(self, total: int, multiple: int = 1) -> Range:
         """The same of rows that need not be a multiple of the ranks: the last ranks may have fewer, or none."""
-        each = self.each(total)
+        each = self.each(total, multiple)
         return min(self.index * each, total), min((self.index + 1) * each, total)
 
-    def each(self, total: int) -> int:
-        """The most rows that a rank has of so many."""
-        return -(-total // self.count)
+    def each(self, total: int, multiple: int = 1) -> int:
+        """The most rows that a rank has of so many. multiple: of which this is one."""
+        each = -(-total // self.count)
+        return -(-each // multiple) * multiple
+
+    def experts(self, total: int) -> Range:
+        """This rank's of so many experts: as many as the other ranks have, or one more or less."""
+        return self.index * total // self.count, (self.index + 1) * total // self.count
 
 
-def shardable(units: int, count: int, replicated: bool = False) -> bool:
-    """Whether so many units can be dealt out evenly. replicated: whether several ranks may have the same one."""
-    return units % count == 0 or (replicated and count % units == 0)
+@dataclass(frozen=True, slots=True)
+class ExpertsShare:
+    """What a rank has of a layer's experts: columns of all of them, or some of them whole."""
+
+    experts: Range
+    columns: Range | None = None  # of the inner ones; None: all
+
+    @property
+    def count(self) -> int:
+        return self.experts[1] - self.experts[0]

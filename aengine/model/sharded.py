@@ -120,22 +120,19 @@ class GatheredLinear:
         return self._ranks.gather(self._linear(x), self.outputs)
 
 
-class SummedExperts:
-    """Experts of which every rank has a part: of the columns of each, or some of them whole."""
+class SomeExperts:
+    """The experts of a model from one of them on, as many as a rank has."""
 
-    def __init__(self, experts: Experts, total: Sum, first: int = 0) -> None:
+    def __init__(self, experts: Experts, first: int) -> None:
         """first: which expert of the model is the first of this rank's."""
         self.hidden = experts.hidden
         self.experts = experts.experts
         self._experts = experts
-        self._sum = total
         self._first = first
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
-        """ids: of the model's experts."""
-        own = ids - self._first if self._first else ids  # one that others have is out of range here
-        part = self._experts.add_to(h, own, weights, torch.zeros_like(residual))
-        return self._sum(part, residual)
+        """ids: of the model's experts. One that others have is out of range here, and adds nothing."""
+        return self._experts.add_to(h, ids - self._first, weights, residual)
 
 
 class Embedding:

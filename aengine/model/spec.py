@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -87,16 +86,20 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self, hidden: int) -> int:
         return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + 2 * hidden
 
-    def units(self) -> Iterator[tuple[str, int, bool]]:
-        """What is dealt out to ranks: its name, how many there are, and whether several ranks may have the same one."""
-        yield "query heads", self.attention.heads, False
-        yield "KV heads", self.attention.kv_heads, True
-        if isinstance(self.ffn, MLPSpec):
-            yield "columns of the MLP", self.ffn.inner, False
-        else:
-            yield "columns of an expert", self.ffn.inner, False
-            if self.ffn.shared is not None:
-                yield "columns of the shared expert", self.ffn.shared.inner, False
+    def undealt(self, ranks: int) -> str:
+        """What cannot be dealt out to so many ranks; empty: everything can be."""
+        attention, ffn = self.attention, self.ffn
+        if attention.heads % ranks:
+            return f"{attention.heads} query heads"
+        if attention.kv_heads % ranks and ranks % attention.kv_heads:  # where there are fewer, several have the same
+            return f"{attention.kv_heads} KV heads"
+        if isinstance(ffn, MLPSpec):
+            return f"{ffn.inner} columns of the MLP" if ffn.inner % ranks else ""
+        if ffn.inner % ranks and ffn.count < ranks:  # columns of each, or some of them whole
+            return f"{ffn.count} experts of {ffn.inner} columns"
+        if ffn.shared is not None and ffn.shared.inner % ranks:
+            return f"{ffn.shared.inner} columns of the shared expert"
+        return ""
 
     def active_parameters(self, hidden: int) -> int:
         """Of these, how many a token is multiplied with."""

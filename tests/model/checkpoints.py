@@ -113,12 +113,12 @@ class Reference:
     logits: list[Tensor]  # [prompt] of [NEW_TOKENS, vocab]
 
 
-def write_checkpoint(case: str, folder: Path) -> PreTrainedModel:
-    """Write the case's random model into `folder` and return it."""
+def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedModel:
+    """Write the case's random model into `folder` and return it. sizes: in place of those in its configuration."""
     logging.disable_progress_bar()
     model_type, config_type, changes = (CASES | DEMO_CASES)[case]
     torch.manual_seed(sum(case.encode()))
-    model = model_type(config_type(**{**_SHAPE, **changes})).eval()
+    model = model_type(config_type(**{**_SHAPE, **changes, **sizes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Biases start as 0 and norm weights as 1: both would hide a mistake.

@@ -22,6 +22,7 @@ from aengine.model.load import load_model
 
 from .checkpoints import VOCAB, write_checkpoint
 from .harness import Harness
+from .ranks import Ranks
 
 NEW_TOKENS = 24
 LAYER = "model.layers.{}.self_attn"
@@ -134,6 +135,17 @@ def folder(plain: Path, tmp_path: Path) -> Path:
 
 def scales_of(decoder: Decoder) -> list[KVScales]:
     return [attention._kv_scales.loaded for attention, _ in decoder._layers]
+
+
+def test_every_rank_has_the_scales(folder: Path) -> None:
+    add(folder, spelled("k_scale", "v_scale"))
+    ranks = Ranks(folder, 2, kv_dtype=FP8)
+    assert [scales_of(decoder) for decoder in ranks.decoders] == [scales_of(load(folder))] * 2
+    [alone] = Ranks(folder, 1, kv_dtype=FP8).generate(prompts(), 1)
+    for sequences in ranks.generate(prompts(), 1):
+        for one, other in zip(sequences, alone, strict=True):
+            difference = (one.logits[0] - other.logits[0]).abs()
+            assert float(difference.median()) < 1e-2  # a number on the border of two codes falls either way
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ class Int4Weight:
     codes: Tensor  # [..., n, k] uint8, 0 to 15
     scale: Tensor  # [..., n, k / group] bfloat16, float16 or float32
     zero: Tensor | None = None  # [..., n, k / group] uint8; None: 8 everywhere
-    order: Tensor | None = None  # [..., k] int64: column j multiplies x[order[j]]; None: x[j]
+    # [..., k] int64: column j multiplies x[order[j]]; None: x[j]. All of x is there, some of it maybe several times.
+    order: Tensor | None = None
 
     @property
     def group(self) -> int:
@@ -88,7 +89,9 @@ def _int4(weight: Int4Weight) -> Tensor:
     groups *= weight.scale.unsqueeze(-1)
     if weight.order is None:
         return out
-    return out.gather(-1, weight.order.argsort(-1).unsqueeze(-2).expand_as(out))
+    inputs = out.shape[-1] if out.is_meta else int(weight.order.max()) + 1
+    columns = weight.order.unsqueeze(-2).expand_as(out)
+    return out.new_zeros(*out.shape[:-1], inputs).scatter_add_(-1, columns, out)
 
 
 def _mxfp4(weight: Mxfp4Weight) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from aengine.model.blocks.step import Step
@@ -20,16 +21,24 @@ class MixtureOfExperts:
         self._route = make.route(f"{name}.gate", hidden, spec)
         self._experts = make.experts(f"{name}.experts", hidden, spec)
         self._shared = None if spec.shared is None else SharedExpert(make, name, hidden, spec)
+        self._sum = make.sum()
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         h, ids, weights = self._route.after(self._norm, x, step.slots(len(x)), step.kv.page_size)
-        if self._shared is not None:
-            x = self._shared(h, x)
-        return self._experts.add_to(h, ids, weights, x)
+        if self._sum is None:
+            if self._shared is not None:
+                x = self._shared.add_to(h, x)
+            return self._experts.add_to(h, ids, weights, x)
+        # One sum for all that a rank has to add.
+        part = torch.zeros_like(x) if self._shared is None else self._shared(h)
+        return self._sum(self._experts.add_to(h, ids, weights, part), x)
 
 
 class SharedExpert:
-    """The expert that every token passes, its result weighted by a sigmoid where there is a gate."""
+    """The expert that every token passes, its result weighted by a sigmoid where there is a gate.
+
+    Of ranks, each gives its part of the sum.
+    """
 
     def __init__(self, make: Parameters, name: str, hidden: int, spec: ExpertsSpec) -> None:
         if spec.shared is None:
@@ -39,13 +48,20 @@ class SharedExpert:
         parts = {f"{name}.shared_expert.gate_proj": inner, f"{name}.shared_expert.up_proj": inner}
         self._gate_up = make.linear(parts, hidden, bias, split="outputs")
         down = {f"{name}.shared_expert.down_proj": Part(hidden)}
-        self._down = make.linear(down, inner.width, bias, split="inputs")
+        self._down = make.linear(down, inner.width, bias, split="inputs", summed=False)
         gate = {f"{name}.shared_expert_gate": Part(1)}
         self._gate = make.linear(gate, hidden, floats=True) if spec.shared_gate else None
 
-    def __call__(self, h: Tensor, x: Tensor) -> Tensor:
-        """h [tokens, hidden], normed; x [tokens, hidden] -> x with the expert's result added."""
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [tokens, hidden], normed -> [tokens, hidden]."""
+        return self._down(self._inner(h))
+
+    def add_to(self, h: Tensor, x: Tensor) -> Tensor:
+        """The same, added to x [tokens, hidden]."""
+        return self._down.add_to(self._inner(h), x)
+
+    def _inner(self, h: Tensor) -> Tensor:
         inner = self._kernels.silu_mul(self._gate_up(h))  # [tokens, inner]
         if self._gate is not None:  # a factor of the row, before or behind a product without a bias
             inner.mul_(self._gate(h).sigmoid_())
-        return self._down.add_to(inner, x)
+        return inner

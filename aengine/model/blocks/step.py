@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
+from aengine.kernels.collective.base import Collective
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class Step:
     attention: AttentionBackend
     wanted: Tensor | None  # [n] int64: the tokens that go on behind the last attention; None: all
     sums: Tensor | None  # [tokens] float32, filled behind the last attention: finite where the token's K and V are
+    ranks: Collective | None  # that have the other heads
 
     def slots(self, tokens: int) -> Tensor:
         """Where each token's K and V went, of the tokens that still go on: [tokens] int64; padding: inside page 0."""
@@ -36,6 +38,9 @@ class Step:
         """
         if self.sums is not None:
             torch.sum(attended, dim=-1, dtype=torch.float32, out=self.sums)
+            if self.ranks is not None:
+                of_all = self.ranks.gather(self.sums.unsqueeze(-1), self.ranks.count)  # [tokens, ranks]
+                torch.sum(of_all, dim=-1, out=self.sums)
         if self.wanted is None:
             return attended, x
         return attended.index_select(0, self.wanted), x.index_select(0, self.wanted)

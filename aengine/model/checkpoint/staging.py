@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from aengine.errors import WeightsError
 from aengine.model.checkpoint.pieces import Piece
@@ -63,13 +64,20 @@ class StagingBuffer:
 
     def send(self, piece: Piece) -> None:
         source = self._bytes[: piece.nbytes].view(piece.dtype)
+        there: dict[torch.device, Tensor] = {}  # the whole piece, where some of its columns are picked
         for landing in piece.landings:
             device = landing.into.device
-            part = source.view(landing.rows, -1)
-            if landing.rows > 1 or source.dtype != landing.into.dtype:
-                # Converted and picked over there: torch itself would do it here, in pageable memory.
-                part = part.to(device, non_blocking=True)
-            landing.into.copy_(part[:, landing.start : landing.stop], non_blocking=True)
+            # Converted and picked over there: torch itself would do it here, in pageable memory.
+            if landing.rows > 1:
+                if device not in there:
+                    there[device] = source.to(device, non_blocking=True)
+                part = there[device].view(landing.rows, -1)[:, landing.start : landing.stop]
+            else:
+                part = source[landing.start : landing.stop].unsqueeze(0)
+                if part.dtype != landing.into.dtype:
+                    part = part.to(device, non_blocking=True)
+            landing.into.copy_(part, non_blocking=True)
+        for device in {landing.into.device for landing in piece.landings}:
             if device.type == "cuda":
                 if device not in self._sent:
                     self._sent[device] = torch.cuda.Event()

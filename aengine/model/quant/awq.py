@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights import Int4Weight
 from aengine.model.fields import Fields, shown
-from aengine.model.quant.base import SCALES, StoredTensor, check_finite, grouped, not_fused, unsupported
+from aengine.model.quant.base import SCALES, Along, StoredTensor, check_finite, grouped, not_fused, unsupported
 from aengine.model.quant.gptq import read_bits, read_group_size, without_middle
 from aengine.model.quant.names import Names, hugging_face_names
 from aengine.model.quant.scheme import QuantConfig
@@ -38,11 +38,14 @@ class Awq:
             raise not_fused("AWQ", prefix)
         if outputs % 8:
             raise UnsupportedModelError(f"{prefix}: {outputs} outputs are no multiple of 8, as AWQ needs them")
-        groups, _ = grouped(prefix, inputs, self.group_size)
+        groups, size = grouped(prefix, inputs, self.group_size)
+        words, along = Along(1, 8), Along.scales(0, size, inputs)
         return (
-            StoredTensor("qweight", f"{prefix}.qweight", (inputs, outputs // 8), ("I32",)),
-            StoredTensor("qzeros", f"{prefix}.qzeros", (groups, outputs // 8), ("I32",)),
-            StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES),
+            StoredTensor(
+                "qweight", f"{prefix}.qweight", (inputs, outputs // 8), ("I32",), outputs=words, inputs=Along(0)
+            ),
+            StoredTensor("qzeros", f"{prefix}.qzeros", (groups, outputs // 8), ("I32",), outputs=words, inputs=along),
+            StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES, outputs=Along(1), inputs=along),
         )
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:

@@ -18,6 +18,19 @@ INTEGERS = ("I32", "I64")
 
 
 @dataclass(frozen=True, slots=True)
+class Along:
+    """The axis of a tensor that runs along its matrix's outputs, or along its inputs."""
+
+    axis: int
+    each: int = 1  # outputs, or inputs, to an element
+
+    @classmethod
+    def scales(cls, axis: int, each: int, total: int) -> Along | None:
+        """Of scales, one for each so many of all; None: one for all."""
+        return cls(axis, each) if each < total else None
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor of a checkpoint that a matrix is made from."""
 
@@ -27,6 +40,9 @@ class StoredTensor:
     dtypes: tuple[str, ...]  # any of these, as safetensors spells them
     spellings: tuple[tuple[int, ...], ...] = ()  # other shapes, of as many elements, that files give it
     optional: bool = False
+    outputs: Along | None = None  # None: every part of the matrix needs all of it
+    inputs: Along | None = None
+    scatters: bool = False  # it says which columns are a group, so that their part is not known before it is read
 
     def check(self, dtype: str, shape: Sequence[int]) -> None:
         """Raise `WeightsError` unless this is what the header of a file may say of it."""
@@ -62,6 +78,8 @@ class LinearFormat(Protocol):
     ) -> QuantizedWeight:
         """The matrix, from its tensors by their keys, on whatever device they are; it may go on using them.
 
+        outputs, inputs: of the whole matrix. Where the tensors are cut, as `StoredTensor` says that they can be, it is
+        that part of it.
         Tensors may have a leading axis of experts, be it that they are fused or that the places of experts stored one
         by one were allocated together; `prefixes` are for messages, one an expert in the second case.
         Raises `WeightsError`, naming the tensor, for values that no such tensor has.

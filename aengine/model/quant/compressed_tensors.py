@@ -75,7 +75,17 @@ def _int4(weights: Fields, inputs: Fields | None) -> PackQuantized:
     if strategy not in ("group", "channel"):
         raise unsupported(weights, f"strategy {shown(strategy)} of int4", "group and channel")
     size = -1 if strategy == "channel" else read_group_size(weights, default=None)
-    return PackQuantized(size, weights.flag("symmetric", default=True))
+    return PackQuantized(size, weights.flag("symmetric", default=True), _ordered(weights))
+
+
+def _ordered(weights: Fields) -> bool:
+    """Whether columns of a group are told by an index; "weight" and "static" order them on the way, and back."""
+    key = "actorder"
+    if not weights.present(key):
+        return False
+    return (
+        weights.text(key).lower() in ("group", "dynamic") if weights.is_text(key) else weights.flag(key, default=False)
+    )
 
 
 def _fp8(weights: Fields, inputs: Fields | None) -> Fp8:

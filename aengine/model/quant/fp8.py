@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aengine.kernels.linear.weights import Activations, Fp8Weight
 from aengine.model.fields import Fields, shown
-from aengine.model.quant.base import SCALES, StoredTensor, check_finite, not_fused, unsupported
+from aengine.model.quant.base import SCALES, Along, StoredTensor, check_finite, not_fused, unsupported
 from aengine.model.quant.names import Names, hugging_face_names
 from aengine.model.quant.scheme import QuantConfig
 
@@ -42,9 +42,17 @@ class Fp8:
         # Scales of a whole matrix are spelled as scalars, those of outputs as vectors as well.
         flat = ((outputs,),) if self.block == (1, 0) else ((), (1,)) if self.block == (0, 0) else ()
         weight, scale = self._name(prefix, "weight", experts), self._name(prefix, self.scale, experts)
+        rows, columns = len(lead), len(lead) + 1  # axes
+        spellings = tuple((*lead, *shape) for shape in flat)
+        along = (
+            Along.scales(rows, self.block[0] or outputs, outputs),
+            Along.scales(columns, self.block[1] or inputs, inputs),
+        )
         tensors = [
-            StoredTensor("weight", weight, (*lead, outputs, inputs), ("F8_E4M3",)),
-            StoredTensor("scale", scale, (*lead, *grid), SCALES, tuple((*lead, *shape) for shape in flat)),
+            StoredTensor(
+                "weight", weight, (*lead, outputs, inputs), ("F8_E4M3",), outputs=Along(rows), inputs=Along(columns)
+            ),
+            StoredTensor("scale", scale, (*lead, *grid), SCALES, spellings, outputs=along[0], inputs=along[1]),
         ]
         if self.activations == "static":
             name = self._name(prefix, self.input_scale, experts)
@@ -59,8 +67,9 @@ class Fp8:
             names = [self._name(prefix, self.input_scale, experts) for prefix in prefixes]
             check_finite(input_scale, names, zero=False)
             input_scale = input_scale.float()
-        block = (self.block[0] or outputs, self.block[1] or inputs)
-        return Fp8Weight(tensors["weight"], scale, block, self.activations, input_scale)
+        weight = tensors["weight"]
+        block = (self.block[0] or weight.shape[-2], self.block[1] or weight.shape[-1])
+        return Fp8Weight(weight, scale, block, self.activations, input_scale)
 
     def _grid(self, outputs: int, inputs: int) -> tuple[int, int]:
         """How many blocks there are along both axes."""

@@ -14,6 +14,7 @@ from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import (
     INTEGERS,
     SCALES,
+    Along,
     StoredTensor,
     check_finite,
     grouped,
@@ -49,12 +50,18 @@ class Gptq:
             raise not_fused("GPTQ", prefix)
         if inputs % 8 or outputs % 8:
             raise UnsupportedModelError(f"{prefix}: [{outputs}, {inputs}] is no multiple of 8, as GPTQ needs it")
-        groups, _ = grouped(prefix, inputs, self.group_size)
+        groups, size = grouped(prefix, inputs, self.group_size)
+        rows, along, zeros = Along(1), Along.scales(0, size, inputs), (groups, outputs // 8)
+        order = StoredTensor(
+            "g_idx", f"{prefix}.g_idx", (inputs,), INTEGERS, optional=not self.ordered, scatters=self.ordered
+        )
         return (
-            StoredTensor("qweight", f"{prefix}.qweight", (inputs // 8, outputs), ("I32",)),
-            StoredTensor("qzeros", f"{prefix}.qzeros", (groups, outputs // 8), ("I32",)),
-            StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES),
-            StoredTensor("g_idx", f"{prefix}.g_idx", (inputs,), INTEGERS, optional=not self.ordered),
+            StoredTensor(
+                "qweight", f"{prefix}.qweight", (inputs // 8, outputs), ("I32",), outputs=rows, inputs=Along(0, 8)
+            ),
+            StoredTensor("qzeros", f"{prefix}.qzeros", zeros, ("I32",), outputs=Along(1, 8), inputs=along),
+            StoredTensor("scales", f"{prefix}.scales", (groups, outputs), SCALES, outputs=rows, inputs=along),
+            order,
         )
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:

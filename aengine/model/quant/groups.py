@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -15,12 +15,11 @@ from aengine.model.groups import Entry
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.quant.base import LinearFormat, StoredTensor
 from aengine.model.quant.fuse import fuse
-from aengine.model.quant.mxfp4 import gate_first
-from aengine.model.quant.narrow import narrow
+from aengine.model.quant.mxfp4 import Mxfp4, gate_first
+from aengine.model.quant.reading import Reading, undivided
+from aengine.model.quant.rows import add_rows
+from aengine.model.shard import ExpertsShare, Range, Split
 from aengine.model.spec import ExpertsSpec
-
-# Places of all other dtypes, which are those of scales, are float32.
-_PACKED = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8}
 
 
 class QuantizedLinear:
@@ -29,25 +28,33 @@ class QuantizedLinear:
     def __init__(
         self, linear: LoadedLinear, parts: Mapping[str, Stored], bias: bool, form: LinearFormat, storage: Storage
     ) -> None:
-        """parts: by the checkpoint's names of the linears, in order."""
+        """parts: by the checkpoint's names of the linears, in order. Rows of the linear beyond theirs are zero. Raises
+        `ConfigError` where a rank's columns cannot be read alone.
+        """
         self._stored = {name: form.stored(name, part.outputs, part.inputs) for name, part in parts.items()}
-        self.entries = {one.name: _entry(one) for stored in self._stored.values() for one in stored}
+        self._readings = {
+            name: Reading(self._stored[name], (part.outputs, part.inputs), part.split, part.ranges)
+            for name, part in parts.items()
+        }
+        self.entries = {one.name: self._readings[name].entry(one) for name, one in self._tensors()}
         if bias:
             self.entries |= {f"{name}.bias": part.bias for name, part in parts.items()}
         self._linear = linear
         self._parts = parts
+        self._height = sum(part.kept[0] for part in parts.values())
         self._bias = bias
         self._form = form
         self._storage = storage
         self._places: dict[str, Tensor] = {}
         self._whole_bias: Tensor | None = None
 
+    def _tensors(self) -> Iterator[tuple[str, StoredTensor]]:
+        return ((name, one) for name, stored in self._stored.items() for one in stored)
+
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
+        device = self._storage.device
         self._places = {
-            one.name: _place(one, self._storage.device)
-            for stored in self._stored.values()
-            for one in stored
-            if one.name in present
+            one.name: self._readings[name].place(one, device) for name, one in self._tensors() if one.name in present
         }
         if not self._bias:
             return self._places
@@ -56,14 +63,17 @@ class QuantizedLinear:
         return self._places | {f"{name}.bias": part for name, part in zip(self._parts, rows)}
 
     def close(self) -> None:
+        bias, self._whole_bias = self._whole_bias, None
+        if not self._height:  # the vocabulary has fewer rows than there are ranks
+            zeros = self._storage.empty(self._linear.outputs, self._linear.inputs).zero_()
+            self._places, self._linear.loaded = {}, self._storage.kernels.dense(zeros, bias)
+            return
         weights = []
         for name, part in self._parts.items():
             tensors = {one.key: self._places.pop(one.name) for one in self._stored[name] if one.name in self._places}
-            weight = self._form.unpack([name], part.outputs, part.inputs, tensors)
-            weights.append(narrow(weight, name, part.rows, part.columns))
-        whole = fuse(weights, list(self._parts))
-        self._linear.loaded = self._storage.kernels.quantized(whole, self._whole_bias, self._storage.dtype)
-        self._whole_bias = None
+            weights.append(self._readings[name].finish(self._form.unpack([name], part.outputs, part.inputs, tensors)))
+        whole = add_rows(fuse(weights, list(self._parts)), self._linear.outputs - self._height)
+        self._linear.loaded = self._storage.kernels.quantized(whole, bias, self._storage.dtype)
 
 
 class QuantizedExperts:
@@ -71,23 +81,33 @@ class QuantizedExperts:
 
     def __init__(
         self, experts: LoadedExperts, name: str, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat],
-        storage: Storage, columns: tuple[int, int] | None = None,
+        storage: Storage, share: ExpertsShare,
     ) -> None:  # fmt: skip
-        """name: of them all in the checkpoint; forms: of gate and up, and of down; columns: as for `DenseExperts`."""
+        """name: of them all in the checkpoint; forms: of gate and up, and of down; share: what a rank has of them."""
         gate_up, down = forms
-        hidden, inner, count = experts.hidden, spec.inner, spec.count
-        names = [f"{name}.{expert}.{{}}" for expert in range(count)]
+        hidden, inner = experts.hidden, spec.inner
+        split: Split | None = None
+        gates: list[Range] = []
+        if share.columns is not None:
+            split, gates = "outputs", [share.columns]
+        of_down: Split | None = split and "inputs"
+        names = [f"{name}.{expert}.{{}}" for expert in range(*share.experts)]
         self._gate, self._up, self._down = (
-            _Stack(form, [one.format(part) for one in names], *sizes)
-            for form, part, sizes in (
-                (gate_up, spec.gate, (inner, hidden)),
-                (gate_up, spec.up, (inner, hidden)),
-                (down, spec.down, (hidden, inner)),
+            _Stack(form, [one.format(part) for one in names], sizes, along, gates)
+            for form, part, sizes, along in (
+                (gate_up, spec.gate, (inner, hidden), split),
+                (gate_up, spec.up, (inner, hidden), split),
+                (down, spec.down, (hidden, inner), of_down),
             )
         )
+        self._by_turns = isinstance(gate_up, Mxfp4)  # rows of gate and up
+        both = [(2 * start, 2 * stop) for start, stop in gates]
+        if not self._by_turns:
+            both = [*gates, *((inner + start, inner + stop) for start, stop in gates)]
+        own = None if share.count == spec.count else share.experts
         self._fused = (
-            _Stack(gate_up, [f"{name}.gate_up_proj"], 2 * inner, hidden, count),
-            _Stack(down, [f"{name}.down_proj"], hidden, inner, count),
+            _Stack(gate_up, [f"{name}.gate_up_proj"], (2 * inner, hidden), split, both, spec.count, own),
+            _Stack(down, [f"{name}.down_proj"], (hidden, inner), of_down, gates, spec.count, own),
         )
         for fused, single in zip(self._fused, (self._gate, self._down)):
             if not fused.known and not single.known:
@@ -96,12 +116,10 @@ class QuantizedExperts:
         for fused, singles in zip(self._fused, ((self._gate, self._up), (self._down,))):
             for one in fused.stored:
                 covered = tuple(single.name for stack in singles for single in stack.of_key(one.key))
-                self.entries[one.name] = _entry(one, covered, optional=self._gate.known)
-            self.entries |= {one.name: _entry(one) for stack in singles for one in stack.stored}
+                self.entries[one.name] = fused.reading.entry(one, covered, optional=self._gate.known)
+            self.entries |= {one.name: stack.reading.entry(one) for stack in singles for one in stack.stored}
         self._experts = experts
         self._storage = storage
-        self._columns = columns
-        self._inner = inner
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
         stacks = (*self._fused, self._gate, self._up, self._down)
@@ -111,32 +129,39 @@ class QuantizedExperts:
         gate_up = self._fused[0].unpack()
         if gate_up is None:
             gate_up = fuse([self._gate.take(), self._up.take()], [self._gate.name, self._up.name])
-        elif isinstance(gate_up, Mxfp4Weight):  # whose rows are gate's and up's by turns
+        elif self._by_turns and isinstance(gate_up, Mxfp4Weight):
             gate_up = Mxfp4Weight(gate_first(gate_up.codes), gate_first(gate_up.scale))
         down = self._fused[1].unpack() or self._down.take()
-        if (columns := self._columns) is not None:
-            ups = columns[0] + self._inner, columns[1] + self._inner
-            halves = [narrow(gate_up, self._gate.name, rows) for rows in (columns, ups)]
-            gate_up = fuse(halves, [self._gate.name, self._up.name])
-            down = narrow(down, self._down.name, columns=columns)
         self._experts.loaded = self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype)
+
+
+def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:
+    """Whether ranks with so many of an expert's inputs each can read theirs alone."""
+    for experts in (None, 1):  # formats that know experts one by one alone, or fused alone
+        with suppress(UnsupportedModelError):
+            return not undivided(form.stored(name, outputs, inputs, experts), inputs, [(0, width)])
+    return True  # whoever is to read them says why the format does not have them
 
 
 class _Stack:
     """Matrices of one shape, one for each expert, in tensors with a leading axis of experts."""
 
     def __init__(
-        self, form: LinearFormat, names: list[str], outputs: int, inputs: int, fused: int | None = None
-    ) -> None:
-        """names: of each expert's matrix, or the one name of all `fused` experts together."""
+        self, form: LinearFormat, names: list[str], sizes: tuple[int, int], split: Split | None,
+        ranges: Sequence[Range], fused: int | None = None, own: Range | None = None,
+    ) -> None:  # fmt: skip
+        """names: of each expert's matrix, or the one name of all `fused` experts together, of which `own` are wanted,
+        None: all; sizes: outputs and inputs; split, ranges: as `Reading` takes them.
+        """
         self.name = names[0]
         self._form = form
         self._names = names
-        self._sizes = outputs, inputs
+        self._sizes = sizes
         self._fused = fused
         self._each: list[tuple[StoredTensor, ...]] = []
         with suppress(UnsupportedModelError):  # formats that know experts one by one alone, or fused alone
-            self._each = [form.stored(name, outputs, inputs, fused) for name in names]
+            self._each = [form.stored(name, *sizes, fused) for name in names]
+        self.reading = Reading(self._each[0] if self._each else (), sizes, split, ranges, own)
         self._tensors: dict[str, Tensor] = {}
 
     @property
@@ -161,10 +186,10 @@ class _Stack:
                 if one.name not in present:
                     continue
                 if self._fused is not None:
-                    self._tensors[one.key] = place = _place(one, device)
+                    self._tensors[one.key] = place = self.reading.place(one, device)
                 else:
                     if one.key not in self._tensors:
-                        self._tensors[one.key] = _place(one, device, len(self._each))
+                        self._tensors[one.key] = self.reading.place(one, device, len(self._each))
                     place = self._tensors[one.key][number]
                 yield one.name, place
 
@@ -173,19 +198,10 @@ class _Stack:
         if not self._tensors:
             return None
         tensors, self._tensors = self._tensors, {}
-        return self._form.unpack(self._names, *self._sizes, tensors)
+        return self.reading.finish(self._form.unpack(self._names, *self._sizes, tensors))
 
     def take(self) -> QuantizedWeight:
         weight = self.unpack()
         if weight is None:
             raise RuntimeError(f"{self.name} is taken without having been read")
         return weight
-
-
-def _entry(one: StoredTensor, instead_of: tuple[str, ...] = (), optional: bool = False) -> Entry:
-    return Entry(one.shape, one.dtypes, one.spellings, one.optional or optional, instead_of)
-
-
-def _place(one: StoredTensor, device: torch.device, *lead: int) -> Tensor:
-    dtype = next((_PACKED[name] for name in one.dtypes if name in _PACKED), torch.float32)
-    return torch.empty((*lead, *one.shape), dtype=dtype, device=device)

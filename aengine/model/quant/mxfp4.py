@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights import MXFP4_GROUP, Mxfp4Weight
 from aengine.model.fields import Fields
-from aengine.model.quant.base import StoredTensor, check_range
+from aengine.model.quant.base import Along, StoredTensor, check_range
 from aengine.model.quant.names import Names, hugging_face_names
 from aengine.model.quant.scheme import QuantConfig
 
@@ -37,10 +37,11 @@ class Mxfp4:
             raise UnsupportedModelError(
                 f"{prefix}: {inputs} inputs are no multiple of {MXFP4_GROUP}, as MXFP4 needs them"
             )
-        scales = (experts, outputs, inputs // MXFP4_GROUP)
+        scales, rows, groups = (experts, outputs, inputs // MXFP4_GROUP), Along(1), Along(2, MXFP4_GROUP)
+        blocks = (*scales, MXFP4_GROUP // 2)
         return (
-            StoredTensor("blocks", f"{prefix}_blocks", (*scales, MXFP4_GROUP // 2), ("U8",)),
-            StoredTensor("scales", f"{prefix}_scales", scales, ("U8",)),
+            StoredTensor("blocks", f"{prefix}_blocks", blocks, ("U8",), outputs=rows, inputs=groups),
+            StoredTensor("scales", f"{prefix}_scales", scales, ("U8",), outputs=rows, inputs=groups),
         )
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Mxfp4Weight:

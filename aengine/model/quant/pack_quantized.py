@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aengine.errors import WeightsError
 from aengine.kernels.linear.weights import Int4Weight
-from aengine.model.quant.base import INTEGERS, SCALES, StoredTensor, check_finite, grouped, nibbles, not_fused
+from aengine.model.quant.base import INTEGERS, SCALES, Along, StoredTensor, check_finite, grouped, nibbles, not_fused
 from aengine.model.quant.gptq import without_middle
 from aengine.model.quant.int4_order import sort_columns
 
@@ -20,6 +20,7 @@ class PackQuantized:
 
     group_size: int  # -1: the whole row
     symmetric: bool
+    ordered: bool = False  # whether `weight_g_idx` tells columns of a group apart
 
     @property
     def bits(self) -> int:
@@ -32,16 +33,17 @@ class PackQuantized:
     def stored(self, prefix: str, outputs: int, inputs: int, experts: int | None = None) -> tuple[StoredTensor, ...]:
         if experts is not None:
             raise not_fused("pack-quantized", prefix)
-        groups, _ = grouped(prefix, inputs, self.group_size)
+        groups, size = grouped(prefix, inputs, self.group_size)
+        rows, along, words = Along(0), Along.scales(1, size, inputs), (outputs, -(-inputs // 8))
         tensors = [
-            StoredTensor("packed", f"{prefix}.weight_packed", (outputs, -(-inputs // 8)), ("I32",)),
-            StoredTensor("scale", f"{prefix}.weight_scale", (outputs, groups), SCALES),
+            StoredTensor("packed", f"{prefix}.weight_packed", words, ("I32",), outputs=rows, inputs=Along(1, 8)),
+            StoredTensor("scale", f"{prefix}.weight_scale", (outputs, groups), SCALES, outputs=rows, inputs=along),
             StoredTensor("shape", f"{prefix}.weight_shape", (2,), INTEGERS, optional=True),
-            StoredTensor("g_idx", f"{prefix}.weight_g_idx", (inputs,), INTEGERS, optional=True),
+            StoredTensor("g_idx", f"{prefix}.weight_g_idx", (inputs,), INTEGERS, optional=True, scatters=self.ordered),
         ]
         if not self.symmetric:
-            name = f"{prefix}.weight_zero_point"
-            tensors.append(StoredTensor("zero", name, (-(-outputs // 8), groups), ("I32",)))
+            zeros = f"{prefix}.weight_zero_point", (-(-outputs // 8), groups)
+            tensors.append(StoredTensor("zero", *zeros, ("I32",), outputs=Along(0, 8), inputs=along))
         return tuple(tensors)
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:
@@ -58,5 +60,5 @@ class PackQuantized:
             codes, order = sort_columns(codes, g_idx, group, [f"{prefix}.weight_g_idx" for prefix in prefixes])
         zero = None
         if not self.symmetric:
-            zero = without_middle(nibbles(tensors["zero"].mT)[..., :outputs].mT.contiguous())
+            zero = without_middle(nibbles(tensors["zero"].mT)[..., : codes.shape[-2]].mT.contiguous())
         return Int4Weight(codes, tensors["scale"], zero, order)

@@ -32,6 +32,21 @@ def test_it_serves_what_it_says_and_leaves_with_0() -> None:
     assert "Traceback" not in rest
 
 
+def test_a_model_over_two_ranks_says_the_same() -> None:
+    said = []
+    for ranks in ("2", "1"):
+        with served("--tensor-parallel-size", ranks) as server:
+            events = parse_events(server.client.post("/generate", json=LONG | {"max_tokens": 24}).text)
+            said.append([token for event in events[:-1] for token in event["token_ids"]])
+            server.send(signal.SIGTERM)
+            status, rest = server.end()
+        assert status == 0
+        assert "Traceback" not in rest
+        assert any("2 ranks" in line for line in server.told) == (ranks == "2")
+    assert len(said[0]) == 24
+    assert said[0] == said[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Signals) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..checkpoints import write_checkpoint
+from .encoders import Scheme
 from .schemes import SCHEMES
 
 _FILE = "model.safetensors"
@@ -18,21 +19,23 @@ _FILE = "model.safetensors"
 _FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv"} | dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "in")
 
 
-def write_quantized(scheme: str, case: str, folder: Path, twin: Path) -> None:
+def write_quantized(scheme: str | Scheme, case: str, folder: Path, twin: Path, **sizes: object) -> None:
     """Write a random model of `case` (a key of the `CASES` of tests/model/checkpoints.py) into both folders.
 
-    `folder` has it in the format `scheme` (a key of `SCHEMES`), `twin` the same matrices dequantised, in float32;
-    what is not quantised is equal in both. The two compute the same but for the quantisation of activations.
+    `folder` has it in the format `scheme` (or a key of `SCHEMES`), `twin` the same matrices dequantised, in float32;
+    what is not quantised is equal in both. The two compute the same but for the quantisation of activations. sizes: as
+    `write_checkpoint` takes them.
     """
-    write_checkpoint(case, twin)
-    chosen, plain = SCHEMES[scheme], load_file(twin / _FILE)
+    write_checkpoint(case, twin, **sizes)
+    chosen = scheme if isinstance(scheme, Scheme) else SCHEMES[scheme]
+    plain = load_file(twin / _FILE)
     stored: dict[str, Tensor] = {}
     for name, tensor in plain.items():
         module = name.removesuffix(".weight")
         if not is_linear(name) or is_in(module, chosen.unchanged):
             stored[name] = tensor
             continue
-        layer, last = module.rsplit(".", 1)
+        layer, _, last = module.rpartition(".")
         generator = torch.Generator().manual_seed(sum(f"{layer}.{_FUSED.get(last, last)}".encode()))
         encoded = chosen.encode(tensor.float(), generator)
         stored.update({f"{module}.{suffix}": part.contiguous() for suffix, part in encoded.tensors.items()})

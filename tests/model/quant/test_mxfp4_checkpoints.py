@@ -13,6 +13,7 @@ from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.model.config import ModelConfig
 
 from ..checkpoints import write_checkpoint
+from ..ranks import Ranks
 from .encoders import mxfp4
 from .test_logits import logits
 
@@ -20,9 +21,9 @@ _FILE = "model.safetensors"
 _BLOCK = "model.layers.0.mlp"
 
 
-def write_mxfp4(folder: Path, twin: Path) -> None:
+def write_mxfp4(folder: Path, twin: Path, **sizes: object) -> None:
     """A mixture whose experts are in MXFP4, rows of gate and up by turns, and its twin, dequantised."""
-    write_checkpoint("qwen3-moe", twin)
+    write_checkpoint("qwen3-moe", twin, **sizes)
     config, plain = json.loads((twin / "config.json").read_text()), load_file(twin / _FILE)
     stored = {name: tensor for name, tensor in plain.items() if ".experts." not in name}
     for layer in range(config["num_hidden_layers"]):
@@ -56,6 +57,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_logits_are_those_of_the_dequantised_twin(folders: tuple[Path, Path]) -> None:
     for ours, expected in zip(*map(logits, folders), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("columns", [32, 64])
+def test_ranks_compute_the_same(columns: int, tmp_path: Path) -> None:
+    """With some of the experts each, or with half of the columns of each, where those are whole groups."""
+    write_mxfp4(tmp_path / "quantised", tmp_path / "twin", moe_intermediate_size=columns)
+    prompts = [list(range(1, 20)), [7, 3, 7]]
+    [alone] = Ranks(tmp_path / "twin", 1).generate(prompts, 4)
+    for sequences in Ranks(tmp_path / "quantised", 2).generate(prompts, 4):
+        for ours, expected in zip(sequences, alone, strict=True):
+            torch.testing.assert_close(torch.stack(ours.logits), torch.stack(expected.logits), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -50,3 +50,15 @@ def test_every_call_of_the_protocol(
     assert relative_error(linear.after(Halved(), x), expected / 2 + bias.double()) < tolerance(dtype)
     total = expected + bias.double() + residual.double()
     assert relative_error(linear.add_to(x, residual), total) < tolerance(dtype)
+
+
+def test_columns_of_x_may_come_several_times(dtype: torch.dtype, device: torch.device) -> None:
+    """As where a rank's part of scattered groups is filled up."""
+    weight = Int4Weight(
+        torch.randint(0, 16, (40, 256), dtype=torch.uint8, device=device),
+        (torch.rand(40, 8, device=device) + 0.1).half(),
+        order=torch.randperm(256, device=device) % 160,
+    )
+    x = torch.randn(5, 160, device=device).to(dtype)
+    linear = int4_linear.Int4Linear(weight, None, int4_launch.Int4Product(), dtype)
+    assert relative_error(linear(x), x.double() @ dequantize(weight).double().t()) < tolerance(dtype)

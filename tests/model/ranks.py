@@ -1,0 +1,72 @@
+"""Models that are spread over ranks, each a thread of its own, driven as `Harness` drives one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.collective.threads import Meeting, ThreadCollective
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.load import Placement, load_shards
+
+from .harness import Harness, Running
+
+T = TypeVar("T")
+
+
+class Counted(ThreadCollective):
+    """Counts its sums."""
+
+    sums = 0
+
+    def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
+        self.sums += 1
+        return super().sum(part, residual)
+
+
+class Ranks:
+    """The shards of one model."""
+
+    def __init__(self, folder: Path, count: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+        """options: of `load_shards`."""
+        cpu, attention = torch.device("cpu"), TorchAttention()
+        self._meeting = Meeting(count)
+        self.collectives = [Counted(rank, count, self._meeting) for rank in range(count)]
+        alone = [Placement(cpu, TorchKernels(), attention)]
+        self.decoders = load_shards(
+            folder,
+            ModelConfig.from_folder(folder).over(count),
+            alone if count == 1 else [Placement(cpu, TorchKernels(), attention, one) for one in self.collectives],
+            dtype=dtype,
+            **options,
+        )
+
+    def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> list[list[Running]]:
+        """What `Harness.generate` gives, of each rank."""
+        return self.each(lambda decoder: Harness(decoder, page_size=16).generate(prompts, new_tokens, **options))
+
+    def each(self, call: Callable[[Decoder], T]) -> list[T]:
+        """The call with every rank's decoder, side by side."""
+
+        def guarded(decoder: Decoder) -> T:
+            try:
+                return call(decoder)
+            except BaseException:
+                self._meeting.give_up()
+                raise
+
+        with ThreadPoolExecutor(len(self.decoders)) as threads:
+            futures = [threads.submit(guarded, decoder) for decoder in self.decoders]
+        errors = [error for error in map(Future.exception, futures) if error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+        return [future.result() for future in futures]
