@@ -41,8 +41,9 @@ def check(ranks: Ranks, rows: int, config: Config = None, hidden: int = HIDDEN) 
     def norm_sums(rank: int) -> None:
         fused[rank] = ranks.collectives[rank].sum_and_norm(parts[rank].clone(), residuals[rank].clone(), norms[rank])
 
-    ranks.each(sums)
-    ranks.each(norm_sums)
+    for call in (sums, norm_sums):
+        ranks.rehearse(call)
+        ranks.each(call)
     ranks.wait()
     normed = norms[0](plain[0])
     torch.cuda.synchronize(0)
@@ -62,10 +63,13 @@ def sum_call(ranks: Ranks, rows: int, config: Config = None, hidden: int = HIDDE
     return lambda rank, i: ranks.collectives[rank].sum(parts[i % len(parts)][rank], residuals[rank], config)
 
 
-def norm_call(ranks: Ranks, rows: int, config: Pushed | None = None, hidden: int = HIDDEN) -> Call:
+def norm_call(ranks: Ranks, rows: int, config: Pushed | None = None, hidden: int = HIDDEN, apart: bool = False) -> Call:
+    """apart: the norm is a kernel of its own."""
     parts = [tensors(ranks, rows, hidden, seed=i) for i in range(4 if rows <= 2048 else 1)]
     residuals = tensors(ranks, rows, hidden, same=True)
     norms = [TritonNorm(weight, 1e-6) for weight in tensors(ranks, hidden, same=True)]
+    if apart:
+        return lambda rank, i: norms[rank](ranks.collectives[rank].sum(parts[i % len(parts)][rank], residuals[rank]))
     return lambda rank, i: ranks.collectives[rank].sum_and_norm(
         parts[i % len(parts)][rank], residuals[rank], norms[rank], config
     )
@@ -84,7 +88,7 @@ def check_gather(ranks: Ranks, rows: int, config: Config = None) -> int:
     def gathers(rank: int) -> None:
         whole[rank] = ranks.collectives[rank].gather(parts[rank], VOCAB, config)
 
-    ranks.wait()
+    ranks.rehearse(gathers)
     ranks.each(gathers)
     ranks.wait()
     expected = torch.cat([part.cpu() for part in parts], dim=1)
@@ -115,9 +119,10 @@ def measure(ranks: Ranks, report: Report, rows: Sequence[int]) -> None:
             {
                 "sum_us": ranks.time(sum_call(ranks, n), calls),
                 "sum_and_norm_us": ranks.time(norm_call(ranks, n), calls),
+                "sum_then_norm_us": ranks.time(norm_call(ranks, n, apart=True), calls),
                 "nccl_us": nccl_time(ranks, n),
             },
-            detail=check(ranks, n),
+            detail={**check(ranks, n), "failed": ranks.failed()},
         )
     for n in (1, 8, 64, 256):
         figures = {"gather_us": ranks.time(gather_call(ranks, n), 12), "wrong": check_gather(ranks, n)}

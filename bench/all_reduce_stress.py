@@ -11,9 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.collective.peers import begin_anew
 from aengine.kernels.norms import TritonNorm
-from bench.ranks import PATIENCE, Ranks
+from bench.ranks import Ranks
 
 HIDDEN = 4096
 BLOCK = 2048
@@ -102,10 +101,8 @@ def stress(ranks: Ranks, sums: int, calls: int = 400, seed: int = 0) -> dict[str
     def one(rank: int, call: tuple[str, int, int]) -> None:
         sides[rank].call(*call)
 
-    begin_anew(ranks.collectives, patience=0.0)  # every kernel is loaded while nobody waits
-    for call in {(kind, rows): (kind, rows, salt) for kind, rows, salt in [*large, *small, *eager]}.values():
-        ranks.each(lambda rank: one(rank, call))
-    begin_anew(ranks.collectives, PATIENCE)
+    shapes = {(kind, rows): (kind, rows, salt) for kind, rows, salt in [*large, *small, *eager]}
+    ranks.rehearse(lambda rank: [one(rank, call) for call in shapes.values()])
 
     def captured(rank: int, i: int) -> None:
         if i == 0:

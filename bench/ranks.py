@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.kernels.collective.peers import PeerCollective, connect
+from aengine.kernels.collective.peers import PeerCollective, begin_anew, connect
 
 CALLS = 72  # of a graph
 PATIENCE = 5.0  # seconds
@@ -38,11 +38,15 @@ class Ranks:
         for device in self.devices:
             torch.cuda.synchronize(device)
 
+    def rehearse(self, function: Callable[[int], object]) -> None:
+        """Load every kernel while nobody waits for anybody."""
+        begin_anew(self.collectives, patience=0.0)
+        self.each(function)
+        begin_anew(self.collectives, PATIENCE)
+
     def capture(self, call: Call, calls: int = CALLS) -> list[torch.cuda.CUDAGraph]:
-        """A graph of each rank, after its calls were made once, so that capturing compiles nothing."""
-        for i in range(min(calls, 4)):
-            self.each(lambda rank: call(rank, i))
-            self.wait()
+        """A graph of each rank."""
+        self.rehearse(lambda rank: [call(rank, i) for i in range(min(calls, 4))])
         graphs = [torch.cuda.CUDAGraph() for _ in self.devices]
         for rank, graph in enumerate(graphs):
             with (

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
-from aengine.kernels.collective.mailboxes import Mailbox
+from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.experts.config import experts_config, fp8_experts_config
@@ -277,7 +277,8 @@ def test_the_sampler(compiler: Compiler) -> None:
 @pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize("new", [half, single])
 def test_what_ranks_compute_together(compiler: Compiler, count: int, new: Callable[..., Tensor]) -> None:
-    collective = PeerCollective(1, Mailbox(ints(2, count, 256, 1024, 4), longs(count), ints(256), longs(2)))
+    lanes = ints(2, count, PROGRAMS, LANES // count // PROGRAMS, 4)
+    collective = PeerCollective(1, Mailbox(lanes, longs(count), ints(PROGRAMS), longs(2)))
     norm = norms.TritonNorm(new(4096), 1e-6)
     for rows in (1, 64, 8192):
         collective.sum(new(rows, 4096))

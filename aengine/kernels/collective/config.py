@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aengine.kernels.collective.mailboxes import LANE, PROGRAMS
+from aengine.kernels.collective.mailboxes import LANE, LANES, PROGRAMS
 from aengine.kernels.launch import power_of_two
 
-PUSHED_BYTES = 4 << 20  # to all others together; more is pulled
 FUSED_BYTES = 2 << 20
 FUSED_LANES = 1024  # of a row
 
@@ -18,7 +17,6 @@ class Pushed:
 
     lanes: int  # a program takes at once; with a norm those of a token
     num_warps: int
-    lead: int = 1  # turns that pushing is ahead of receiving, where there are several
     programs: int = PROGRAMS
 
 
@@ -37,10 +35,13 @@ BESIDE = Pulled(4096, 16, 32)  # processors enough for the link; the others mult
 
 
 def sum_config(lanes: int, count: int) -> Pushed | Pulled:
-    """For so many lanes of `count` ranks."""
-    if lanes * LANE * (count - 1) > PUSHED_BYTES:
-        return Pulled(4096, 16, 64)
-    return Pushed(128, 4) if lanes <= 32768 else Pushed(256, 8) if lanes <= 65536 else Pushed(512, 16)
+    """For so many lanes of `count` ranks.
+
+    Pushed, count - 1 times the bytes of a part go through each link; pulled, that times 2 / count. Against this stand
+    7 us for telling addresses and parting, as long as 2 MB take.
+    """
+    most = LANES // count if count == 2 else (2 << 20) * count // ((count - 1) * (count - 2)) // LANE
+    return _pushed(lanes) if lanes <= most else Pulled(8192, 32, 24)
 
 
 def norm_config(rows: int, row: int, count: int) -> Pushed | None:
@@ -51,7 +52,9 @@ def norm_config(rows: int, row: int, count: int) -> Pushed | None:
 
 
 def gather_config(lanes: int, count: int) -> Pushed | Pulled:
-    """For so many lanes of each rank."""
-    if lanes * LANE * (count - 1) > PUSHED_BYTES:
-        return Pulled(8192, 16, 64)
-    return Pushed(128, 4) if lanes <= 32768 else Pushed(512, 16)
+    """For so many lanes of each of `count` ranks: pushed where a mailbox holds them."""
+    return _pushed(lanes) if lanes <= LANES // count else Pulled(8192, 32, 128)
+
+
+def _pushed(lanes: int) -> Pushed:
+    return Pushed(128, 4) if lanes <= 32768 else Pushed(256, 8) if lanes <= 65536 else Pushed(512, 16)

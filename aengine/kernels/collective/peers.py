@@ -132,10 +132,10 @@ class PeerCollective:
         if not lanes:
             return out
         if isinstance(config, Pushed):
-            grid, lead = self._turns(lanes, config)
+            grid = self._grid(lanes, config)
             pushed_gather_kernel[grid](
                 part, out, *self._common, lanes, lanes // rows,
-                LANES=config.lanes, LEAD=lead, num_warps=config.num_warps, **self._constants,
+                LANES=config.lanes, num_warps=config.num_warps, **self._constants,
             )  # fmt: skip
         else:
             blocks = rows * -(-n // config.block)
@@ -162,21 +162,20 @@ class PeerCollective:
         lanes: int,
         config: Pushed,
     ) -> None:
-        grid, lead = self._turns(lanes, config)
+        grid = self._grid(lanes, config)
         pushed_sum_kernel[grid](
             part, residual, weight, normed, *self._common, lanes, eps,
-            ROW=config.lanes, LANES=power_of_two(config.lanes), LEAD=lead, num_warps=config.num_warps,
+            ROW=config.lanes, LANES=power_of_two(config.lanes), num_warps=config.num_warps,
             **self._constants,
         )  # fmt: skip
 
-    def _turns(self, lanes: int, config: Pushed) -> tuple[tuple[int], int]:
-        """The grid, and how far it pushes ahead. Raises `ValueError` for more than the mailboxes hold."""
+    def _grid(self, lanes: int, config: Pushed) -> tuple[int]:
+        """Raises `ValueError` for more than the mailboxes hold."""
         blocks = -(-lanes // config.lanes)  # triton.cdiv takes 3 us
         programs = min(config.programs, blocks)
-        turns = -(-blocks // programs)
-        if turns * config.lanes > self._capacity:
+        if -(-blocks // programs) * config.lanes > self._capacity:
             raise ValueError(f"{lanes} lanes are more than a mailbox holds")
-        return (programs,), min(config.lead, turns - 1)
+        return (programs,)
 
 
 def _lanes(part: Tensor, residual: Tensor | None) -> int:

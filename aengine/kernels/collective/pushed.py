@@ -1,8 +1,8 @@
 """Sums and gathers of little data: every rank pushes its part into a mailbox that each other rank has for it.
 
 A program of one rank works with the programs of the same id on the others and nobody else, so they need not all run at
-once. It pushes its lanes and waits for the others' in its own memory: one way through the link and no more. Pushing is
-ahead of receiving by some turns of a loop where there are several, so that the link never waits.
+once. It pushes some lanes and waits for the others' in its own memory: one way through the link and no more. While it
+waits, other programs of its processor keep the link busy.
 
 A mailbox, int32 [2, ranks, PROGRAMS, CAPACITY, 4], has two regions for each source and program, used in turns, and a
 program keeps whose turn it is in its own device's memory: graphs replay, and calls of all sizes and kinds follow each
@@ -77,7 +77,6 @@ def pushed_sum_kernel(
     eps,
     ROW: tl.constexpr,  # lanes a turn of the loop, all of a token's with a norm
     LANES: tl.constexpr,  # the power of two from there on
-    LEAD: tl.constexpr,  # turns of the loop that pushing is ahead of receiving
     COUNT: tl.constexpr,
     PROGRAMS: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -96,43 +95,33 @@ def pushed_sum_kernel(
         gdc_wait()
     turn = tl.load(turns_ptr + program)
     own_box = tl.load(boxes_ptr + rank)
-    steps = tl.cdiv(tl.cdiv(lanes, ROW) - program, programs)
-    for step in range(steps + LEAD):
-        if step < steps:
-            place = (program + step * programs) * ROW + lane
-            inside = within & (place < lanes)
-            words = sealed(load_lanes(part_ptr.to(tl.int64) + place.to(tl.int64) * 16, inside))
-            at = (step * ROW + lane).to(tl.int64) * 16
-            push(words, inside, at, boxes_ptr, rank, turn, COUNT, PROGRAMS, CAPACITY)
-        if step >= LEAD:
-            place = (program + (step - LEAD) * programs) * ROW + lane
-            inside = within & (place < lanes)
-            start = place.to(tl.int64) * 16
-            at = ((step - LEAD) * ROW + lane).to(tl.int64) * 16
-            own = sealed(load_lanes(part_ptr.to(tl.int64) + start, inside))
-            if residual_ptr is not None:
-                residual = load_lanes(residual_ptr.to(tl.int64) + start, inside)
-            for source in tl.static_range(0, COUNT):
-                others = inside & (source != rank)
-                words = receive_lanes(
-                    region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY) + at, others, control_ptr
-                )
-                wide = widen(chosen(source == rank, own, words), dtype)
-                if source == 0:  # noqa: SIM108 (Triton needs the name on either side)
-                    x = wide
-                else:
-                    x = add(x, wide)
-            if residual_ptr is not None:
-                x = add(x, widen(residual, dtype))
-            words = narrow(x, dtype)
-            store_lanes(part_ptr.to(tl.int64) + start, words, inside)
-            if weight_ptr is not None:
-                x = widen(words, dtype)  # as it was rounded: from here on as norms.py does it
-                scale = tl.math.rsqrt(tl.sum(total(multiply(x, x)), axis=0) / (ROW * elements) + eps)
-                scales = (scale, scale, scale, scale, scale, scale, scale, scale)
-                normed = multiply(widen(narrow(multiply(x, scales), dtype), dtype), weight)
-                store_lanes(normed_ptr.to(tl.int64) + start, narrow(normed, dtype), inside)
-            empty(inside, at, own_box, rank, turn, COUNT, PROGRAMS, CAPACITY)
+    for step in range(tl.cdiv(tl.cdiv(lanes, ROW) - program, programs)):
+        place = (program + step * programs) * ROW + lane
+        inside = within & (place < lanes)
+        start, at = place.to(tl.int64) * 16, (step * ROW + lane).to(tl.int64) * 16
+        own = sealed(load_lanes(part_ptr.to(tl.int64) + start, inside))
+        push(own, inside, at, boxes_ptr, rank, turn, COUNT, PROGRAMS, CAPACITY)
+        if residual_ptr is not None:
+            residual = load_lanes(residual_ptr.to(tl.int64) + start, inside)
+        for source in tl.static_range(0, COUNT):
+            others = inside & (source != rank)
+            words = receive_lanes(region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY) + at, others, control_ptr)
+            wide = widen(chosen(source == rank, own, words), dtype)
+            if source == 0:  # noqa: SIM108 (Triton needs the name on either side)
+                x = wide
+            else:
+                x = add(x, wide)
+        empty(inside, at, own_box, rank, turn, COUNT, PROGRAMS, CAPACITY)
+        if residual_ptr is not None:
+            x = add(x, widen(residual, dtype))
+        words = narrow(x, dtype)
+        store_lanes(part_ptr.to(tl.int64) + start, words, inside)
+        if weight_ptr is not None:
+            x = widen(words, dtype)  # as it was rounded: from here on as norms.py does it
+            scale = tl.math.rsqrt(tl.sum(total(multiply(x, x)), axis=0) / (ROW * elements) + eps)
+            scales = (scale, scale, scale, scale, scale, scale, scale, scale)
+            normed = multiply(widen(narrow(multiply(x, scales), dtype), dtype), weight)
+            store_lanes(normed_ptr.to(tl.int64) + start, narrow(normed, dtype), inside)
     tl.store(turns_ptr + program, 1 - turn)
 
 
@@ -148,7 +137,6 @@ def pushed_gather_kernel(
     lanes,
     row,
     LANES: tl.constexpr,  # a turn of the loop
-    LEAD: tl.constexpr,  # turns of the loop that pushing is ahead of receiving
     COUNT: tl.constexpr,
     PROGRAMS: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -160,25 +148,18 @@ def pushed_gather_kernel(
         gdc_wait()
     turn = tl.load(turns_ptr + program)
     own_box = tl.load(boxes_ptr + rank)
-    steps = tl.cdiv(tl.cdiv(lanes, LANES) - program, programs)
-    for step in range(steps + LEAD):
-        if step < steps:
-            lane = (program + step * programs) * LANES + tl.arange(0, LANES)
-            inside = lane < lanes
-            at = (step * LANES + tl.arange(0, LANES)).to(tl.int64) * 16
-            words = sealed(load_lanes(part_ptr.to(tl.int64) + lane.to(tl.int64) * 16, inside))
-            push(words, inside, at, boxes_ptr, rank, turn, COUNT, PROGRAMS, CAPACITY)
-            target = ((lane // row) * COUNT + rank).to(tl.int64) * row + lane % row
-            store_lanes(out_ptr.to(tl.int64) + target * 16, words, inside)
-        if step >= LEAD:
-            lane = (program + (step - LEAD) * programs) * LANES + tl.arange(0, LANES)
-            inside = lane < lanes
-            at = ((step - LEAD) * LANES + tl.arange(0, LANES)).to(tl.int64) * 16
-            for other in tl.static_range(1, COUNT):
-                source = (rank + other) % COUNT
-                address = region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY) + at
-                words = receive_lanes(address, inside, control_ptr)
-                target = ((lane // row) * COUNT + source).to(tl.int64) * row + lane % row
-                store_lanes(out_ptr.to(tl.int64) + target * 16, words, inside)
-            empty(inside, at, own_box, rank, turn, COUNT, PROGRAMS, CAPACITY)
+    for step in range(tl.cdiv(tl.cdiv(lanes, LANES) - program, programs)):
+        lane = (program + step * programs) * LANES + tl.arange(0, LANES)
+        inside = lane < lanes
+        at = (step * LANES + tl.arange(0, LANES)).to(tl.int64) * 16
+        words = sealed(load_lanes(part_ptr.to(tl.int64) + lane.to(tl.int64) * 16, inside))
+        push(words, inside, at, boxes_ptr, rank, turn, COUNT, PROGRAMS, CAPACITY)
+        target = (lane // row).to(tl.int64) * (COUNT * row) + lane % row
+        store_lanes(out_ptr.to(tl.int64) + (target + rank * row) * 16, words, inside)
+        for other in tl.static_range(1, COUNT):
+            source = (rank + other) % COUNT
+            address = region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY) + at
+            words = receive_lanes(address, inside, control_ptr)
+            store_lanes(out_ptr.to(tl.int64) + (target + source * row) * 16, words, inside)
+        empty(inside, at, own_box, rank, turn, COUNT, PROGRAMS, CAPACITY)
     tl.store(turns_ptr + program, 1 - turn)

@@ -26,7 +26,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.
 class Ranks:
     """So many ranks, each with a stream of its own, launched for by one thread: on the GPUs there are, by turns.
 
-    Several on one GPU work as well, as long as all of their programs find room there at once.
+    Several on one GPU work as well, as long as programs of all of them find room there at once.
     """
 
     def __init__(self, count: int) -> None:
@@ -85,10 +85,10 @@ def total(parts: list[Tensor], residual: Tensor | None) -> Tensor:
         (1, None),
         (3, Pushed(256, 8)),
         (130, Pushed(128, 4)),
-        (130, Pushed(512, 8, lead=2, programs=32)),
+        (130, Pushed(512, 8, programs=32)),
         (130, Pulled(4096, 16, 8)),
         (1, Pulled(4096, 16, 64)),
-        (700, None),
+        (190, None),
         (3000, None),
     ],
     ids=str,
@@ -105,7 +105,7 @@ def test_sums_are_in_the_order_of_the_ranks_on_every_rank(
 
 @pytest.mark.gpu
 @DTYPES
-@pytest.mark.parametrize(("rows", "width"), [(1, 4096), (5, 5120), (64, 1040), (300, 2048), (2000, 1024), (2, 32768)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 4096), (5, 5120), (64, 1040), (80, 2048), (2000, 1024), (2, 32768)])
 def test_a_sum_and_its_norm(ranks: Ranks, rows: int, width: int, dtype: torch.dtype) -> None:
     parts, residuals = ranks.tensors(rows, width, dtype=dtype), ranks.copies(torch.randn(rows, width).to(dtype))
     expected = total(parts, residuals[0])
@@ -149,7 +149,7 @@ def test_every_nan_is_sent_as_one(ranks: Ranks, config: Pushed | Pulled) -> None
 def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
     """Each replay takes other data; calls of other sizes and kinds, with other grids, come in between."""
     inputs = [torch.zeros(1, device=device) for device in ranks.devices]
-    sizes = (1, 64, 3, 600, 2, 900, 16)
+    sizes = (1, 48, 3, 601, 2, 40, 16)
     count = len(inputs)
 
     def call(rank: PeerCollective, rows: int) -> Tensor:

@@ -1,0 +1,44 @@
+"""What is pushed finds room in the mailboxes, whatever its size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from aengine.kernels.collective.config import Pulled, Pushed, gather_config, norm_config, sum_config
+from aengine.kernels.collective.mailboxes import LANE, LANES, PROGRAMS, Mailbox
+from aengine.kernels.collective.peers import PeerCollective
+
+MB = 1 << 20
+
+
+def collective(count: int) -> PeerCollective:
+    lanes = torch.zeros(1, dtype=torch.int32).expand(2, count, PROGRAMS, LANES // count // PROGRAMS, LANE // 4)
+    nothing = torch.zeros(2, dtype=torch.int64)
+    return PeerCollective(0, Mailbox(lanes, nothing, nothing, nothing))
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_what_is_pushed_fits(count: int) -> None:
+    ranks = collective(count)
+    for lanes in [1, 100, *range(511, LANES, 24_989)]:
+        for config in (sum_config(lanes, count), gather_config(lanes, count)):
+            if isinstance(config, Pushed):
+                assert ranks._grid(lanes, config)[0] <= PROGRAMS
+    for row in (1, 8, 130, 512, 1024):
+        for rows in (1, 7, 256, 5000):
+            fused = norm_config(rows, row, count)
+            assert fused is None or ranks._grid(rows * row, fused)[0] <= PROGRAMS
+
+
+@pytest.mark.parametrize(("count", "pushed", "pulled"), [(2, 16 * MB, 17 * MB), (4, MB, 2 * MB), (8, MB // 4, MB // 2)])
+def test_more_ranks_pull_smaller_sums(count: int, pushed: int, pulled: int) -> None:
+    assert isinstance(sum_config(pushed // LANE, count), Pushed)
+    assert isinstance(sum_config(pulled // LANE, count), Pulled)
+
+
+def test_more_than_a_mailbox_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than a mailbox holds"):
+        collective(2)._grid(LANES, Pushed(512, 16))
