@@ -23,7 +23,6 @@ from aengine.model.quant.reading import row_multiple
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.shard import ExpertsShare, Part, Shard, Split
 from aengine.model.sharded import (
-    DealtLinear,
     Embedding,
     GatheredLinear,
     PreparedNorm,
@@ -58,6 +57,8 @@ class Parameters:
         """
         self.ranks = ranks
         self._last_sum: Sum | None = None  # behind which no norm has come yet
+        # Inputs in FP8 are normed in the pass that rounds them.
+        self._rounds_inputs = to_fp8 or (quantization is not None and quantization.bits == 8)
         self.shard = Shard() if ranks is None else Shard(ranks.index, ranks.count)
         self._to_fp8 = to_fp8
         self.kernels = kernels
@@ -81,7 +82,7 @@ class Parameters:
     def norm(self, name: str, width: int, eps: float) -> Norm:
         """A norm of whole tokens, in the order in which they are computed: the sum made before it prepares it."""
         norm = self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
-        if self.ranks is None:
+        if self.ranks is None or self._rounds_inputs:
             return norm
         prepared = PreparedNorm(norm)
         if self._last_sum is not None:
@@ -126,7 +127,7 @@ class Parameters:
             return self._linear({name: Stored(part.width, inputs) for name, part in parts.items()}, bias, floats)
         if split == "outputs":
             stored = {name: Stored(part.width, inputs, rows=self.shard.range(part)) for name, part in parts.items()}
-            return DealtLinear(self._linear(stored, bias, floats))
+            return self._linear(stored, bias, floats)
         columns = self.shard.range(Part(inputs))
         stored = {name: Stored(part.width, inputs, columns=columns) for name, part in parts.items()}
         # Of the products that are added up one has the bias.

@@ -41,7 +41,7 @@ class Sum:
         self.norm: PreparedNorm | None = None
 
     def __call__(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
-        if self.norm is None:
+        if self.norm is None or len(part) == 1:  # a single row is normed by the product that follows
             return self._ranks.sum(part, residual)
         x, normed = self._ranks.sum_and_norm(part, residual, self.norm.norm)
         self.norm.prepare(x, normed)
@@ -52,30 +52,6 @@ class Sum:
         if len(x) < MANY:
             return self(product(x), residual)
         return self._ranks.sum_product(product, x, residual)
-
-
-class DealtLinear:
-    """A linear whose rows are dealt out: every rank has some of the outputs. Its norm may be prepared."""
-
-    def __init__(self, linear: Linear) -> None:
-        self.inputs = linear.inputs
-        self.outputs = linear.outputs
-        self._linear = linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._linear(x)
-
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._linear.add_to(x, residual)
-
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        return self._linear.add_gated_to(gate_up, residual)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return self._linear.gated(gate_up)
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        return self._linear(norm(x))
 
 
 class SummedLinear:
