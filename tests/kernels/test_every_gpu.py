@@ -33,6 +33,7 @@ from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
+from aengine.kernels.linear.int4.config import int4_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
 from tests.kernels.offline import MARKS, OfflineDriver, take_over
@@ -49,7 +50,8 @@ class Gpu:
 
     @property
     def launch(self) -> Launch:
-        return Launch(self.processors, self.capability >= 90, self.shared_memory * 1024)
+        capability = divmod(self.capability, 10)
+        return Launch(self.processors, self.capability >= 90, self.shared_memory * 1024, capability)
 
 
 GPUS = {
@@ -124,10 +126,12 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
 @pytest.mark.parametrize(
     ("m", "n", "k", "group", "mxfp4"),
     [
-        (1, 4096, 4096, 128, False),
+        (8, 4096, 4096, 128, False),
         (16, 4096, 12288, 32, False),
         (64, 4096, 4096, 32, True),
+        (128, 4096, 12288, 32, True),
         (256, 6144, 4096, 128, False),
+        (512, 24576, 4096, 64, False),
     ],
 )
 def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, mxfp4: bool) -> None:
@@ -135,9 +139,22 @@ def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int,
     weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, n, k, mxfp4)
     product = int4_launch.Int4Product()
     product(half(m, k), weight)
-    config = int4_launch.int4_config(m, n, k // 128, 2, compiler.gpu.launch)
+    config = int4_config(m, n, k // 128, 2, compiler.gpu.launch)
     assert compiler.shared[-1] <= config.shared_memory(2)
     product.dequantised(weight, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 12288), (896, 4864)])
+def test_products_of_one_row_with_4_bit_weights(compiler: Compiler, n: int, k: int) -> None:
+    words = torch.empty(n // 16, k // 128, 512, dtype=torch.int16, device=META)
+    weight = PackedCodes(words, ints(k // 128, n), None, 128, n, k, False)
+    product = int4_launch.Int4Product()
+    product(half(1, k), weight)
+    config = product.one_row(half(1, k), weight)
+    assert config is not None
+    product.row(half(1, 2 * k), weight, None, config, residual=half(1, n), gated=True)
+    if config.splits == 1:
+        product.row(half(1, k), weight, None, config, norm=norms.TritonNorm(half(k), 1e-6))
 
 
 @pytest.mark.parametrize(
