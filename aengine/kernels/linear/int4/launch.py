@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.int4.config import Int4Config, OneRowConfig, int4_config, one_row_config
 from aengine.kernels.linear.int4.dealt_out import int4_dealt_out_kernel
 from aengine.kernels.linear.int4.dequantise import dequantise_kernel
@@ -42,9 +41,9 @@ class Int4Product:
         """
         x = x.contiguous()
         (m, k), n = x.shape, weight.rows
-        if config is None and (one := self.one_row(x, weight)):
-            return self.row(x, weight, bias, one, residual=residual)
         launch = launch_for(x.device)
+        if config is None and m == 1 and (one := one_row_config(weight, launch)):
+            return self.row(x, weight, bias, residual, one)
         config = config or int4_config(m, n, weight.blocks, x.element_size(), launch)
         if config.early * config.step > weight.blocks // config.splits:
             raise ValueError(f"{config.early} early blocks do not fit {config.splits} pieces of {weight.blocks} blocks")
@@ -61,7 +60,7 @@ class Int4Product:
             "BLOCK_N": config.block_n, "STAGES": config.stages, "MXFP4": weight.mxfp4, "BIAS": bias is not None,
             "ADD": residual is not None, "ASM": how.assembly, "BASE": how.base, "LIFT": how.lift,
             "PRECISION": _precision(x), "OVERLAP": launch.overlap,
-            "num_warps": config.warps, "launch_pdl": launch.overlap,
+            "num_warps": config.warps, "launch_pdl": launch.overlap, "maxnreg": config.registers or None,
         }  # fmt: skip
         given = x, weight.words, weight.scales, x if bias is None else bias, out, out
         size, split = config.rows * config.block_n, config.splits > 1
@@ -88,38 +87,24 @@ class Int4Product:
             )
         return out
 
-    def one_row(self, x: Tensor, weight: PackedCodes) -> OneRowConfig | None:
-        """How `row` takes x [m, k]; None where it does not."""
-        if len(x) != 1 or weight.mxfp4 or weight.group < BLOCK or weight.columns % 2:
-            return None
-        return one_row_config(weight.rows, weight.blocks)
-
     def row(
-        self,
-        x: Tensor,
-        weight: PackedCodes,
-        bias: Tensor | None,
-        config: OneRowConfig,
-        *,
-        residual: Tensor | None = None,
-        norm: Norm | None = None,
-        gated: bool = False,
+        self, x: Tensor, weight: PackedCodes, bias: Tensor | None, residual: Tensor | None, config: OneRowConfig
     ) -> Tensor:
-        """The product of one row x [1, k], or of its norm, or of SiLU(gate) * up of x [1, 2 * k]; else as a call."""
-        launch, n = launch_for(x.device), weight.rows
-        out = x.new_empty(1, n) if residual is None else residual
-        tiles = -(-n // config.block_n)
-        scratch = self._scratch_for(x, tiles, tiles * config.splits * config.block_n) if config.splits > 1 else (x, x)
-        how = _unpacking(x, weight, scaled=False)
-        more = {"maxnreg": config.registers} if config.registers else {}
-        int4_one_row_kernel[(tiles * config.splits,)](
-            x, weight.words, weight.scales, x if bias is None else bias, out, x if norm is None else norm.weight,
-            out, *scratch, 0.0 if norm is None else norm.eps, config.splits,
-            N=n, K=weight.columns, BLOCKS=weight.blocks, GROUP=weight.group, BLOCK_N=config.block_n,
-            WARPS=config.warps, STEPS=config.steps, CHUNKS=config.chunks, SPLIT=config.splits > 1,
-            PAIRS=bool(how.assembly), BIAS=bias is not None, ADD=residual is not None, NORM=norm is not None,
-            GATED=gated, ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION=_precision(x),
-            OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap, **more,
+        """The product of one row, x [1, k]; else as a call. Raises ValueError where a group is less than a block, where
+        a row has more blocks than the config, and for other formats.
+        """
+        blocks = config.warps * config.steps * config.chunks
+        if weight.mxfp4 or weight.group < BLOCK or weight.blocks > blocks or weight.columns % 2:
+            raise ValueError(f"a row of {weight.columns} in groups of {weight.group} is not for {blocks} blocks")
+        launch, how = launch_for(x.device), _unpacking(x, weight, scaled=False)
+        out = x.new_empty(1, weight.rows) if residual is None else residual
+        int4_one_row_kernel[(-(-weight.rows // config.block_n),)](
+            x, weight.words, weight.scales, x if bias is None else bias, out, out,
+            N=weight.rows, K=weight.columns, BLOCKS=weight.blocks, GROUP=weight.group, BLOCK_N=config.block_n,
+            WARPS=config.warps, STEPS=config.steps, CHUNKS=config.chunks, PAIRS=bool(how.assembly),
+            BIAS=bias is not None, ADD=residual is not None, ASM=how.assembly, BASE=how.base, LIFT=how.lift,
+            PRECISION=_precision(x), OVERLAP=launch.overlap,
+            num_warps=config.warps, launch_pdl=launch.overlap, maxnreg=config.registers or None,
         )  # fmt: skip
         return out
 

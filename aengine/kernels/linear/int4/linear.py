@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.int4.config import OneRowConfig
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import pack_codes
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
@@ -51,21 +50,11 @@ class Int4Linear:
 
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
         """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first, residual [tokens, outputs]."""
-        config = self._one_row(gate_up)
-        if config is None:
-            return self.add_to(silu_mul(gate_up), residual)
-        return self._product.row(gate_up, self._weight, self._bias, config, residual=residual, gated=True)
+        return self.add_to(silu_mul(gate_up), residual)
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]."""
-        config = self._one_row(x)
-        if config is None or config.splits > 1:
-            return self(norm(x))
-        return self._product.row(x, self._weight, self._bias, config, norm=norm)
-
-    def _one_row(self, x: Tensor) -> OneRowConfig | None:
-        """How the kernel of one row takes x together with what stands before the product; None where it does not."""
-        return self._product.one_row(x, self._weight) if self._weight.order is None else None
+        return self(norm(x))
 
     def _in_order(self, x: Tensor) -> Tensor:
         """x with its columns in the order of the codes'."""

@@ -1,8 +1,7 @@
 """The product of a single row, where a program has all of its weights on their way before it waits for the row.
 
 A program owns BLOCK_N rows of the weight, each of its warps every WARPS-th block of them, and nothing but x and the
-sums of the warps changes places between threads. What stands before the product goes along: the norm of the row, or
-SiLU(gate) * up.
+sums of the warps changes places between threads. That pays where all weights fit into registers at once.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -13,7 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.linear.int4.block import offset
-from aengine.kernels.linear.int4.results import finish
+from aengine.kernels.linear.int4.results import write
 from aengine.kernels.variants import keep_variants
 
 
@@ -57,52 +56,6 @@ def _parted(words, like):
     return tl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(like.dtype, like.dtype), is_pure=True, pack=1
     )
-
-
-@triton.jit
-def _paired(low, high):
-    """What is not pure is calculated once, in the layout of the loads, and its result changes layout."""
-    return tl.inline_asm_elementwise(
-        "mov.b32 $0, {$1, $2};", "=r,h,h", [low, high], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def _silu_mul(gate, up):
-    wide = gate.to(tl.float32)
-    activated = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
-    return (activated * up.to(tl.float32)).to(gate.dtype)
-
-
-@triton.jit
-def _load_gated(x_ptr, first, K: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
-    """SiLU of the first K numbers times those behind them, as a row."""
-    gate, up = _load_row(x_ptr, first, K, WARPS, STEPS, PAIRS), _load_row(x_ptr + K, first, K, WARPS, STEPS, PAIRS)
-    if PAIRS:
-        like = tl.zeros([1], x_ptr.dtype.element_ty)
-        gate_low, gate_high = _parted(gate, like)
-        up_low, up_high = _parted(up, like)
-        row = _paired(_silu_mul(gate_low, up_low), _silu_mul(gate_high, up_high))
-    else:
-        row = _silu_mul(gate, up)
-    return row
-
-
-@triton.jit
-def _weighed(row, weight, like, PAIRS: tl.constexpr):
-    """A row times a norm's weight, and its squares."""
-    if PAIRS:
-        row_low, row_high = _parted(row, like)
-        weight_low, weight_high = _parted(weight, like)
-        low, high = row_low.to(tl.float32), row_high.to(tl.float32)
-        squares = low * low + high * high
-        low, high = low * weight_low.to(tl.float32), high * weight_high.to(tl.float32)
-        weighed = _paired(low.to(like.dtype), high.to(like.dtype))
-    else:
-        wide = row.to(tl.float32)
-        squares = wide * wide
-        weighed = (wide * weight.to(tl.float32)).to(like.dtype)
-    return weighed, squares
 
 
 @triton.jit
@@ -171,19 +124,14 @@ def _add(
 
 
 @keep_variants
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit
 def int4_one_row_kernel(
-    x_ptr,  # [K]; GATED: [2 * K], gate first
+    x_ptr,  # [K]
     words_ptr,  # [tiles of 16 rows, blocks, 512] int16
     scales_ptr,  # [groups, N] int32
     bias_ptr,  # [N], BIAS only
     residual_ptr,  # [N], ADD only; may be out_ptr
-    norm_ptr,  # [K], NORM only
     out_ptr,  # [N]
-    part_ptr,  # [tiles, splits, BLOCK_N] float32, where K is split
-    arrived_ptr,  # [tiles] int32, zero between launches, where K is split
-    eps,
-    splits,
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -192,55 +140,32 @@ def int4_one_row_kernel(
     WARPS: tl.constexpr,
     STEPS: tl.constexpr,  # blocks of a warp that are multiplied at once
     CHUNKS: tl.constexpr,  # how often: 1 to 3
-    SPLIT: tl.constexpr,
     PAIRS: tl.constexpr,  # whether two numbers are 4 bytes, and assembly may be used
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
-    NORM: tl.constexpr,  # in one piece
-    GATED: tl.constexpr,
     ASM: tl.constexpr,
     BASE: tl.constexpr,
     LIFT: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    split = tl.program_id(0) % splits
-    tile = tl.program_id(0) // splits
-    STRIDE: tl.constexpr = WARPS * STEPS
-    first = split * CHUNKS * STRIDE
+    tile = tl.program_id(0)
+    stride: tl.constexpr = WARPS * STEPS
     if OVERLAP:
         gdc_launch_dependents()
-    w0, s0 = _load_weights(words_ptr, scales_ptr, tile, first, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
+    w0, s0 = _load_weights(words_ptr, scales_ptr, tile, 0, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
     if CHUNKS > 1:
-        w1, s1 = _load_weights(words_ptr, scales_ptr, tile, first + STRIDE, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
+        w1, s1 = _load_weights(words_ptr, scales_ptr, tile, stride, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
     if CHUNKS > 2:
-        w2, s2 = _load_weights(words_ptr, scales_ptr, tile, first + 2 * STRIDE, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
-    if NORM:
-        n0 = _load_row(norm_ptr, first, K, WARPS, STEPS, PAIRS)
-        if CHUNKS > 1:
-            n1 = _load_row(norm_ptr, first + STRIDE, K, WARPS, STEPS, PAIRS)
-        if CHUNKS > 2:
-            n2 = _load_row(norm_ptr, first + 2 * STRIDE, K, WARPS, STEPS, PAIRS)
+        w2, s2 = _load_weights(words_ptr, scales_ptr, tile, 2 * stride, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
     if OVERLAP:
         gdc_wait()
     like = tl.zeros([1], x_ptr.dtype.element_ty)
     acc = tl.zeros([WARPS, BLOCK_N, 8], tl.float32)
-    squares = tl.zeros([WARPS, STEPS, 64 if PAIRS else 128], tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        if GATED:
-            row = _load_gated(x_ptr, first + chunk * STRIDE, K, WARPS, STEPS, PAIRS)
-        else:
-            row = _load_row(x_ptr, first + chunk * STRIDE, K, WARPS, STEPS, PAIRS)
-        if NORM:
-            row, more = _weighed(row, n0 if chunk == 0 else n1 if chunk == 1 else n2, like, PAIRS)
-            squares += more
+        row = _load_row(x_ptr, chunk * stride, K, WARPS, STEPS, PAIRS)
         words, scales = (w0, s0) if chunk == 0 else (w1, s1) if chunk == 1 else (w2, s2)
         acc = _add(acc, words, scales, row, like, BLOCK_N, WARPS, STEPS, PAIRS, ASM, BASE, LIFT, PRECISION)
-    result = tl.sum(tl.max(acc, axis=2), axis=0)  # all columns are the same
-    if NORM:
-        result *= tl.math.rsqrt(tl.sum(tl.sum(tl.sum(squares, axis=2), axis=1), axis=0) / K + eps)
-    finish(
-        result[None, :], bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr,
-        1, tile * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, 1), tile, split, splits,
-        1, BLOCK_N, N, SPLIT, BIAS, ADD,
-    )  # fmt: skip
+    result = tl.sum(tl.max(acc, axis=2), axis=0)[None, :]  # all columns are the same
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    write(result, bias_ptr, residual_ptr, out_ptr, 1, n, tl.arange(0, 1), N, BIAS, ADD)
