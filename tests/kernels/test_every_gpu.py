@@ -36,6 +36,7 @@ from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
+from aengine.kernels.linear.int4.config import int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
 from aengine.kernels.offline import OfflineDriver
@@ -137,10 +138,12 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
 @pytest.mark.parametrize(
     ("m", "n", "k", "group", "mxfp4"),
     [
-        (1, 4096, 4096, 128, False),
+        (8, 4096, 4096, 128, False),
         (16, 4096, 12288, 32, False),
         (64, 4096, 4096, 32, True),
+        (128, 4096, 12288, 32, True),
         (256, 6144, 4096, 128, False),
+        (512, 24576, 4096, 64, False),
     ],
 )
 def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int, group: int, mxfp4: bool) -> None:
@@ -148,9 +151,17 @@ def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int,
     weight = PackedCodes(words, ints(k // (128 if mxfp4 else group), n), None, group, n, k, mxfp4)
     product = int4_launch.Int4Product()
     product(half(m, k), weight)
-    config = int4_launch.int4_config(m, n, k // 128, 2, compiler.gpu.launch)
+    config = int4_config(m, n, k // 128, 2, compiler.gpu.launch)
     assert compiler.shared[-1] <= config.shared_memory(2)
     product.dequantised(weight, torch.bfloat16)
+
+
+@pytest.mark.parametrize("n", [6144, 4096])
+def test_products_of_one_row_with_4_bit_weights(compiler: Compiler, n: int) -> None:
+    words = torch.empty(n // 16, 32, 512, dtype=torch.int16, device=META)
+    weight = PackedCodes(words, ints(32, n), None, 128, n, 4096, False)
+    assert one_row_config(weight, compiler.gpu.launch) is not None
+    int4_launch.Int4Product()(half(1, 4096), weight)
 
 
 @pytest.mark.parametrize(

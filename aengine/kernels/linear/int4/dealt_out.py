@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.linear.int4.block import add_block, load_scales, load_words, load_x, prefetch
+from aengine.kernels.linear.int4.block import add_block, load_scales, load_words, load_x
 from aengine.kernels.linear.int4.results import write
 from aengine.kernels.variants import keep_variants
 
@@ -36,13 +36,13 @@ def int4_dealt_out_kernel(
     BLOCK_N: tl.constexpr,
     PROGRAMS: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,  # blocks that are called for before the wait
     SCALED: tl.constexpr,
     MXFP4: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     ASM: tl.constexpr,
     BASE: tl.constexpr,
+    LIFT: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -53,8 +53,6 @@ def int4_dealt_out_kernel(
     stop = (program + 1) * units // PROGRAMS
     if OVERLAP:
         gdc_launch_dependents()
-        if PREFETCH:
-            prefetch(words_ptr, start // BLOCKS // tiles_m, start % BLOCKS, N, BLOCKS, BLOCK_N, PREFETCH)
         gdc_wait()
     for tile in range(start // BLOCKS, tl.cdiv(stop, BLOCKS)):
         base = tile * BLOCKS
@@ -72,7 +70,7 @@ def int4_dealt_out_kernel(
             x1 = load_x(x_columns, block, used, 1, K)
             x2 = load_x(x_columns, block, used, 2, K)
             x3 = load_x(x_columns, block, used, 3, K)
-            acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+            acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
         # Program p begins with unit p * units // PROGRAMS.
         first = ((base + 1) * PROGRAMS - 1) // units
         last = ((base + BLOCKS) * PROGRAMS - 1) // units

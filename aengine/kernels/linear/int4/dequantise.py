@@ -25,6 +25,7 @@ def dequantise_kernel(
     MXFP4: tl.constexpr,
     ASM: tl.constexpr,
     BASE: tl.constexpr,
+    LIFT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     block = tl.program_id(0) % BLOCKS
@@ -39,7 +40,7 @@ def dequantise_kernel(
         gdc_wait()
     out = out_ptr + n.to(tl.int64)[:, None] * K
     inside = (n < N)[:, None]
-    w0, w1, w2, w3 = unpack(words, scales, tl.zeros([1], out_ptr.dtype.element_ty), MXFP4, True, ASM, BASE)
+    w0, w1, w2, w3 = unpack(words, scales, tl.zeros([1], out_ptr.dtype.element_ty), MXFP4, True, ASM, BASE, LIFT)
     _store_quarter(out, w0, block * 128 + c, inside, K)
     _store_quarter(out, w1, block * 128 + 32 + c, inside, K)
     _store_quarter(out, w2, block * 128 + 64 + c, inside, K)

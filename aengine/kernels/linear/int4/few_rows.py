@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.linear.int4.block import add_block, load_scales, load_x, prefetch
+from aengine.kernels.linear.int4.block import add_block, load_scales, load_x
 from aengine.kernels.linear.int4.results import finish
 from aengine.kernels.variants import keep_variants
 
@@ -22,11 +22,11 @@ def load_blocks(
 ):
     """The words [WARPS, BLOCK_N, 32] of a tile and blocks [WARPS]."""
     strip = tl.minimum(tile * (BLOCK_N // 16) + tl.arange(0, BLOCK_N // 16), (N - 1) // 16).to(tl.int64)
-    half, inner = tl.arange(0, 2)[:, None, None, None], tl.arange(0, 256)[None, None, None, :]
-    start = (strip[:, None] * BLOCKS + block[None, :]) * 512  # [strips, WARPS]
-    words = tl.load(words_ptr + (start[None, :, :, None] + half * 256 + inner))
-    words = tl.reshape(words, [2, BLOCK_N // 16, WARPS, 8, 4, 2, 2, 2])
-    return tl.reshape(tl.permute(words, [2, 1, 5, 3, 0, 6, 4, 7]), [WARPS, BLOCK_N, 32])
+    half, inner = tl.arange(0, 2)[None, None, :, None], tl.arange(0, 256)[None, None, None, :]
+    start = (strip[None, :] * BLOCKS + block[:, None]) * 512  # [WARPS, strips]
+    words = tl.load(words_ptr + (start[:, :, None, None] + half * 256 + inner))
+    words = tl.reshape(words, [WARPS, BLOCK_N // 16, 2, 8, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(words, [0, 1, 5, 3, 2, 6, 4, 7]), [WARPS, BLOCK_N, 32])
 
 
 @keep_variants
@@ -52,13 +52,13 @@ def int4_few_rows_kernel(
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,  # steps that are loaded before the wait: 0 to 2
-    PREFETCH: tl.constexpr,  # blocks that are called for before it
     SCALED: tl.constexpr,
     MXFP4: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     ASM: tl.constexpr,
     BASE: tl.constexpr,
+    LIFT: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -83,8 +83,6 @@ def int4_few_rows_kernel(
         w_later = load_blocks(words_ptr, tile, tl.minimum(later, BLOCKS - 1), N, BLOCKS, BLOCK_N, WARPS)
         later_scales = load_scales(scales_ptr, tl.minimum(later, BLOCKS - 1)[:, None], inside_n, MXFP4, GROUP, N)
     if OVERLAP:
-        if PREFETCH:
-            prefetch(words_ptr, tile, first, N, BLOCKS, BLOCK_N, PREFETCH)
         gdc_wait()
     acc = tl.zeros([WARPS, BLOCK_N, M], tl.float32)
     for step in tl.range(first + EARLY * WARPS, end, WARPS, num_stages=STAGES):
@@ -96,21 +94,21 @@ def int4_few_rows_kernel(
         x1 = load_x(x_columns, block[:, None, None], mine, 1, K)
         x2 = load_x(x_columns, block[:, None, None], mine, 2, K)
         x3 = load_x(x_columns, block[:, None, None], mine, 3, K)
-        acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+        acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     if EARLY > 0:
         mine = used & (early < end)[:, None, None]
         x0 = load_x(x_columns, early[:, None, None], mine, 0, K)
         x1 = load_x(x_columns, early[:, None, None], mine, 1, K)
         x2 = load_x(x_columns, early[:, None, None], mine, 2, K)
         x3 = load_x(x_columns, early[:, None, None], mine, 3, K)
-        acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+        acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     if EARLY > 1:
         mine = used & (later < end)[:, None, None]
         x0 = load_x(x_columns, later[:, None, None], mine, 0, K)
         x1 = load_x(x_columns, later[:, None, None], mine, 1, K)
         x2 = load_x(x_columns, later[:, None, None], mine, 2, K)
         x3 = load_x(x_columns, later[:, None, None], mine, 3, K)
-        acc = add_block(acc, w_later, later_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+        acc = add_block(acc, w_later, later_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     finish(
         tl.trans(tl.sum(acc, axis=0)), bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr,
         m, n, rows_m, tile, split, splits, M, BLOCK_N, N, SPLIT, BIAS, ADD,

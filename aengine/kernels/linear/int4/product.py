@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.linear.int4.block import add_block, load_scales, load_words, load_x, prefetch
+from aengine.kernels.linear.int4.block import add_block, load_scales, load_words, load_x
 from aengine.kernels.linear.int4.results import finish
 from aengine.kernels.variants import keep_variants
 
@@ -40,13 +40,13 @@ def int4_product_kernel(
     SPLIT: tl.constexpr,  # whether K is
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,  # blocks that are loaded before the wait: 0 to 2
-    PREFETCH: tl.constexpr,  # blocks that are called for before it
     SCALED: tl.constexpr,  # the weights, rather than the sums of a group
     MXFP4: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     ASM: tl.constexpr,  # how words are unpacked; empty: without assembly
     BASE: tl.constexpr,
+    LIFT: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -72,8 +72,6 @@ def int4_product_kernel(
         w_later = load_words(words_ptr, tile_n, first + 1, N, BLOCKS, BLOCK_N)
         later_scales = load_scales(scales_ptr, first + 1, inside_n, MXFP4, GROUP, N)
     if OVERLAP:
-        if PREFETCH:
-            prefetch(words_ptr, tile_n, first, N, BLOCKS, BLOCK_N, PREFETCH)
         gdc_wait()
     acc = tl.zeros([BLOCK_N, M], tl.float32)
     for block in tl.range(first + EARLY, end, num_stages=STAGES):
@@ -83,19 +81,19 @@ def int4_product_kernel(
         x1 = load_x(x_columns, block, used, 1, K)
         x2 = load_x(x_columns, block, used, 2, K)
         x3 = load_x(x_columns, block, used, 3, K)
-        acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+        acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     if EARLY > 0:
         x0 = load_x(x_columns, first, used, 0, K)
         x1 = load_x(x_columns, first, used, 1, K)
         x2 = load_x(x_columns, first, used, 2, K)
         x3 = load_x(x_columns, first, used, 3, K)
-        acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+        acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     if EARLY > 1:
         x0 = load_x(x_columns, first + 1, used, 0, K)
         x1 = load_x(x_columns, first + 1, used, 1, K)
         x2 = load_x(x_columns, first + 1, used, 2, K)
         x3 = load_x(x_columns, first + 1, used, 3, K)
-        acc = add_block(acc, w_later, later_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, PRECISION)
+        acc = add_block(acc, w_later, later_scales, x0, x1, x2, x3, MXFP4, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
     finish(
         tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr,
         m, n, rows_m, tile, split, splits, M, BLOCK_N, N, SPLIT, BIAS, ADD,

@@ -12,10 +12,13 @@ def finish(
     result, bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr, m, n, rows_m, tile, split, splits,
     M: tl.constexpr, BLOCK_N: tl.constexpr, N: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Stores a result [M, BLOCK_N], or adds it to those of the other pieces, in order, where it comes last."""
+    """Stores a result [M, BLOCK_N], or adds it to those of the other pieces, in order, where it comes last.
+
+    SPLIT: whether there may be others; tile: among those that are split.
+    """
     if not SPLIT:
         write(result, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N, BIAS, ADD)
-    else:
+    elif splits > 1:
         size: tl.constexpr = M * BLOCK_N
         used = (rows_m < m)[:, None]
         inner = tl.arange(0, M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -30,6 +33,8 @@ def finish(
                 # Other processors wrote these: read past the first-level cache.
                 whole += tl.load(parts + other * size, mask=used, other=0.0, cache_modifier=".cg")
             write(whole, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N, BIAS, ADD)
+    else:
+        write(result, bias_ptr, residual_ptr, out_ptr, m, n, rows_m, N, BIAS, ADD)
 
 
 @triton.jit

@@ -13,30 +13,30 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class _Narrow:
-    """The bits of a 16-bit type, for two numbers side by side. base: the power of two whose mantissa counts ones."""
+    """The bits of a 16-bit type, for two numbers side by side."""
 
     pair: str
-    base: int
-    magic: str  # base, twice
-    one: str
     e2m1_shift: int  # from a code's bits 12 to 14 to the last of the exponent and the first of the mantissa
     e2m1_mask: str
     e2m1_power: str  # what such a number lacks
 
 
 _NARROW = {
-    torch.bfloat16: _Narrow("bf16x2", 128, "0x43004300", "0x3f803f80", 6, "0x01c001c0", "0x7e807e80"),
-    torch.float16: _Narrow("f16x2", 1024, "0x64006400", "0x3c003c00", 3, "0x0e000e00", "0x74007400"),
+    torch.bfloat16: _Narrow("bf16x2", 6, "0x01c001c0", "0x7e807e80"),
+    torch.float16: _Narrow("f16x2", 3, "0x0e000e00", "0x74007400"),
 }
 _MINUS_ZERO = "0x80008000"
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """assembly: empty where there is none. base: what is to be taken from an int4 code before its zero."""
+    """assembly: empty where there is none. base: what is to be taken from an int4 code before its zero. lift: the power
+    of two that numbers lack before they are scaled.
+    """
 
     assembly: str
     base: int
+    lift: float
 
 
 @lru_cache
@@ -44,31 +44,54 @@ def unpacking(dtype: torch.dtype, mxfp4: bool, scaled: bool) -> Unpacking:
     """For numbers of this dtype; scaled: multiplied by the last four operands."""
     narrow = _NARROW.get(dtype)
     if narrow is None:
-        return Unpacking("", 0)
-    lines = _e2m1(narrow) if mxfp4 else _int4(narrow)
+        return Unpacking("", 0, 1.0)
+    if mxfp4:
+        lines, base, lift = _e2m1(narrow), 0, 1.0
+    elif dtype == torch.bfloat16:
+        lines, base, lift = _int4_in_place(), 0, 2.0**16
+    else:
+        lines, base, lift = _int4(), 1024, 1.0
     if scaled:
         lines += [f"fma.rn.{narrow.pair} ${i}, ${i}, ${9 + i}, minus_zero;" for i in range(4)]
-    return Unpacking("\n".join(("{", *_registers(narrow), *lines, "}")), 0 if mxfp4 else narrow.base)
+    return Unpacking("\n".join(("{", *_registers(narrow), *lines, "}")), base, lift)
 
 
 def _registers(narrow: _Narrow) -> list[str]:
     """A scratch register and constants: a multiply-add takes no immediate operands."""
-    constants = {"one": narrow.one, "power": narrow.e2m1_power, "minus_zero": _MINUS_ZERO}
+    constants = {
+        "one": "0x3c003c00", "low": "0x7a007a00", "high": "0x78007800",
+        "power": narrow.e2m1_power, "minus_zero": _MINUS_ZERO,
+    }  # fmt: skip
     return [f".reg .b32 t, {', '.join(constants)};", *(f"mov.b32 {name}, {bits};" for name, bits in constants.items())]
 
 
-def _int4(narrow: _Narrow) -> list[str]:
-    """Two instructions bring two codes into the mantissa of the base, the third takes it and the zero away.
+def _int4_in_place() -> list[str]:
+    """Bits 0 to 7 of a bf16 number without exponent count in steps of 2**-133, the exponent's last bit included.
 
-    Operands $5 to $8 are the quarters' -(base + zero).
+    So codes are numbers where they are, and only those of the upper byte are shifted. One instruction takes them to
+    steps of 2**-16 and their zero away: operands $5 to $8 are the quarters' -zero * 2**-16.
+    """
+    lines = []
+    for i in range(4):
+        if i == 2:
+            lines.append("shr.u32 t, $4, 8;")
+        lines.append(f"and.b32 ${i}, {'t' if i > 1 else '$4'}, {'0x00f000f0' if i % 2 else '0x000f000f'};")
+        lines.append(f"fma.rn.bf16x2 ${i}, ${i}, {'high' if i % 2 else 'low'}, ${5 + i};")
+    return lines
+
+
+def _int4() -> list[str]:
+    """Two instructions bring two codes into the mantissa of 1024, the third takes it and the zero away.
+
+    Operands $5 to $8 are the quarters' -(1024 + zero). Numbers without exponent have too little range in float16.
     """
     lines = []
     for i in range(4):
         shifted = "t" if i else "$4"
         if i:
             lines.append(f"shr.u32 t, $4, {4 * i};")
-        lines.append(f"lop3.b32 ${i}, {shifted}, 0x000f000f, {narrow.magic}, 0xEA;")
-        lines.append(f"fma.rn.{narrow.pair} ${i}, ${i}, one, ${5 + i};")
+        lines.append(f"lop3.b32 ${i}, {shifted}, 0x000f000f, 0x64006400, 0xEA;")
+        lines.append(f"fma.rn.f16x2 ${i}, ${i}, one, ${5 + i};")
     return lines
 
 

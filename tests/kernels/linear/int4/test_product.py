@@ -19,6 +19,11 @@ CUTS = {
     "block-per-warp-and-split": Int4Config(16, rows=16, splits=2, stages=3, warps=2, early=0, block_per_warp=True),
     "dealt-out": Int4Config(32, rows=16, splits=1, stages=2, warps=4, early=0, scaled=True, programs=5),
     "dealt-out-to-many": Int4Config(32, rows=16, splits=1, stages=2, warps=4, early=0, scaled=True, programs=11),
+    "ahead": Int4Config(64, rows=32, splits=1, stages=2, warps=4, early=0, scaled=True, unpacks_ahead=True),
+    "ahead-and-split": Int4Config(64, rows=16, splits=2, stages=3, warps=4, early=0, scaled=True, unpacks_ahead=True),
+    "ahead-rest-split": Int4Config(
+        block_n=16, rows=16, splits=2, stages=2, warps=4, early=0, scaled=True, unpacks_ahead=True, rounds=1
+    ),
     "scaled-weights": Int4Config(block_n=64, rows=32, splits=2, stages=2, warps=4, early=0, scaled=True),
 }
 FORMS = ["row", "128", "64", "32", "zeros-128", "zeros-32", "mxfp4"]

@@ -1,0 +1,151 @@
+"""How products with 4-bit weights are cut up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from aengine.kernels.launch import Launch, power_of_two
+from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
+
+LEAST_ROWS = 8  # of a product
+ONE_ROW_WARPS = 8
+LIGHT = 2**25  # elements: of a smaller weight the launches and ramps count, not the bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Config:
+    """How one shape is cut up.
+
+    rows: of x, per program, a power of two; splits: of k, in whole blocks of 128 columns; early: steps of each piece
+    that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group;
+    block_per_warp: a step is as many blocks as there are warps, rather than one; for no more than `rows` rows;
+    programs: among which the blocks of all tiles are dealt out evenly, instead of splits; 0: one for each piece;
+    unpacks_ahead: as in `many_rows`, where of the tiles as many are not split as fill whole `rounds` of the processors;
+    registers: of a thread at most, so that more programs fit a processor; 0: as many as the compiler likes.
+    """
+
+    block_n: int
+    rows: int
+    splits: int
+    stages: int
+    warps: int
+    early: int
+    scaled: bool = False
+    block_per_warp: bool = False
+    programs: int = 0
+    unpacks_ahead: bool = False
+    rounds: int = 0
+    registers: int = 0
+
+    @property
+    def step(self) -> int:
+        """Blocks."""
+        return self.warps if self.block_per_warp else 1
+
+    def shared_memory(self, element_size: int) -> int:
+        """Bytes at most: copies of words, of x and of scales on their way; after them, the sums change places."""
+        words, x = self.block_n * BLOCK // 2, self.rows * BLOCK * element_size
+        step = self.step * (words + x + 16 * self.block_n)
+        return max(self.stages * step, 4 * (self.rows + 4) * self.block_n * self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class OneRowConfig:
+    """How one shape is cut up for a single row.
+
+    steps: blocks of a warp that are multiplied at once; chunks: how often, 1 to 3. registers: of a thread at most; 0:
+    as many as the compiler likes.
+    """
+
+    block_n: int
+    warps: int
+    steps: int
+    chunks: int
+    registers: int = 0
+
+
+def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | None:
+    """How to cut a weight for one row whose programs are all resident; None where `int4_config` is better.
+
+    Measured on an H200, in the four shapes of an 8B model.
+    """
+    if weight.mxfp4 or weight.group < BLOCK or weight.columns % 2:
+        return None
+    each, tiles = -(-weight.blocks // ONE_ROW_WARPS), -(-weight.rows // 16)
+    if not launch.processors <= tiles <= 4 * launch.processors or each > 4:
+        return None
+    if tiles <= 2 * launch.processors:
+        return OneRowConfig(16, ONE_ROW_WARPS, power_of_two(each), 1)
+    steps = min(2, each)
+    return OneRowConfig(32, ONE_ROW_WARPS, steps, -(-each // steps), registers=128)
+
+
+def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) -> Int4Config:
+    """How to cut a weight [n, blocks * 128] for m rows, with fewer stages where there is less shared memory.
+
+    Measured on an H200, in the four shapes of an 8B model.
+    """
+    # Tensor cores work by themselves on Hopper alone, and in 16 bits.
+    config = _chosen(m, n, blocks, launch.processors, launch.capability[0] == 9 and element_size == 2)
+    while config.stages > 1 and config.shared_memory(element_size) > launch.shared_memory:
+        config = replace(config, stages=config.stages - 1)
+    while config.rows > LEAST_ROWS and config.shared_memory(element_size) > launch.shared_memory:
+        config = replace(config, rows=config.rows // 2)
+    return config
+
+
+def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool) -> Int4Config:
+    if m <= 8 or (m <= 16 and n * blocks * BLOCK <= LIGHT):
+        return _few_rows(max(LEAST_ROWS, power_of_two(m)), n, blocks, processors)
+    if m <= 64:
+        return _some_rows(max(32, power_of_two(m)), n, blocks, processors, asynchronous)
+    if asynchronous:
+        return _many_rows(m, n, blocks, processors)
+    return _many_rows_in_step(m, n, blocks, processors)
+
+
+def _few_rows(rows: int, n: int, blocks: int, processors: int) -> Int4Config:
+    """Everything on its way at once: all programs are resident, or each warp has a block of its own."""
+    tiles = -(-n // 64)
+    if tiles >= 2 * processors and blocks >= 8:
+        return Int4Config(64, rows, 1, 3, 4, 1, block_per_warp=True)
+    splits = max(1, min(8 * processors // tiles, blocks // 4))
+    return Int4Config(64, rows, splits, 4, 2, min(2, blocks // splits))
+
+
+def _some_rows(rows: int, n: int, blocks: int, processors: int, asynchronous: bool) -> Int4Config:
+    if -(-n // 128) >= processors:
+        splits = 2 if blocks >= 8 else 1
+        if rows <= 32:
+            return Int4Config(128, rows, splits, 4, 4, 0, scaled=True)
+        return Int4Config(128, rows, splits, 3, 4, 0, scaled=True, registers=168)  # three programs a processor
+    tiles = -(-n // 64)
+    splits = max(1, min(3 * processors // tiles, blocks // 4, 6 if rows <= 32 else 4))
+    if rows <= 32:
+        return Int4Config(64, rows, splits, 6, 4, 0, scaled=True)
+    if tiles * splits <= 2 * processors:
+        return Int4Config(64, rows, splits, 4, 4, 0, scaled=True, unpacks_ahead=asynchronous)
+    return Int4Config(64, rows, splits, 3, 4, 0, scaled=True)
+
+
+def _many_rows(m: int, n: int, blocks: int, processors: int) -> Int4Config:
+    """One program a processor, which four stages see to: larger tiles leave nothing for the next block's weights."""
+    tiles = -(-n // 128) * -(-m // 128)
+    rounds, left = divmod(tiles, processors)
+    splits = max(1, min(processors // left, blocks // 4, 8)) if left else 1
+    return Int4Config(128, 128, splits, 4, 8, 0, scaled=True, unpacks_ahead=True, rounds=rounds)
+
+
+def _many_rows_in_step(m: int, n: int, blocks: int, processors: int) -> Int4Config:
+    """Where products wait for one another: whole tiles that fill their last round, or all of them dealt out."""
+    # A large tile reads each x less often.
+    large, small = (_filled(-(-n // height) * -(-m // 128), processors) for height in (256, 128))
+    if max(1.2 * large, small) >= 0.7:
+        return Int4Config(256 if 1.2 * large >= small else 128, 128, 1, 3, 8, 0, scaled=True)
+    programs = max(1, min(2 * processors, -(-n // 128) * -(-m // 64) * blocks // 4))
+    return Int4Config(128, 64, 1, 3, 4, 0, scaled=True, programs=programs)
+
+
+def _filled(tiles: int, processors: int) -> float:
+    """Which part of the processors has work, where each takes one tile after the other."""
+    return tiles / (-(-tiles // processors) * processors)

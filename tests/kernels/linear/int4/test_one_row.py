@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aengine.kernels.launch import Launch
+from aengine.kernels.linear.weights import Int4Weight, dequantize
+from tests.kernels.conftest import relative_error, tolerance
+
+int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
+int4_config = pytest.importorskip("aengine.kernels.linear.int4.config")
+packed_codes = pytest.importorskip("aengine.kernels.linear.int4.packed_codes")
+pytestmark = pytest.mark.gpu
+
+OneRowConfig = int4_launch.OneRowConfig
+CUTS = {
+    "plain": OneRowConfig(block_n=16, warps=4, steps=1, chunks=1),
+    "more-than-there-is": OneRowConfig(block_n=16, warps=4, steps=4, chunks=3),
+    "low-and-long": OneRowConfig(block_n=16, warps=2, steps=2, chunks=2),
+    "high": OneRowConfig(block_n=32, warps=2, steps=2, chunks=1),
+    "few-registers": OneRowConfig(block_n=16, warps=8, steps=2, chunks=2, registers=64),
+}
+
+
+def random_weight(n: int, k: int, group: int, device: torch.device) -> Int4Weight:
+    scale = (torch.rand(n, k // group, device=device) + 0.1).half()
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+    return Int4Weight(codes, scale, torch.randint(0, 16, scale.shape, dtype=torch.uint8, device=device))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    ("n", "k", "group"),
+    [pytest.param(40, 384, 128, id="tiny"), pytest.param(9, 320, 320, id="tiny-uneven"), (4096, 4096, 256)],
+)
+def test_every_cut_gives_the_product_the_same_each_time(
+    n: int, k: int, group: int, cut: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    config = CUTS[cut]
+    if config.warps * config.steps * config.chunks * 128 < k:
+        pytest.skip("a longer row than the cut holds")
+    weight = random_weight(n, k, group, device)
+    packed, product = packed_codes.pack_codes(weight), int4_launch.Int4Product()
+    x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n,), (1, n)))
+    expected = x.double() @ dequantize(weight).double().t() + bias.double()
+    assert relative_error(product.row(x, packed, bias, None, config), expected) < tolerance(dtype)
+    again = product.row(x, packed, bias, residual.clone(), config)
+    total = expected + residual.double()
+    out = product.row(x, packed, bias, residual, config)
+    assert out is residual
+    assert relative_error(out, total) < tolerance(dtype)
+    assert torch.equal(out, again)
+
+
+def test_the_kernel_of_one_row_is_for_matrices_whose_programs_are_all_resident(device: torch.device) -> None:
+    def config(n: int, k: int, group: int = 128) -> object:
+        words = torch.empty(n // 16, k // 128, 512, dtype=torch.int16, device="meta")
+        scales = torch.empty(k // group, n, dtype=torch.int32, device="meta")
+        weight = packed_codes.PackedCodes(words, scales, None, group, n, k, False)
+        return int4_config.one_row_config(weight, Launch(132, True, 227 * 1024, (9, 0)))
+
+    assert config(4096, 4096) == OneRowConfig(16, 8, 4, 1)
+    assert config(6144, 4096) == OneRowConfig(32, 8, 2, 2, registers=128)
+    assert config(24576, 4096) is None
+    assert config(4096, 12288) is None
+    assert config(1024, 1024) is None
+    assert config(4096, 4096, group=64) is None
+
+
+@pytest.mark.parametrize(("k", "group"), [(384, 128), (256, 64)], ids=["tiny-long", "tiny-finely-grouped"])
+def test_what_is_not_for_it_is_refused(k: int, group: int, device: torch.device) -> None:
+    packed = packed_codes.pack_codes(random_weight(16, k, group, device))
+    with pytest.raises(ValueError, match=f"a row of {k} in groups of {group} is not for 2 blocks"):
+        int4_launch.Int4Product().row(torch.zeros(1, k, device=device), packed, None, None, OneRowConfig(16, 2, 1, 1))
