@@ -103,6 +103,15 @@ class Completion(msgspec.Struct, frozen=True):
         return self.choices[0].logprobs
 
 
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """A GPU that steps run on, and its memory in bytes, whoever uses it."""
+
+    device: str  # as the knob `device` spells it
+    name: str
+    used: int
+    total: int
+
+
 class Stats(msgspec.Struct, frozen=True):
     """A snapshot of the engine. Counters count since start; the pool's pages add up to `pages_total`."""
 

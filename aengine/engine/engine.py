@@ -41,7 +41,7 @@ from aengine.text.grammar.grammars import Grammars, Matcher
 from aengine.text.tokens.bad_words import banned_sequences
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
-from aengine.types import Completion, Fragment, Stats
+from aengine.types import Completion, DeviceMemory, Fragment, Stats
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.runtime.runner import Runner
@@ -376,6 +376,10 @@ class Engine:
         """A snapshot; cheap."""
         last_step = None if self._loop is None else self._loop.last_step
         return snapshot(self._ready().scheduler, self._ended_requests, last_step)
+
+    def devices(self) -> list[DeviceMemory]:
+        """The GPUs that the model lies on, with their memory; asks their driver."""
+        return self._ready().runtime.runner.devices()
 
     def flush_cache(self) -> None:
         """Forget every cached prefix.

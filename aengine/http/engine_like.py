@@ -13,7 +13,7 @@ from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import Fragment, Stats
+from aengine.types import DeviceMemory, Fragment, Stats
 
 
 class StreamLike(Protocol):
@@ -156,6 +156,10 @@ class EngineLike(Protocol):
         ...
 
     def stats(self) -> Stats: ...
+
+    def devices(self) -> list[DeviceMemory]:
+        """The GPUs that the model lies on."""
+        ...
 
     def flush_cache(self) -> None:
         """Forget every cached prefix that no running request uses."""

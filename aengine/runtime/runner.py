@@ -24,6 +24,7 @@ from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Sampler
 from aengine.step_plan import RowLogprobs, StepPlan, StepResult
 from aengine.timeline import Timeline
+from aengine.types import DeviceMemory
 
 
 class LaunchedStep(Protocol):
@@ -56,6 +57,10 @@ class Runner(Protocol):
 
     def trace(self, timeline: Timeline) -> None:
         """Tell the timeline from now on when the device is busy. To be called before the first launch."""
+        ...
+
+    def devices(self) -> list[DeviceMemory]:
+        """The GPUs of all ranks; none where steps run on the CPU."""
         ...
 
     def close(self) -> None:
@@ -224,6 +229,9 @@ class CpuRunner:
 
     def trace(self, timeline: Timeline) -> None:
         self._executor = TracedExecutor(self._executor, HostSpans(timeline))
+
+    def devices(self) -> list[DeviceMemory]:
+        return []
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)

@@ -16,7 +16,7 @@ from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import Fragment, Stats, TokenLogprob, TopLogprob, Usage
+from aengine.types import DeviceMemory, Fragment, Stats, TokenLogprob, TopLogprob, Usage
 
 VOCAB_SIZE = 1000
 CACHED_TOKENS = 2
@@ -146,6 +146,7 @@ class FakeEngine:
         self.chats: list[Chat] = []
         self.submitted: list[FragmentStream] = []
         self.numbers = IDLE
+        self.gpus: list[DeviceMemory] = []
         self.latencies = Latencies()
         self.vocab_size = VOCAB_SIZE
         self.tokenizer = FakeTokenizer()
@@ -201,6 +202,9 @@ class FakeEngine:
 
     def stats(self) -> Stats:
         return self.numbers
+
+    def devices(self) -> list[DeviceMemory]:
+        return self.gpus
 
 
 def recital(prompt_tokens: int, params: SamplingParams, words: Sequence[str] = WORDS) -> list[Fragment]:

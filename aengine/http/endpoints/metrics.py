@@ -19,7 +19,7 @@ from aengine.http.endpoints.metric_families import histogram_family
 from aengine.http.endpoints.vllm_metrics import vllm_families
 from aengine.http.state import ServerState
 from aengine.latency import Latencies
-from aengine.types import Stats
+from aengine.types import DeviceMemory, Stats
 
 _GAUGES = {  # field of Stats -> name, help
     "running": ("aengine_requests_running", "Sequences that hold a row of the running batch."),
@@ -87,6 +87,8 @@ class _EngineCollector(Collector):
             stats, latencies = engine.stats(), engine.latencies
             yield from _families(stats)
             yield from _latency_families(latencies)
+            if devices := engine.devices():
+                yield from _device_families(devices)
             if self._state.config.vllm_metrics:
                 yield from vllm_families(stats, latencies, self._state.model_name or engine.model_name)
 
@@ -107,6 +109,14 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, text, value=getattr(stats, field))
     for field, (name, text) in _COUNTERS.items():
         yield CounterMetricFamily(name, text, value=getattr(stats, field))
+
+
+def _device_families(devices: list[DeviceMemory]) -> Iterator[Metric]:
+    for field, text in (("used", "Bytes of a GPU's memory in use, by anyone."), ("total", "Bytes of a GPU's memory.")):
+        family = GaugeMetricFamily(f"aengine_device_memory_{field}_bytes", text, labels=["device", "name"])
+        for device in devices:
+            family.add_metric([device.device, device.name], getattr(device, field))
+        yield family
 
 
 def _latency_families(latencies: Latencies) -> Iterator[Metric]:

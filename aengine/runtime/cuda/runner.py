@@ -23,6 +23,7 @@ from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind
 from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
+from aengine.types import DeviceMemory
 
 RING = 4  # results in flight, one more than steps can be
 
@@ -242,6 +243,14 @@ class CudaRunner:
 
     def trace(self, timeline: Timeline) -> None:
         self._executor = TracedExecutor(self._executor, CudaSpans(timeline, self._stream))
+
+    def devices(self) -> list[DeviceMemory]:
+        found = []
+        for stream in self._streams:
+            free, total = torch.cuda.mem_get_info(stream.device)
+            name = torch.cuda.get_device_name(stream.device)
+            found.append(DeviceMemory(str(stream.device), name, total - free, total))
+        return found
 
     def close(self) -> None:
         for stream in self._streams:

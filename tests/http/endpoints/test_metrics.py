@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aengine.http.loop_delay import LoopDelay
 from aengine.latency import Histogram
+from aengine.types import DeviceMemory
 from tests.http.fake_engine import IDLE, FakeEngine
 from tests.http.serving import Server, serving
 
@@ -54,6 +55,16 @@ async def test_the_engines_numbers_in_prometheus_format() -> None:
         "aengine_generated_tokens_total": 20,
         "aengine_preemptions_total": 1,
     }
+
+
+async def test_every_gpu_tells_its_memory() -> None:
+    async with serving() as server:
+        server.engine.gpus = [DeviceMemory(f"cuda:{rank}", "H200", 10 + rank, 140) for rank in range(2)]
+        text = (await server.client.get("/metrics")).text
+    for rank in range(2):
+        labels = f'{{device="cuda:{rank}",name="H200"}}'
+        assert f"aengine_device_memory_used_bytes{labels} {10 + rank}.0" in text
+        assert f"aengine_device_memory_total_bytes{labels} 140.0" in text
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="prometheus-client reads /proc")
