@@ -65,6 +65,15 @@ def send_lanes(address, words, inside):
 
 
 @triton.jit
+def gave_up(control_ptr):
+    """1 where an earlier kernel of this device has waited in vain, else 0.
+
+    From then on it sends nothing: the others would take it for what it should have sent before.
+    """
+    return tl.load(control_ptr.to(tl.pointer_type(tl.int32)))
+
+
+@triton.jit
 def receive_lanes(address, inside, control_ptr):
     """Read own memory until no word is EMPTY.
 

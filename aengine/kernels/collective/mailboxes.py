@@ -25,10 +25,13 @@ class Mailbox:
     control: Tensor  # int64 [2]: whether somebody gave up; how long to wait, in nanoseconds
 
     def renew(self, patience: float) -> None:
-        """As it was when it was opened. The device is to be at rest, as are all others."""
+        """As it was when it was opened. The device is to be at rest, as are all others.
+
+        Without patience it has given up from the start: nothing is sent.
+        """
         self.lanes.fill_(-1)
         self.turns.zero_()
-        self.control[0] = 0
+        self.control[0] = int(patience == 0)
         self.control[1] = int(patience * 1e9)
 
 

@@ -47,8 +47,8 @@ def connect(devices: Sequence[torch.device], patience: float = 2.5) -> list[Peer
 def begin_anew(collectives: Sequence[PeerCollective], patience: float) -> None:
     """As if nothing had been called yet, also after a rank has given up. Waits for all devices.
 
-    patience: seconds. With 0 nobody waits for anybody, and all results are worthless: so whole ranks can be rehearsed
-    one after the other, while kernels are compiled and loaded.
+    patience: seconds. With 0 nobody sends anything or waits, as if all had given up, and results are worthless: so
+    whole ranks can be rehearsed one after the other, while kernels are compiled and loaded.
     """
     renew([one.box for one in collectives], patience)
 
@@ -59,8 +59,8 @@ class PeerCollective:
     Parts are float16, bfloat16 or float32, contiguous, and where they are summed in rows of whole lanes of 16 bytes;
     other ones raise `ValueError`. Sums take the place of their parts.
 
-    failed: int32 [1] on the device, 1 after a kernel of this rank has given up waiting. From then on results are
-    worthless, on every rank, and come soon.
+    failed: int32 [1] on the device, 1 after a kernel of this rank has given up waiting. From then on its results are
+    worthless and come at once, and it sends nothing: the others wait in vain as well, once, and give up.
     """
 
     def __init__(self, index: int, box: Mailbox) -> None:

@@ -12,22 +12,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.collective.lanes import EMPTY, fence, receive_lanes, send_lanes, store_lanes
+from aengine.kernels.collective.lanes import EMPTY, fence, gave_up, receive_lanes, send_lanes, store_lanes
 from aengine.kernels.collective.pushed import region
 from aengine.kernels.variants import keep_variants
 
 
 @triton.jit
 def _meet(
-    word, second, place, boxes_ptr, own_box, rank, turn, control_ptr,
+    word, second, place, lost, boxes_ptr, own_box, rank, turn, control_ptr,
     THREADS: tl.constexpr, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Send two int64 words to every rank, and wait for everybody's, at so many lanes into their regions.
 
-    Returns 0, or 1 where somebody did not come.
+    Not where something is lost already. Returns whether it is, 0 or 1, or somebody did not come.
     """
     other = tl.arange(0, THREADS)
-    inside = other < COUNT
+    inside = (other < COUNT) & (lost == 0)
     zero = tl.zeros([THREADS], tl.int32)
     words = (
         zero + word.to(tl.int32),
@@ -38,14 +38,14 @@ def _meet(
     boxes = tl.load(boxes_ptr + other, mask=inside, other=0)
     send_lanes(region(boxes, turn, rank, COUNT, PROGRAMS, CAPACITY) + place * 16, words, inside)
     came = receive_lanes(region(own_box, turn, other, COUNT, PROGRAMS, CAPACITY) + place * 16, inside, control_ptr)
-    lost = tl.max(((came[0] == EMPTY) | (came[1] == EMPTY)).to(tl.int32), axis=0)
+    lost |= tl.max(((came[0] == EMPTY) | (came[1] == EMPTY)).to(tl.int32), axis=0)
     tl.debug_barrier()
     return lost
 
 
 @triton.jit
 def _leave(
-    boxes_ptr, own_box, rank, turn, control_ptr,
+    lost, boxes_ptr, own_box, rank, turn, control_ptr,
     THREADS: tl.constexpr, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Wait until all ranks are done, and empty what was sent here."""
@@ -53,7 +53,7 @@ def _leave(
     fence(lane)
     tl.debug_barrier()
     done = tl.full([], 0, tl.int64)
-    _meet(done, done, 1, boxes_ptr, own_box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    _meet(done, done, 1, lost, boxes_ptr, own_box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     word = tl.full([THREADS], EMPTY, tl.int32)
     words = word, word, word, word
     where = region(own_box, turn, lane // 2, COUNT, PROGRAMS, CAPACITY) + (lane % 2) * 16
@@ -95,9 +95,9 @@ def pulled_sum_kernel(
     turn = tl.load(turns_ptr + program)
     box = tl.load(boxes_ptr + rank)
     here, there = part_ptr.to(tl.int64), out_ptr.to(tl.int64)
-    lost = _meet(here, there, 0, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    lost = gave_up(control_ptr)
+    lost = _meet(here, there, 0, lost, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     fence(tl.arange(0, THREADS))
-    lost += tl.load(control_ptr.to(tl.pointer_type(tl.int32)))  # addresses may be those of an earlier call
     blocks = tl.where(lost == 0, tl.cdiv(size, BLOCK), 0)
     for b in range(program * COUNT + rank, blocks, programs * COUNT):
         offsets = tl.cast(b, tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -117,7 +117,7 @@ def pulled_sum_kernel(
         for target in tl.static_range(0, COUNT):
             out = _told(1, target, box, turn, out_ptr, COUNT, PROGRAMS, CAPACITY)
             tl.store(out + offsets, x, mask=inside)
-    _leave(boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    _leave(lost, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     tl.store(turns_ptr + program, 1 - turn)
 
 
@@ -147,9 +147,9 @@ def pulled_gather_kernel(
     turn = tl.load(turns_ptr + program)
     box = tl.load(boxes_ptr + rank)
     here = part_ptr.to(tl.int64)
-    lost = _meet(here, here, 0, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    lost = gave_up(control_ptr)
+    lost = _meet(here, here, 0, lost, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     fence(tl.arange(0, THREADS))
-    lost += tl.load(control_ptr.to(tl.pointer_type(tl.int32)))  # addresses may be those of an earlier call
     pieces = tl.cdiv(row, BLOCK)
     blocks = tl.where(lost == 0, rows * pieces, 0)
     for b in range(program, blocks, programs):
@@ -161,5 +161,5 @@ def pulled_gather_kernel(
             part = _told(0, source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
             piece = tl.load(part + start + columns, mask=inside, cache_modifier=".cg")
             tl.store(out_ptr + start * COUNT + source * row + columns, piece, mask=inside)
-    _leave(boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    _leave(lost, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     tl.store(turns_ptr + program, 1 - turn)

@@ -22,6 +22,7 @@ from aengine.kernels.collective.lanes import (
     EMPTY,
     add,
     chosen,
+    gave_up,
     load_lanes,
     multiply,
     narrow,
@@ -93,6 +94,7 @@ def pushed_sum_kernel(
         weight = widen(load_lanes(weight_ptr.to(tl.int64) + lane * 16, within), dtype)
     if OVERLAP:
         gdc_wait()
+    alive = gave_up(control_ptr) == 0
     turn = tl.load(turns_ptr + program)
     own_box = tl.load(boxes_ptr + rank)
     for step in range(tl.cdiv(tl.cdiv(lanes, ROW) - program, programs)):
@@ -100,11 +102,11 @@ def pushed_sum_kernel(
         inside = within & (place < lanes)
         start, at = place.to(tl.int64) * 16, (step * ROW + lane).to(tl.int64) * 16
         own = sealed(load_lanes(part_ptr.to(tl.int64) + start, inside))
-        push(own, inside, at, boxes_ptr, rank, turn, COUNT, PROGRAMS, CAPACITY)
+        push(own, inside & alive, at, boxes_ptr, rank, turn, COUNT, PROGRAMS, CAPACITY)
         if residual_ptr is not None:
             residual = load_lanes(residual_ptr.to(tl.int64) + start, inside)
         for source in tl.static_range(0, COUNT):
-            others = inside & (source != rank)
+            others = inside & alive & (source != rank)
             words = receive_lanes(region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY) + at, others, control_ptr)
             wide = widen(chosen(source == rank, own, words), dtype)
             if source == 0:  # noqa: SIM108 (Triton needs the name on either side)
@@ -146,6 +148,7 @@ def pushed_gather_kernel(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
+    alive = gave_up(control_ptr) == 0
     turn = tl.load(turns_ptr + program)
     own_box = tl.load(boxes_ptr + rank)
     for step in range(tl.cdiv(tl.cdiv(lanes, LANES) - program, programs)):
@@ -153,13 +156,13 @@ def pushed_gather_kernel(
         inside = lane < lanes
         at = (step * LANES + tl.arange(0, LANES)).to(tl.int64) * 16
         words = sealed(load_lanes(part_ptr.to(tl.int64) + lane.to(tl.int64) * 16, inside))
-        push(words, inside, at, boxes_ptr, rank, turn, COUNT, PROGRAMS, CAPACITY)
+        push(words, inside & alive, at, boxes_ptr, rank, turn, COUNT, PROGRAMS, CAPACITY)
         target = (lane // row).to(tl.int64) * (COUNT * row) + lane % row
         store_lanes(out_ptr.to(tl.int64) + (target + rank * row) * 16, words, inside)
         for other in tl.static_range(1, COUNT):
             source = (rank + other) % COUNT
             address = region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY) + at
-            words = receive_lanes(address, inside, control_ptr)
+            words = receive_lanes(address, inside & alive, control_ptr)
             store_lanes(out_ptr.to(tl.int64) + (target + source * row) * 16, words, inside)
         empty(inside, at, own_box, rank, turn, COUNT, PROGRAMS, CAPACITY)
     tl.store(turns_ptr + program, 1 - turn)
