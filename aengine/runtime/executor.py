@@ -46,7 +46,7 @@ class Executor(Protocol):
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None: ...
 
     def replays(self, plan: StepPlan) -> bool:
-        """Whether its forward pass is one captured launch, and not hundreds of single ones."""
+        """Whether `execute` launches captured steps and nothing else."""
         ...
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ class Together(Protocol):
     def __call__(self, calls: Sequence[Callable[[], T]], short: bool = False) -> list[T]:
         """What they return, by rank. Raises what the first of those raised that did not merely wait for another.
 
-        short: each only enqueues a few launches, so that none of them waits for another.
+        short: each only enqueues a few launches that were made before, so that none of them waits for another.
         """
         ...
 
@@ -54,7 +54,7 @@ class RankedExecutor:
         return self._together([partial(rank.execute, plan) for rank in self._ranks], self.replays(plan))[0]
 
     def forward(self, plan: StepPlan) -> Forwarded:
-        ranks = self._together([partial(rank.forward, plan) for rank in self._ranks], self.replays(plan))
+        ranks = self._together([partial(rank.forward, plan) for rank in self._ranks])
         first = ranks[0]
         return RankedForwarded(
             first.logits, first.row_list, first.rows, first.positions, first.scores, first.sums, ranks

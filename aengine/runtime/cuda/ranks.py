@@ -18,8 +18,9 @@ T = TypeVar("T")
 class DeviceRanks:
     """`Together` on several GPUs. Kernels of one wait for those of the others on the device.
 
-    Few launches go out from the caller's thread, rank by rank. Hundreds may fill the queue of a device whose first
-    kernels wait for another's, so each rank has a thread for them: one that is held up lets go of the interpreter.
+    A few launches go out from the caller's thread, rank by rank. All others go out from a thread for each rank, which
+    lets go of the interpreter where it is held up: hundreds of launches may fill the queue of a device whose first
+    kernels wait for another's, and a kernel that is used for the first time is loaded once its device is at rest.
     """
 
     def __init__(self, streams: Sequence[torch.cuda.Stream], collectives: Sequence[PeerCollective] = ()) -> None:
@@ -76,3 +77,9 @@ class DeviceRanks:
     def close(self) -> None:
         for worker in self._workers:
             worker.shutdown(wait=True)
+
+
+def keep_pinned_memory() -> None:
+    """Let torch keep host memory of all sizes that uploads have: taking more of it may wait for the devices."""
+    blocks = [torch.empty(1 << power, dtype=torch.uint8, pin_memory=True) for power in range(9, 23) for _ in range(4)]
+    del blocks

@@ -63,7 +63,7 @@ class GraphedExecutor(StepExecutor):
         return super().forward(plan)
 
     def replays(self, plan: StepPlan) -> bool:
-        return self._decode_graphs_for(plan) is not None or self._prefill_shape_for(plan) is not None
+        return self._decode_graphs_for(plan) is not None and self._sampler.kind(plan.decode) in CAPTURED_KINDS
 
     def _prefill_shape_for(self, plan: StepPlan) -> PrefillShape | None:
         graphs = self.prefill_graphs

@@ -24,7 +24,7 @@ from aengine.model.checkpoint.staging import staging_ring
 from aengine.model.config import ModelConfig
 from aengine.model.load import Placement, load_shards
 from aengine.runtime.cuda.capture import Executors, GraphSizes, capture, make_executor
-from aengine.runtime.cuda.ranks import DeviceRanks
+from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory
 from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.startup.compile_ahead import compile_ahead
@@ -124,6 +124,7 @@ def start_cuda(
         capture(executors, config.progress)
         executors.warm_up(greediest_steps())  # compiles what no graph holds: draws that decide something on the host
         if collectives:
+            keep_pinned_memory()
             devices.wait_for_each_other(PATIENCE)
             executors.warm_up(greediest_steps())  # the first steps whose results mean something
             devices.check_answers()
