@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,11 +33,14 @@ def test_products_of_many_rows_are_added_up_on_top_of_the_residual(rows: int) ->
         begin_anew(ranks.collectives, patience)
         for own, first in zip(residuals, ranks.copies(residual)):
             own.copy_(first)
-        results = ranks.each(
-            lambda rank: rank.sum_product(
-                lambda part: F.linear(part, weight[rank.index]), x[rank.index], residuals[rank.index]
-            )
-        )
+        ranks.wait()
+        results = []
+        for rank, stream in zip(ranks.collectives, ranks.streams):
+            with torch.cuda.stream(stream):
+                own = weight[rank.index]
+                results.append(rank.sum_product(partial(F.linear, weight=own), x[rank.index], residuals[rank.index]))
+        ranks.wait()
+    assert not any(bool(rank.failed.item()) for rank in ranks.collectives)
     for result in results:
         assert relative_error(result.cpu(), expected) < 0.01
         assert result.cpu().equal(results[0].cpu())
