@@ -72,10 +72,8 @@ def test_the_greediest_of_the_largest_steps_scores_one_prompt() -> None:
     assert [bool(chunk.score_ids) for chunk in greediest.prefill] == [True] + [False] * 255
 
 
-@pytest.mark.parametrize(
-    ("launch", "more"), [(Launch(24, True, 227 * 1024, (9, 0)), False), (Launch(128, False, 99 * 1024, (8, 9)), True)]
-)
-def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch, more: bool) -> None:
+@pytest.mark.parametrize("launch", [Launch(24, True, 227 * 1024, (9, 0)), Launch(128, False, 99 * 1024, (8, 9))])
+def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch) -> None:
     config, most = EngineConfig(max_num_seqs=256), 8192
     model = ModelConfig.from_folder(resolve_model(None, None))
     plain = uncaptured_steps(config, model, launch, most, 4096, GraphSizes([], []))
@@ -86,4 +84,4 @@ def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch, 
             borders = [border for border in tile_borders(n, k, launch) if border < most]
             for below, border in pairwise([*borders, most]):
                 assert any(below < count <= border for count in tokens)
-    assert (len(steps) > len(plain)) == more
+    assert len(steps) > len(plain)

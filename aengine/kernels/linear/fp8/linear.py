@@ -10,7 +10,7 @@ from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config,
 from aengine.kernels.linear.fp8.few_rows import MAX_ROWS, FewRowsConfig, FewRowsOptions, Fp8FewRows
 from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.inputs import round_inputs
-from aengine.kernels.linear.fp8.library import MULTIPLE, LibraryFp8
+from aengine.kernels.linear.fp8.library import LibraryFp8
 from aengine.kernels.linear.fp8.many_rows import many_rows
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP
@@ -66,11 +66,10 @@ class Fp8Linear:
             config = few_rows_config(m, self.outputs, self.inputs, x.element_size(), launch)
             if config is not None:
                 return self._unrounded(x, config, residual, norm, silu)
-        tiles = few_tiles_config(m, self.outputs, self.inputs, launch) if self._blocks and m > MAX_ROWS else None
+        tiles = few_tiles_config(m, self.outputs, self.inputs, launch) if self._blocks else None
         library = self._library if tiles is None and m > MAX_ROWS else None
-        rounded, scale = round_inputs(
-            x, self._activations, self._input_scale, norm=norm, silu=silu, multiple=MULTIPLE if library else 1
-        )
+        multiple = library.multiple(m) if library else 1
+        rounded, scale = round_inputs(x, self._activations, self._input_scale, norm=norm, silu=silu, multiple=multiple)
         if library is not None:
             out = library(rounded, scale, self._bias, x.dtype)[:m]
             return out if residual is None else residual.add_(out)

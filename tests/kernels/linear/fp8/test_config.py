@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton")
 
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, tile_borders
+from aengine.kernels.linear.fp8.few_tiles import FewTilesConfig
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
 
 H200, SMALL = Launch(132, True, 227 * 1024, (9, 0)), Launch(128, False, 99 * 1024, (8, 9))
@@ -58,20 +61,28 @@ def test_one_row_fills_the_device_and_has_no_more_steps_than_it_needs(n: int, k:
 
 @pytest.mark.parametrize(("n", "k"), [shape for shape in SHAPES if shape[1] % 256 == 0])
 def test_few_tiles_have_a_processor_each_and_all_pieces_are_equal(n: int, k: int) -> None:
-    for m in (65, 96, 128, 200, 256, 400, 8192):
-        tiles = -(-m // 64) * -(-n // 128)
+    for m in (33, 65, 96, 128, 200, 256, 400, 8192):
         config = few_tiles_config(m, n, k, H200)
-        assert (config is None) == (tiles > H200.processors)
+        assert (config is None) == (-(-m // 64) * -(-n // 128) > H200.processors)
         if config is not None:
-            assert tiles * config.splits <= H200.processors
+            assert -(-m // 64) * -(-n // config.block_n) * config.splits <= H200.processors
             assert k // 256 % config.splits == 0
-            assert config.splits == 1 or k // 128 * (config.splits - 1) // config.splits >= 16
             assert config.shared_memory() <= H200.shared_memory
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "block_n", "splits"),
+    [(256, 4096, 4096, 128, 1), (256, 4096, 12288, 128, 1), (128, 6144, 4096, 128, 1), (128, 4096, 4096, 64, 1),
+     (128, 4096, 12288, 128, 2), (64, 6144, 4096, 64, 1), (64, 4096, 4096, 64, 2), (64, 4096, 12288, 64, 2)],
+)  # fmt: skip
+def test_few_tiles_are_cut_as_measured(m: int, n: int, k: int, block_n: int, splits: int) -> None:
+    assert few_tiles_config(m, n, k, H200) == FewTilesConfig(64, block_n, splits, 4, 4)
 
 
 def test_what_pairs_of_groups_do_not_fit_is_the_librarys() -> None:
     assert few_tiles_config(128, 4096, 4096 + 128, H200) is None
-    assert few_tiles_config(128, 4096, 4096, SMALL) is None
+    assert few_tiles_config(128, 4096, 4096, replace(H200, shared_memory=99 * 1024)) is None
+    assert few_tiles_config(32, 4096, 4096, H200) is None
 
 
 @pytest.mark.parametrize("launch", [H200, SMALL], ids=["H200", "small"])

@@ -81,15 +81,21 @@ def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.devi
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("m", "k", "ours"), [pytest.param(66, 512, True, id="tiny-few"), pytest.param(66, 272, False, id="tiny-odd")]
+    ("m", "k", "asked"),
+    [
+        pytest.param(66, 512, [], id="tiny-few"),
+        pytest.param(66, 272, [68], id="tiny-odd"),
+        pytest.param(130, 272, [256], id="tiny-next"),
+        pytest.param(8450, 512, [8452], id="beyond"),
+    ],
 )
-def test_few_tiles_are_not_left_to_the_library(
-    m: int, k: int, ours: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+def test_the_library_gets_what_has_more_tiles_in_multiples_of_rows(
+    m: int, k: int, asked: list[int], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    got = []
 
     def product(self: object, x: torch.Tensor, *_: object) -> torch.Tensor:
-        asked.append(len(x))
+        got.append(len(x))
         return x.new_zeros(len(x), 136, dtype=NARROW[device.type])
 
     monkeypatch.setattr(fp8_linear.LibraryFp8, "fits", lambda weight: True)
@@ -97,9 +103,9 @@ def test_few_tiles_are_not_left_to_the_library(
     weight = random_weight(136, k, (128, 128), device)
     x = random_inputs(m, k, device).to(NARROW[device.type])
     out = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows())(x)
-    assert asked == ([] if ours else [68])  # cuBLAS takes multiples of four
+    assert got == asked
     assert len(out) == m
-    assert not ours or relative_error(out, exact_product(x, weight)) < 5e-3
+    assert asked or relative_error(out, exact_product(x, weight)) < 5e-3
 
 
 def test_rows_that_do_not_begin_at_16_bytes_are_refused() -> None:
