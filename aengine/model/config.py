@@ -14,6 +14,7 @@ from aengine.model.families import FAMILIES
 from aengine.model.families.parts import hidden_size
 from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
+from aengine.model.quant.fp8 import Fp8
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.rope import RopeConfig, read_rope
 from aengine.model.shard import Shard
@@ -48,6 +49,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def quantized(self) -> QuantConfig | None:
         """How the checkpoint's matrices are quantised; None: they are not."""
         return read_quantization(Fields(msgspec.json.decode(self.quantization), "config.json"))
+
+    @property
+    def fp8(self) -> bool:
+        """Whether matrices are in FP8 once they are loaded."""
+        quantized = self.quantized
+        return self.to_fp8 or (quantized is not None and any(isinstance(form, Fp8) for _, form in quantized.formats))
 
     def in_fp8(self) -> ModelConfig:
         """The same, quantised while it is loaded. Raises `ConfigError` where the checkpoint is quantised already."""

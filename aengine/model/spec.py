@@ -37,6 +37,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         biases = projection * self.qkv_bias + hidden * self.out_bias
         return (projection + self.queries) * hidden + norms + biases
 
+    def linears(self, hidden: int) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product."""
+        return (self.queries + 2 * self.keys, hidden), (hidden, self.queries)
+
 
 class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     """down(silu(gate) * up)."""
@@ -49,6 +53,10 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
 
     def active_parameters(self, hidden: int) -> int:
         return self.parameters(hidden)
+
+    def linears(self, hidden: int) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product."""
+        return (2 * self.inner, hidden), (hidden, self.inner)
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
@@ -71,6 +79,10 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
 
     def active_parameters(self, hidden: int) -> int:
         return 3 * hidden * self.inner * self.router.top_k + self._for_all_tokens(hidden)
+
+    def linears(self, hidden: int) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product that all tokens pass; the router is none of them."""
+        return () if self.shared is None else self.shared.linears(hidden)
 
     def _for_all_tokens(self, hidden: int) -> int:
         shared = 0 if self.shared is None else self.shared.parameters(hidden)
@@ -104,3 +116,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def active_parameters(self, hidden: int) -> int:
         """Of these, how many a token is multiplied with."""
         return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + 2 * hidden
+
+    def linears(self, hidden: int) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product that all tokens pass."""
+        return self.attention.linears(hidden) + self.ffn.linears(hidden)

@@ -29,6 +29,7 @@ from aengine.kernels.experts.packed import rows as packed_rows
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import one_row, small_linear
 from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows
+from aengine.kernels.linear.fp8 import few_tiles as fp8_few_tiles
 from aengine.kernels.linear.fp8 import inputs as fp8_inputs
 from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8 import linear as fp8_linear
@@ -38,7 +39,7 @@ from aengine.kernels.offline import OfflineDriver
 
 KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, one_row, peers, prefix_attention, rope, small_linear),
-    *(fp8_few_rows, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
+    *(fp8_few_rows, fp8_few_tiles, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
     *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, plan, route),
     *(route_rows, single_rows, triton_experts, weighted_sum),
 )

@@ -31,9 +31,11 @@ from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
-from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config
+from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
+from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.linear import Fp8Linear
+from aengine.kernels.linear.fp8.parts import Parts
 from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.config import int4_config, one_row_config
@@ -133,6 +135,15 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
     linear.add_to(half(m, k), half(m, n))
     bound = few.shared_memory(m, 2) if few else many_rows_config(m, n, compiler.gpu.launch).shared_memory()
     assert compiler.shared[-1] <= bound
+
+
+@pytest.mark.parametrize("compiler", ["H200"], indirect=True)
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 4096, 12288), (256, 4096, 4096)])
+def test_products_of_few_tiles(compiler: Compiler, m: int, n: int, k: int) -> None:
+    config = few_tiles_config(m, n, k, compiler.gpu.launch)
+    assert config is not None
+    few_tiles(eighth(m, k), single(k // 128, m), eighth(n, k), single(n // 128, k // 128), config, Parts())
+    assert compiler.shared[-1] <= config.shared_memory()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ TINY = " or ".join(
         "(fp8 and test_inputs.py and (zeros or (float32 and not long)))",
         "(fp8 and test_few_rows.py and uneven and blocks and ((exact and narrow) or (scaled and plain)))",
         "(fp8 and test_many_rows.py and blocks and (group or (token and tall)) and not tiny-one)",
-        "(fp8 and test_linear.py and (before or (blocks and group)))",
+        "(fp8 and (test_few_tiles.py or (test_linear.py and (before or left or (blocks and group)))))",
         "(test_packed_experts.py and (order or (nowhere and narrow and (zeros or int4-64 or mxfp4))))",
         "test_plan.py",
         "(test_route.py and (not every_rule or narrow))",

@@ -53,6 +53,22 @@ def test_head_dim_follows_from_the_width_where_the_file_is_silent(tmp_path: Path
     assert head_dim({}, without=("head_dim",)) == 128  # what Qwen3 means by silence
 
 
+def test_a_layers_products_are_its_parameters_but_for_its_norms(tmp_path: Path) -> None:
+    config = read(tmp_path, {})
+    layer = config.layers[0]
+    assert layer.linears(64) == ((256, 64), (64, 128), (192, 64), (64, 96))
+    assert sum(n * k for n, k in layer.linears(64)) == layer.parameters(64) - 2 * 64 - 2 * 32
+
+
+def test_fp8_is_a_format_of_the_checkpoint_or_of_its_loading(tmp_path: Path) -> None:
+    blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    codes = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    assert read(tmp_path, {"quantization_config": blocks}).fp8
+    assert not read(tmp_path, {"quantization_config": codes}).fp8
+    assert not read(tmp_path, {}).fp8
+    assert read(tmp_path, {}).in_fp8().fp8
+
+
 def test_old_llama_files_name_no_kv_heads(tmp_path: Path) -> None:
     config = read(tmp_path, {"architectures": ["LlamaForCausalLM"]}, without=("num_key_value_heads",))
     assert config.layers[0].attention.kv_heads == 4

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from aengine.config import EngineConfig
+from aengine.kernels.launch import Launch
 from aengine.model.config import ModelConfig
 from aengine.model.hub import resolve_model
 from aengine.runtime.runner import Runner
@@ -13,6 +16,8 @@ from aengine.step_plan import StepPlan
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
+from aengine.kernels.linear.fp8.config import tile_borders
+from aengine.runtime.cuda.capture import GraphSizes
 from aengine.runtime.startup.warm_up import (
     decode_steps,
     greediest_steps,
@@ -20,6 +25,7 @@ from aengine.runtime.startup.warm_up import (
     long_chunks,
     narrow_steps,
     short_chunks,
+    uncaptured_steps,
     widest_step,
 )
 
@@ -64,3 +70,18 @@ def test_the_greediest_of_the_largest_steps_scores_one_prompt() -> None:
     assert not plain.scoring
     assert greediest.scoring
     assert [bool(chunk.score_ids) for chunk in greediest.prefill] == [True] + [False] * 255
+
+
+@pytest.mark.parametrize("launch", [Launch(24, True, 227 * 1024, (9, 0)), Launch(128, False, 99 * 1024, (8, 9))])
+def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch) -> None:
+    config, most = EngineConfig(max_num_seqs=256), 8192
+    model = ModelConfig.from_folder(resolve_model(None, None))
+    plain = uncaptured_steps(config, model, launch, most, 4096, GraphSizes([], []))
+    steps = uncaptured_steps(config, model.in_fp8(), launch, most, 4096, GraphSizes([], []))
+    tokens = {step.num_tokens for step in (*steps, *largest_steps(config, most, 4096))}  # sizing runs these
+    for layer in model.layers:
+        for n, k in layer.linears(model.hidden_size):
+            borders = [border for border in tile_borders(n, k, launch) if border < most]
+            for below, border in pairwise([*borders, most]):
+                assert any(below < count <= border for count in tokens)
+    assert len(steps) > len(plain)

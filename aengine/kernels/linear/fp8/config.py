@@ -7,19 +7,26 @@ from functools import lru_cache
 
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.few_rows import FEW_ROWS, MAX_ROWS, FewRowsConfig
+from aengine.kernels.linear.fp8.few_tiles import FewTilesConfig
 from aengine.kernels.linear.fp8.many_rows import ManyRowsConfig
+from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP
+
+LIGHT = 2**24  # bytes of a weight that is read in less than a launch's ramps
+LEAST_TILED = 2 * FEW_ROWS  # up to so many rows a weight is read at the speed of memory without tiles
 
 
 @lru_cache
-def few_rows_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> FewRowsConfig | None:
+def few_rows_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> FewRowsConfig | OneRowConfig | None:
     """How to cut a weight [n, k] for m rows of x in its own type; None: x in FP8, as for many rows.
 
     Where there is less shared memory, fewer copies are on their way at once.
     """
     if not 0 < m <= MAX_ROWS:
         return None
-    config = _one_row(n, k) if m == 1 else _few_rows(m, n, k, launch.processors)
+    if m == 1:
+        return _one_row(n, k, launch.processors)
+    config = _few_rows(m, n, k, launch.processors)
     while config.stages > 1 and config.shared_memory(m, element_size) > launch.shared_memory:
         config = replace(config, stages=config.stages - 1)
     return config if config.shared_memory(m, element_size) <= launch.shared_memory else None
@@ -34,13 +41,13 @@ def rounded_rows_config(m: int, n: int, k: int, launch: Launch) -> FewRowsConfig
     return config if config.shared_memory(m, 1) <= launch.shared_memory else None
 
 
-def _one_row(n: int, k: int) -> FewRowsConfig:
-    width = min(8, _power_of_two_within(-(-k // GROUP)))
-    if n > 16384:
-        return FewRowsConfig(8, 1, 4, 2, min(2, width), min(2, width), one_row=True)
-    if n >= 6144 or k >= 8192:
-        return FewRowsConfig(8, 1, 3, 2, min(4, width), min(4, width), one_row=True)
-    return FewRowsConfig(8, 1, 2, 4, width, width, one_row=True)
+def _one_row(n: int, k: int, processors: int) -> OneRowConfig:
+    groups = -(-k // GROUP)
+    width = 16 if groups % 16 == 0 and n <= 16384 else min(8, _power_of_two_within(groups))
+    rows = 4 if n * k < LIGHT else 8
+    while rows > 2 and n < 2 * rows * processors:
+        rows //= 2
+    return OneRowConfig(rows, 1, max(1, width // 4), width, ahead=2 if groups > 2 * width else 1)
 
 
 def _rounded_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:
@@ -68,21 +75,52 @@ def _few_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:
 @lru_cache
 def many_rows_config(m: int, n: int, launch: Launch) -> ManyRowsConfig:
     """How to cut x in FP8 and a weight [n, k] into tiles: where there are enough for all processors, large ones."""
-
-    def tiles(block_m: int, block_n: int) -> int:
-        return -(-m // block_m) * -(-n // block_n)
-
-    if tiles(64, 128) >= 4 * launch.processors:
+    if _tiles(m, n, 64, 128) >= 4 * launch.processors:
         config = ManyRowsConfig(64, 128, 3, 4)
-    elif tiles(64, 128) >= launch.processors:
+    elif _tiles(m, n, 64, 128) >= launch.processors:
         config = ManyRowsConfig(64, 128, 6, 4)
-    elif tiles(64, 64) >= launch.processors:
+    elif _tiles(m, n, 64, 64) >= launch.processors:
         config = ManyRowsConfig(64, 64, 4, 4)
     else:
         config = ManyRowsConfig(64, 32, 8, 4)
     while config.shared_memory() > launch.shared_memory:
         config = replace(config, stages=config.stages - 1)
     return config
+
+
+@lru_cache
+def few_tiles_config(m: int, n: int, k: int, launch: Launch) -> FewTilesConfig | None:
+    """How to cut a product of so few tiles that a library's larger ones leave processors idle; None: it has more.
+
+    What a cut takes was measured on an H200: a group of columns 4 or, of tiles half as wide, 3 parts of 0.083 us, and
+    each split of k 40.
+    """
+    groups, cuts = k // GROUP, list[tuple[int, FewTilesConfig]]()
+    if m <= LEAST_TILED or k % (2 * GROUP):
+        return None
+    for block_n, each in ((128, 4), (64, 3)):
+        tiles = _tiles(m, n, 64, block_n)
+        for splits in range(1, min(launch.processors // tiles, groups // 2) + 1):
+            config = FewTilesConfig(64, block_n, splits, 4, 4)
+            if groups % (2 * splits) == 0 and config.shared_memory() <= launch.shared_memory:
+                cuts.append((each * groups // splits + 40 * (splits - 1), config))
+    return min(cuts, key=lambda cut: cut[0])[1] if cuts else None
+
+
+def tile_borders(n: int, k: int, launch: Launch) -> list[int]:
+    """Numbers of rows above 64, ascending: beyond each, a product with a weight [n, k] is cut into other tiles."""
+
+    def cut(m: int) -> FewTilesConfig | ManyRowsConfig | None:
+        return few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else many_rows_config(m, n, launch)
+
+    last = MAX_ROWS
+    while _tiles(last, n, 64, 128) < 4 * launch.processors:
+        last += 64
+    return [m for m in range(MAX_ROWS, last + 1, 64) if m == MAX_ROWS or cut(m) != cut(m + 1)]
+
+
+def _tiles(m: int, n: int, block_m: int, block_n: int) -> int:
+    return -(-m // block_m) * -(-n // block_n)
 
 
 def _power_of_two_within(number: int) -> int:

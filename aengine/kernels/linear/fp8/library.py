@@ -10,8 +10,6 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.weights import Fp8Weight
 
-MULTIPLE = 4  # of which the number of rows has to be one
-
 
 class LibraryFp8:
     """A weight as cuBLAS reads it: its scales in float32, along k padded to a multiple of four."""
@@ -34,6 +32,10 @@ class LibraryFp8:
         if weight.activations == "group":
             return weight.block == (GROUP, GROUP)
         return weight.activations == "token" and weight.block[0] == 1 and weight.block[1] >= k
+
+    def multiple(self, m: int) -> int:
+        """Of what the number of rows is made one: 4 is needed; with groups, 129 to 255 rows take longer than 256."""
+        return 256 if self._grouped and 128 < m < 256 else 4
 
     def __call__(self, x: Tensor, x_scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x [m, k] e4m3 with its scales as `round_inputs` gives them -> [m, n] of `dtype`; m a multiple of four."""

@@ -6,11 +6,13 @@ from torch import Tensor
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config, rounded_rows_config
+from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, rounded_rows_config
 from aengine.kernels.linear.fp8.few_rows import MAX_ROWS, FewRowsConfig, FewRowsOptions, Fp8FewRows
+from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.inputs import round_inputs
-from aengine.kernels.linear.fp8.library import MULTIPLE, LibraryFp8
+from aengine.kernels.linear.fp8.library import LibraryFp8
 from aengine.kernels.linear.fp8.many_rows import many_rows
+from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.fp8.scales import kernel_scales
 from aengine.kernels.linear.weights import Fp8Weight
@@ -35,6 +37,7 @@ class Fp8Linear:
         self._bias = bias
         self._few_rows = few_rows
         self._library = LibraryFp8(weight) if LibraryFp8.fits(weight) else None
+        self._blocks = self._library is not None and weight.activations == "group"
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
@@ -66,13 +69,18 @@ class Fp8Linear:
             config = few_rows_config(m, self.outputs, self.inputs, x.element_size(), launch)
             if config is not None:
                 return self._unrounded(x, config, residual, norm, silu)
-        library = self._library if m > MAX_ROWS else None
-        rounded, scale = round_inputs(
-            x, self._activations, self._input_scale, norm=norm, silu=silu, multiple=MULTIPLE if library else 1
-        )
+        tiles = few_tiles_config(m, self.outputs, self.inputs, launch) if self._blocks else None
+        library = self._library if tiles is None and m > MAX_ROWS else None
+        multiple = library.multiple(m) if library else 1
+        rounded, scale = round_inputs(x, self._activations, self._input_scale, norm=norm, silu=silu, multiple=multiple)
         if library is not None:
             out = library(rounded, scale, self._bias, x.dtype)[:m]
             return out if residual is None else residual.add_(out)
+        if tiles is not None:
+            return few_tiles(
+                rounded, scale, self._weight, self._scales.scale, tiles, self._few_rows.parts, bias=self._bias,
+                residual=residual, out=residual, dtype=x.dtype,
+            )  # fmt: skip
         if m <= MAX_ROWS and self._activations == "group":
             few = rounded_rows_config(m, self.outputs, self.inputs, launch)
             if few is not None:
@@ -84,11 +92,16 @@ class Fp8Linear:
         )  # fmt: skip
 
     def _unrounded(
-        self, x: Tensor, config: FewRowsConfig, residual: Tensor | None, norm: Norm | None, silu: bool
+        self,
+        x: Tensor,
+        config: FewRowsConfig | OneRowConfig,
+        residual: Tensor | None,
+        norm: Norm | None,
+        silu: bool,
     ) -> Tensor:
         x = silu_mul(x) if silu else x.contiguous()
         # Where x is longer, the norm holds up the stream of weights by more than its own launch takes.
-        if norm is not None and not (config.one_row and config.early * GROUP >= self.inputs):
+        if norm is not None and not (isinstance(config, OneRowConfig) and config.width * GROUP >= self.inputs):
             x, norm = norm(x), None
         options = FewRowsOptions(residual=residual, out=residual, norm=norm)
         return self._few_rows(x, self._weight, self._scales, config, self._bias, options)

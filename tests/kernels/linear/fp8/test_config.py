@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton")
 
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.fp8.config import few_rows_config, many_rows_config
+from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, tile_borders
+from aengine.kernels.linear.fp8.few_tiles import FewTilesConfig
+from aengine.kernels.linear.fp8.one_row import OneRowConfig
 
-H200, SMALL = Launch(132, True, 227 * 1024), Launch(128, False, 99 * 1024)
+H200, SMALL = Launch(132, True, 227 * 1024, (9, 0)), Launch(128, False, 99 * 1024, (8, 9))
 SHAPES = [
     (6144, 4096),
     (4096, 4096),
@@ -29,9 +33,8 @@ def test_every_cut_divides_the_groups_and_fits(n: int, k: int, launch: Launch) -
         config = few_rows_config(m, n, k, 2, launch)
         assert config is not None
         assert groups % config.splits == 0
-        assert 0 <= config.early <= groups // config.splits
-        assert config.one_row == (m == 1)
-        assert config.one_row or config.early <= 2
+        assert isinstance(config, OneRowConfig) == (m == 1)
+        assert isinstance(config, OneRowConfig) or 0 <= config.early <= min(2, groups // config.splits)
         assert config.shared_memory(m, 2) <= launch.shared_memory
     for m in (1, 65, 256, 8192, 16384):
         assert many_rows_config(m, n, launch).shared_memory() <= launch.shared_memory
@@ -43,3 +46,54 @@ def test_few_tiles_are_split_along_k_and_many_are_not() -> None:
     assert {few_rows_config(16, n, k, 2, H200).splits for n, k in SHAPES[:2]} == {2, 4}  # type: ignore[union-attr]
     assert few_rows_config(16, 24576, 4096, 2, H200).splits == 1  # type: ignore[union-attr]
     assert many_rows_config(8192, 24576, H200).block_n > many_rows_config(128, 4096, H200).block_n
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_one_row_fills_the_device_and_has_no_more_steps_than_it_needs(n: int, k: int) -> None:
+    config = few_rows_config(1, n, k, 2, H200)
+    assert isinstance(config, OneRowConfig)
+    assert config.block_n == 2 or n >= 2 * config.block_n * H200.processors
+    assert config.width <= 16
+    assert config.width * 128 < k + 128
+    steps = -(-k // (config.width * 128))
+    assert config.ahead == (2 if steps > 2 else 1)
+
+
+@pytest.mark.parametrize(("n", "k"), [shape for shape in SHAPES if shape[1] % 256 == 0])
+def test_few_tiles_have_a_processor_each_and_all_pieces_are_equal(n: int, k: int) -> None:
+    for m in (33, 65, 96, 128, 200, 256, 400, 8192):
+        config = few_tiles_config(m, n, k, H200)
+        assert (config is None) == (-(-m // 64) * -(-n // 128) > H200.processors)
+        if config is not None:
+            assert -(-m // 64) * -(-n // config.block_n) * config.splits <= H200.processors
+            assert k // 256 % config.splits == 0
+            assert config.shared_memory() <= H200.shared_memory
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "block_n", "splits"),
+    [(256, 4096, 4096, 128, 1), (256, 4096, 12288, 128, 1), (128, 6144, 4096, 128, 1), (128, 4096, 4096, 64, 1),
+     (128, 4096, 12288, 128, 2), (64, 6144, 4096, 64, 1), (64, 4096, 4096, 64, 2), (64, 4096, 12288, 64, 2)],
+)  # fmt: skip
+def test_few_tiles_are_cut_as_measured(m: int, n: int, k: int, block_n: int, splits: int) -> None:
+    assert few_tiles_config(m, n, k, H200) == FewTilesConfig(64, block_n, splits, 4, 4)
+
+
+def test_what_pairs_of_groups_do_not_fit_is_the_librarys() -> None:
+    assert few_tiles_config(128, 4096, 4096 + 128, H200) is None
+    assert few_tiles_config(128, 4096, 4096, replace(H200, shared_memory=99 * 1024)) is None
+    assert few_tiles_config(32, 4096, 4096, H200) is None
+
+
+@pytest.mark.parametrize("launch", [H200, SMALL], ids=["H200", "small"])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_tiles_change_behind_a_border_only(n: int, k: int, launch: Launch) -> None:
+    def cut(m: int) -> object:
+        hopper = launch.capability[0] == 9
+        return few_tiles_config(m, n, k, launch) if hopper else many_rows_config(m, n, launch)
+
+    borders = tile_borders(n, k, launch)
+    assert borders[0] == 64
+    assert borders == sorted(set(borders))
+    changes = [m for m in range(65, 16384) if cut(m) != cut(m + 1)]
+    assert changes == borders[1:]

@@ -11,13 +11,13 @@ fp8_inputs = pytest.importorskip("aengine.kernels.linear.fp8.inputs")
 fp8_scales = pytest.importorskip("aengine.kernels.linear.fp8.scales")
 pytestmark = pytest.mark.gpu
 
-Config, Options = few_rows.FewRowsConfig, few_rows.FewRowsOptions
+Config, OneRow, Options = few_rows.FewRowsConfig, few_rows.OneRowConfig, few_rows.FewRowsOptions
 CUTS = {
     "plain": Config(block_n=64, splits=1, stages=2, warps=4, early=0),
     "early": Config(block_n=64, splits=1, stages=3, warps=4, early=1),
     "split": Config(block_n=128, splits=2, stages=3, warps=4, early=2),
-    "one-row": Config(block_n=32, splits=1, stages=2, warps=2, early=2, width=2, one_row=True),
-    "one-row-split": Config(block_n=64, splits=2, stages=1, warps=4, early=1, width=2, one_row=True),
+    "one-row": OneRow(block_n=4, splits=1, warps=2, width=1, ahead=2),
+    "one-row-split": OneRow(block_n=8, splits=2, warps=4, width=2),
 }
 SHAPES = [
     pytest.param(3, 136, 512, id="tiny"),
@@ -43,7 +43,7 @@ def test_every_cut_gives_the_product_with_the_exact_weight(
     config = CUTS[cut]
     if not divides(cut, k):
         pytest.skip("splits divide the groups of columns")
-    m = 1 if config.one_row else m
+    m = 1 if isinstance(config, OneRow) else m
     weight = random_weight(n, k, BLOCKS[block], device)
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((m, k), (n,), (m, n)))
     expected = x.double() @ exact_weight(weight).T + bias.double() + residual.double()

@@ -29,6 +29,7 @@ NARROW = {"cuda": torch.bfloat16, "cpu": torch.float16}  # the interpreter's ari
         pytest.param(66, 136, 272, id="tiny-many"),
         (1, 6144, 4096),
         (64, 4096, 12288),
+        (200, 4096, 12288),
         (300, 24576, 4096),
         (2500, 6144, 4096),
     ],
@@ -77,6 +78,35 @@ def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.devi
     assert relative_error(linear.after(norm, x), linear(norm(x))) < 5e-3
     apart = linear.add_to(norms.silu_mul(gate_up), residual.clone())
     assert relative_error(linear.add_gated_to(gate_up, residual.clone()), apart) < 5e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "k", "asked"),
+    [
+        pytest.param(66, 512, [], id="tiny-few"),
+        pytest.param(66, 272, [68], id="tiny-odd"),
+        pytest.param(130, 272, [256], id="tiny-next"),
+        pytest.param(8450, 512, [8452], id="beyond"),
+    ],
+)
+def test_the_library_gets_what_has_more_tiles_in_multiples_of_rows(
+    m: int, k: int, asked: list[int], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = []
+
+    def product(self: object, x: torch.Tensor, *_: object) -> torch.Tensor:
+        got.append(len(x))
+        return x.new_zeros(len(x), 136, dtype=NARROW[device.type])
+
+    monkeypatch.setattr(fp8_linear.LibraryFp8, "fits", lambda weight: True)
+    monkeypatch.setattr(fp8_linear.LibraryFp8, "__call__", product)
+    weight = random_weight(136, k, (128, 128), device)
+    x = random_inputs(m, k, device).to(NARROW[device.type])
+    out = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows())(x)
+    assert got == asked
+    assert len(out) == m
+    assert asked or relative_error(out, exact_product(x, weight)) < 5e-3
 
 
 def test_rows_that_do_not_begin_at_16_bytes_are_refused() -> None:
