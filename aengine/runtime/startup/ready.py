@@ -63,10 +63,11 @@ def log_ready(
         attention,
     )
     log.info(
-        "KV pool: %d pages of %d tokens (%.0f MiB%s), context %d, up to %d rows, %d tokens per step; %s",
+        "KV pool: %d pages of %d tokens (%.0f MiB%s%s), context %d, up to %d rows, %d tokens per step; %s",
         pool.num_pages - 1,
         config.page_size,
         pool.bytes / 2**20,
+        "" if decoder.config.ranks == 1 else " of each rank",
         "" if decoder.kv_dtype == decoder.dtype else f", {str(decoder.kv_dtype).removeprefix('torch.')}",
         pool.max_model_len,
         config.max_num_seqs,
