@@ -39,11 +39,13 @@ class GraphSizes:
     prefill: list[int]
 
     @classmethod
-    def of(cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int) -> GraphSizes:
-        """prefill: whether steps with chunks can be captured; mixed: most prompt tokens beside decodes."""
+    def of(cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int, ranks: int = 1) -> GraphSizes:
+        """prefill: whether steps with chunks can be captured; mixed: most prompt tokens beside decodes. Of so many ranks
+        each has its share of the device's work, and the host has all of it for each.
+        """
         if not config.cuda_graphs:
             return cls([], [])
-        close = min(mixed, MOST_CLOSE_TOKENS)
+        close = min(mixed, MOST_CLOSE_TOKENS * ranks, max_step_tokens)
         return cls(graph_sizes(config.max_num_seqs), prefill_sizes(close, max_step_tokens) if prefill else [])
 
     @property

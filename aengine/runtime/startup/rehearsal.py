@@ -53,7 +53,7 @@ def run_through(job: Job) -> None:
     leave_empty(decoder.groups)
     decoder.thin_out()
     steps = StepSizes.of(config, job.model, job.capability, job.launch.processors)
-    sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most)
+    sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks)
     if config.kv_cache_gib is None:
         num_pages, length = trial_pool(config, decoder, steps.most)
         trial = make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits)
@@ -124,7 +124,7 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
     heads, shard = model.layers[0].attention, Shard(count=model.ranks)
     steps = StepSizes.of(config, model, job.capability, job.launch.processors)
-    sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most)
+    sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most, model.ranks)
     launch_kinds(
         attention,
         device,

@@ -98,7 +98,7 @@ def start_cuda(
         devices.synchronize()
         phases.end("weights")
         steps = StepSizes.of(config, model, job.capability, job.launch.processors)
-        sizes = GraphSizes.of(config, attention[0].capturable, steps.mixed.tokens, steps.most)
+        sizes = GraphSizes.of(config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks)
         phases.end("imports")
         ahead.wait()
         phases.end("kernels")
