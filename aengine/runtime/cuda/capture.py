@@ -40,8 +40,9 @@ class GraphSizes:
 
     @classmethod
     def of(cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int, ranks: int = 1) -> GraphSizes:
-        """prefill: whether steps with chunks can be captured; mixed: most prompt tokens beside decodes. Of so many ranks
-        each has its share of the device's work, and the host has all of it for each.
+        """prefill: whether steps with chunks can be captured; mixed: most prompt tokens beside decodes.
+
+        Of several ranks each computes its share of a step, and the host launches all of it for each.
         """
         if not config.cuda_graphs:
             return cls([], [])
