@@ -29,7 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     tensor_parallel_size: Annotated[
-        Literal["auto"] | Literal[1, 2, 4, 8],
+        Literal["auto", 1, 2, 4, 8],
         Meta(description="GPUs that the model is spread over, `device` the first of them; auto: as few as hold it"),
     ] = "auto"
     dtype: Annotated[
