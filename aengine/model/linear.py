@@ -45,5 +45,5 @@ class LoadedExperts:
         self.experts = experts
         self.hidden = hidden
 
-    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         return self.loaded.add_to(h, ids, weights, residual)

@@ -28,10 +28,6 @@ class Shard:
     index: int = 0
     count: int = 1
 
-    @property
-    def whole(self) -> bool:
-        return self.count == 1
-
     def units(self, units: int) -> int:
         """How many units a rank has; where there are fewer than ranks, several ranks have the same one."""
         return max(1, units // self.count)

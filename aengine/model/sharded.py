@@ -106,7 +106,7 @@ class SomeExperts:
         self._experts = experts
         self._first = first
 
-    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         """ids: of the model's experts. One that others have is out of range here, and adds nothing."""
         return self._experts.add_to(h, ids - self._first, weights, residual)
 

@@ -13,10 +13,11 @@ class Experts(Protocol):
     hidden: int
     experts: int
 
-    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         """residual + the sum over j of weights[t, j] * the expert ids[t, j] of h: [tokens, hidden].
 
         h [tokens, hidden]; ids int32 [tokens, k]: one outside of 0..experts-1 adds nothing; weights float32
-        [tokens, k]; residual [tokens, hidden], which may be used up. Summed by j in float32. Enqueues only on a GPU.
+        [tokens, k]; residual [tokens, hidden], which may be used up, None: nothing. Summed by j in float32. Enqueues
+        only on a GPU.
         """
         ...

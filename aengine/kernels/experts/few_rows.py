@@ -136,10 +136,16 @@ class FewConfig:
 
 
 def few_rows(
-    h: Tensor, gate_up: Matrices, down: Matrices, ids: Tensor, weights: Tensor, residual: Tensor, config: FewConfig
+    h: Tensor,
+    gate_up: Matrices,
+    down: Matrices,
+    ids: Tensor,
+    weights: Tensor,
+    residual: Tensor | None,
+    config: FewConfig,
 ) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous."""
+    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
     (experts, hidden, inter), pairs, top_k = down.weight.shape, ids.numel(), ids.shape[1]
     plan = make_plan(ids, experts, config.height)
     activated, rows = h.new_empty(pairs, inter), h.new_empty(pairs, hidden)

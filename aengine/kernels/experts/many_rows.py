@@ -154,10 +154,10 @@ class ManyConfig:
 
 
 def many_rows(
-    h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, config: ManyConfig
+    h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: ManyConfig
 ) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous.
+    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous.
 
     Takes memory for tokens * k rows of hidden and of inter.
     """

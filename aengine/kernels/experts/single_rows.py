@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -94,7 +95,7 @@ def _down_kernel(
     scale_ptr,  # as above
     ids_ptr,  # [pairs]
     weights_ptr,  # [pairs]
-    residual_ptr,  # [tokens, N]; may be out_ptr
+    residual_ptr,  # [tokens, N], ADD only; may be out_ptr
     out_ptr,  # [tokens, N]
     E: tl.constexpr,
     N: tl.constexpr,
@@ -108,6 +109,7 @@ def _down_kernel(
     SCALE_ROWS: tl.constexpr,
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns
+    ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -136,7 +138,8 @@ def _down_kernel(
         early = early + (load_columns(w_rows, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005 (Triton knows no other way)
     if OVERLAP:
         gdc_wait()
-    residual = tl.load(residual_ptr + token.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)
+    if ADD:
+        residual = tl.load(residual_ptr + token.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)
     weights = tl.load(weights_ptr + token * TOP_K + j, mask=known, other=0.0)
     if SCALE_ROWS % BLOCK_N == 0 and SCALE_ROWS > 0:
         row = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, 1)
@@ -160,7 +163,9 @@ def _down_kernel(
         acc *= tl.load(scales)
     # What an expert that is not there gives may be no number, as nobody wrote it.
     acc = tl.where(known[:, None, None], acc * weights[:, None, None], 0.0)
-    result = residual + tl.sum(tl.sum(acc, axis=2), axis=0)
+    result = tl.sum(tl.sum(acc, axis=2), axis=0)
+    if ADD:
+        result += residual
     tl.store(out_ptr + token.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -197,13 +202,20 @@ class SingleConfig:
 
 
 def single_rows(
-    h: Tensor, gate_up: Matrices, down: Matrices, ids: Tensor, weights: Tensor, residual: Tensor, config: SingleConfig
+    h: Tensor,
+    gate_up: Matrices,
+    down: Matrices,
+    ids: Tensor,
+    weights: Tensor,
+    residual: Tensor | None,
+    config: SingleConfig,
 ) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous."""
+    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
     (tokens, hidden), (experts, _, inter), top_k = h.shape, down.weight.shape, ids.shape[1]
     overlap = launch_for(h.device).overlap
     activated = h.new_empty(tokens * top_k, inter)
+    out = torch.empty_like(h) if residual is None else residual
     cut = config.gate_up
     _gate_up_kernel[(tokens * top_k * -(-inter // cut.block_n),)](
         h, *gate_up.pointers, ids, activated,
@@ -213,9 +225,9 @@ def single_rows(
     )  # fmt: skip
     cut = config.down
     _down_kernel[(tokens * -(-hidden // cut.block_n),)](
-        activated, *down.pointers, ids, weights, residual, residual,
+        activated, *down.pointers, ids, weights, out, out,
         E=experts, N=hidden, K=inter, TOP_K=top_k, WIDTH=power_of_two(top_k), BLOCK_N=cut.block_n,
         BLOCK_K=cut.block_k, EARLY=min(cut.steps, -(-inter // cut.block_k)), WORDS=in_words(activated, down.weight),
-        **down.constants, OVERLAP=overlap, num_warps=cut.warps, launch_pdl=overlap,
+        **down.constants, ADD=residual is not None, OVERLAP=overlap, num_warps=cut.warps, launch_pdl=overlap,
     )  # fmt: skip
-    return residual
+    return out

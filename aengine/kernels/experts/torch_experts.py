@@ -16,7 +16,7 @@ class TorchExperts:
         self._gate_up = gate_up
         self._down = down
 
-    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         tokens, top_k = ids.shape
         flat = ids.flatten()
         rows = h.new_zeros(tokens * top_k, self.hidden)
@@ -27,7 +27,7 @@ class TorchExperts:
             gate, up = F.linear(h[pairs // top_k], self._gate_up[expert]).chunk(2, dim=-1)
             rows[pairs] = F.linear(F.silu(gate) * up, self._down[expert])
         wide = torch.promote_types(torch.float32, h.dtype)
-        total = residual.to(wide)
+        total = torch.zeros_like(h, dtype=wide) if residual is None else residual.to(wide)
         for j in range(top_k):
             total = total + weights[:, j, None] * rows.view(tokens, top_k, self.hidden)[:, j].to(wide)
-        return total.to(residual.dtype)
+        return total.to(h.dtype if residual is None else residual.dtype)

@@ -1,4 +1,4 @@
-"""A residual plus each token's k rows times their weights, summed in order in float32."""
+"""Each token's k rows times their weights, summed in order in float32, onto a residual if there is one."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ def _weighted_sum_kernel(
     ids_ptr,
     places_ptr,
     weights_ptr,
-    residual_ptr,  # [tokens, N]; may be out_ptr
+    residual_ptr,  # [tokens, N], ADD only; may be out_ptr
     out_ptr,  # [tokens, N]
     N: tl.constexpr,
     E: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
     SORTED: tl.constexpr,
+    ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -64,25 +65,28 @@ def _weighted_sum_kernel(
     t = tl.program_id(0)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = t.to(tl.int64) * N + n
-    total = tl.load(residual_ptr + place, mask=n < N, other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    if ADD:
+        total = tl.load(residual_ptr + place, mask=n < N, other=0.0).to(tl.float32)
     total = add_weighted_rows(total, rows_ptr, ids_ptr, places_ptr, weights_ptr, t, n, N, E, TOP_K, SORTED)
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
 def weighted_sum(
-    rows: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, experts: int, places: Tensor | None = None
+    rows: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, experts: int, places: Tensor | None = None
 ) -> Tensor:
-    """`residual` [tokens, n] (contiguous), used up, plus its weighted rows [tokens * k, n].
+    """`residual` [tokens, n] (contiguous), used up, or nothing, plus its weighted rows [tokens * k, n].
 
     ids, weights [tokens, k]: a pair whose id is not in 0..experts-1 adds nothing. places int32 [tokens * k]: the row of
     each pair, where they are not in the order of the pairs.
     """
-    tokens, n = residual.shape
+    tokens, n = len(ids), rows.shape[1]
+    out = rows.new_empty(tokens, n) if residual is None else residual
     block = min(2048, power_of_two(n))
     overlap = launch_for(rows.device).overlap
     _weighted_sum_kernel[(tokens, triton.cdiv(n, block))](
-        rows, ids, ids if places is None else places, weights, residual, residual,
-        N=n, E=experts, TOP_K=ids.shape[1], BLOCK=block, SORTED=places is not None, OVERLAP=overlap,
-        num_warps=max(1, block // 512), launch_pdl=overlap,
+        rows, ids, ids if places is None else places, weights, out, out,
+        N=n, E=experts, TOP_K=ids.shape[1], BLOCK=block, SORTED=places is not None, ADD=residual is not None,
+        OVERLAP=overlap, num_warps=max(1, block // 512), launch_pdl=overlap,
     )  # fmt: skip
-    return residual
+    return out

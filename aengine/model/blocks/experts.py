@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from aengine.model.blocks.step import Step
@@ -30,7 +29,7 @@ class MixtureOfExperts:
                 x = self._shared.add_to(h, x)
             return self._experts.add_to(h, ids, weights, x)
         # One sum for all that a rank has to add.
-        part = torch.zeros_like(x) if self._shared is None else self._shared(h)
+        part = None if self._shared is None else self._shared(h)
         return self._sum(self._experts.add_to(h, ids, weights, part), x)
 
 

@@ -53,3 +53,10 @@ def test_ids_of_no_expert_add_nothing() -> None:
     out = TorchExperts(oracle.gate_up_proj, oracle.down_proj).add_to(h, ids, weights, residual)
     assert torch.equal(out[3:5], residual[3:5])
     assert not torch.equal(out[5], residual[5])
+
+
+def test_nothing_to_add_to_is_zero() -> None:
+    oracle, h, ids, weights, residual = layer()
+    experts = TorchExperts(oracle.gate_up_proj, oracle.down_proj)
+    expected = experts.add_to(h, ids, weights, torch.zeros_like(residual))
+    assert torch.equal(experts.add_to(h, ids, weights, None), expected)

@@ -110,6 +110,16 @@ def test_the_chosen_cut_gives_the_weighted_sum_tiny(tokens: int, dtype: torch.dt
     assert relative_error(out, expected) < tolerance(dtype)
 
 
+@pytest.mark.parametrize("cut", CUTS)
+def test_nothing_to_add_to_is_zero_tiny(cut: str, dtype: torch.dtype, device: torch.device) -> None:
+    shape = (5, 4, 2, 64, 48)
+    h, gate_up, down, weights, residual = make(shape, dtype, device)
+    ids = spread("even", *shape[:3]).to(device)
+    layer = TritonExperts(gate_up, down)
+    expected = layer.add_to(h, ids, weights, torch.zeros_like(residual), config=CUTS[cut])  # type: ignore[arg-type]
+    assert torch.equal(layer.add_to(h, ids, weights, None, config=CUTS[cut]), expected)  # type: ignore[arg-type]
+
+
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("tokens", [1, 3, 8, 32, 64, 256, 1000, 4097])
 def test_the_chosen_cut_gives_the_weighted_sum(tokens: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -33,15 +33,16 @@ class Fp8Experts:
         return Matrices.fits(gate_up) and Matrices.fits(down)
 
     def add_to(
-        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, *, config: Fp8Config | None = None
+        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, *, config: Fp8Config | None = None
     ) -> Tensor:
         tokens, top_k = ids.shape
         if not tokens:
-            return residual
+            return h if residual is None else residual
         config = config or fp8_experts_config(
             tokens, top_k, self.experts, self.hidden, self._inter, h.element_size(), launch_for(h.device)
         )
-        h, ids, weights, residual = h.contiguous(), ids.contiguous(), weights.contiguous(), residual.contiguous()
+        h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
+        residual = None if residual is None else residual.contiguous()
         if isinstance(config, SingleConfig):
             return single_rows(h, self._gate_up, self._down, ids, weights, residual, config)
         if isinstance(config, FewConfig):

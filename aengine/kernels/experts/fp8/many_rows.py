@@ -170,10 +170,16 @@ class Fp8ManyConfig:
 
 
 def fp8_many_rows(
-    h: Tensor, gate_up: Matrices, down: Matrices, ids: Tensor, weights: Tensor, residual: Tensor, config: Fp8ManyConfig
+    h: Tensor,
+    gate_up: Matrices,
+    down: Matrices,
+    ids: Tensor,
+    weights: Tensor,
+    residual: Tensor | None,
+    config: Fp8ManyConfig,
 ) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous."""
+    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
     (experts, hidden, inter), pairs, top_k = down.weight.shape, ids.numel(), ids.shape[1]
     rounded, scale = round_inputs(h, gate_up.activations, gate_up.input_scale)
     plan = make_plan(ids, experts, config.height)

@@ -29,11 +29,12 @@ class PackedExperts:
         return PackedMatrices.fits(gate_up) and PackedMatrices.fits(down)
 
     def add_to(
-        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, *, config: FewConfig | None = None
+        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, *, config: FewConfig | None = None
     ) -> Tensor:
         tokens, top_k = ids.shape
         if not tokens:
-            return residual
+            return h if residual is None else residual
         config = config or packed_experts_config(tokens, top_k, self.experts, h.element_size(), launch_for(h.device))
-        h, ids, weights, residual = h.contiguous(), ids.contiguous(), weights.contiguous(), residual.contiguous()
+        h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
+        residual = None if residual is None else residual.contiguous()
         return packed_rows(h, self._gate_up, self._down, ids, weights, residual, config)

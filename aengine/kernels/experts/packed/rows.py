@@ -106,11 +106,11 @@ def _numbers(code, zero, MXFP4: tl.constexpr):
 
 
 def packed_rows(
-    h: Tensor, gate_up: PackedMatrices, down: PackedMatrices, ids: Tensor, weights: Tensor, residual: Tensor,
+    h: Tensor, gate_up: PackedMatrices, down: PackedMatrices, ids: Tensor, weights: Tensor, residual: Tensor | None,
     config: FewConfig,
 ) -> Tensor:  # fmt: skip
     """h [tokens, hidden], gate_up of [E, 2 * inter, hidden], down of [E, hidden, inter], ids, weights [tokens, k] ->
-    `residual` [tokens, hidden], with the weighted sum added in its place; all contiguous."""
+    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
     (experts, hidden, words), pairs, top_k = down.words.shape, ids.numel(), ids.shape[1]
     plan = make_plan(ids, experts, config.height)
     activated, rows = h.new_empty(pairs, 4 * words), h.new_empty(pairs, hidden)
