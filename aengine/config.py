@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -232,12 +232,21 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
         config = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
-        raise _refused(path.rstrip("`").removesuffix("[...]") or "?", message, values) from None
+        knob = path.rstrip("`").removesuffix("[...]") or "?"
+        if message.startswith("Invalid enum value"):
+            message = f"must be one of {', '.join(map(str, _choices(kind, knob)))}"
+        raise _refused(knob, message, values) from None
     for name in names:
         value = getattr(config, name)
         if isinstance(value, float) and not math.isfinite(value):
             raise _refused(name, "Expected a finite number", values)
     return config
+
+
+def _choices(kind: type[msgspec.Struct], knob: str) -> tuple[object, ...]:
+    """What a knob of fixed choices may be."""
+    field = next(field for field in msgspec.structs.fields(kind) if field.name == knob)
+    return get_args(get_args(field.type)[0])  # Annotated[Literal[...], Meta(...)]
 
 
 def _refused(knob: str, message: str, values: Mapping[str, Any]) -> ConfigError:

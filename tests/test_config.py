@@ -92,3 +92,12 @@ def test_every_knob_has_a_line_of_help() -> None:
             kinds = getattr(field.type, "types", ()) or (field.type,)
             shown = [field.type, *kinds]
             assert any((getattr(one, "extra_json_schema", None) or {}).get("description") for one in shown), field.name
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "choices"),
+    [("tensor_parallel_size", 3, "auto, 1, 2, 4, 8"), ("kv_cache_dtype", "int8", "auto, fp8")],
+)
+def test_a_choice_that_there_is_not_is_answered_with_those_there_are(knob: str, value: object, choices: str) -> None:
+    with pytest.raises(ConfigError, match=f"{knob}: must be one of {choices}, got {value!r}"):
+        configure(EngineConfig, **{knob: value})
