@@ -1,8 +1,8 @@
 """x @ weight.T for a handful of rows and a weight in FP8: one byte an element is read, at the speed of memory.
 
-It is built like `small_linear`: first columns before the wait, K split with its parts added up in order. Widening is
-exact, to float32 for one row and to x's type for more; the sum of each 128 columns is multiplied by their scale. x may
-be FP8 as well, with a scale for each 128 columns of a row.
+It is built like `small_linear`: first columns before the wait, K split with its parts added up in order. Widening to
+x's type is exact; the sum of each 128 columns is multiplied by their scale. x may be FP8 as well, with a scale for each
+128 columns of a row. A single row has a kernel of its own.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
