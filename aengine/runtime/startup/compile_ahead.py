@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -113,8 +113,8 @@ def _run(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         env=environment,
     )
     if process.stdin is not None:
-        process.stdin.write(msgspec.json.encode(job))  # less than a pipe holds
-        process.stdin.close()
+        with suppress(BrokenPipeError), process.stdin as stdin:  # who has ended already compiles nothing
+            stdin.write(msgspec.json.encode(job))  # less than a pipe holds
     return process
 
 
