@@ -57,7 +57,8 @@ class PeerCollective:
     """`Collective` of one such GPU.
 
     Parts are float16, bfloat16 or float32, contiguous, and where they are summed in rows of whole lanes of 16 bytes;
-    other ones raise `ValueError`. Sums take the place of their parts.
+    other ones raise `ValueError`. Sums take the place of their parts. Calls are in one order on the device, too: on one
+    stream, or on several that wait for each other.
 
     failed: int32 [1] on the device, 1 after a kernel of this rank has given up waiting. From then on its results are
     worthless and come at once, and it sends nothing: the others wait in vain as well, once, and give up.
