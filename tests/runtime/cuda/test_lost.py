@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
@@ -10,7 +12,8 @@ from aengine.runtime.cuda.lost import is_lost
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from aengine.runtime.cuda.runner import CudaRunner
+from aengine.runtime.cuda.runner import CudaRunner, CudaStep, PendingOutcome
+from aengine.runtime.executor import Outcome
 
 
 def accelerator_error(code: int | None) -> torch.AcceleratorError:
@@ -52,3 +55,18 @@ def test_a_cuda_runner_asks_the_device_whatever_library_raised(dead: bool) -> No
         runner.device_errors(),
     ):
         raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_gpu_that_waited_in_vain_for_another_loses_the_device(rank: int) -> None:
+    runner = CudaRunner.__new__(CudaRunner)
+    runner._streams = [Stream(None), Stream(None)]  # type: ignore[list-item]
+    step = CudaStep.__new__(CudaStep)
+    done = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    failed = torch.tensor([rank == 0, rank == 1], dtype=torch.int32)
+    step._runner, step._pending = runner, PendingOutcome(done, Outcome(None), failed)
+    with pytest.raises(DeviceLostError, match="waited in vain") as raised:
+        await step.result()
+    assert is_lost(raised.value)
