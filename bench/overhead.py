@@ -12,6 +12,7 @@ import asyncio
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
@@ -54,7 +55,9 @@ class NullRunner:
         """Nothing is held."""
 
 
-def null_runtime(config: EngineConfig, folder: Path, model: ModelConfig) -> Runtime:
+def null_runtime(
+    config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
+) -> Runtime:
     """The demo model's shape, no weights."""
     pool = PoolSize(num_pages=65536, page_bytes=1, max_model_len=2048)
     return Runtime(NullRunner(), model, pool, 8192)
