@@ -20,6 +20,7 @@ from aengine.engine.without_collections import without_collections
 from aengine.errors import ContextLengthError, InvalidRequestError
 from aengine.model.fields import Fields, read_json_object
 from aengine.model.hub import resolve_model
+from aengine.runtime.driver import open_contexts
 from aengine.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
@@ -132,10 +133,12 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
     """Load what the config asks for; blocks for as long as that takes. start: makes the runtime; None: `start_runtime`.
 
     What is cheap to check comes first: the grammar library and the tokenizer before torch is imported, which takes
-    longer than both; grammars are made beside what opens the device, and before weights are read.
+    longer than both; the device's context is opened beside all of that, and grammars are made before weights are read.
     """
     folder = resolve_model(config.model, config.revision)
     with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as beside:
+        gpus = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
+        opening = beside.submit(open_contexts, config.device, gpus)
         check_library()
         tokenizer = _load_tokenizer(config, folder)
         from aengine.model.config import ModelConfig
@@ -146,6 +149,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         if config.quantization == "fp8":
             model = model.in_fp8()
         generation = GenerationDefaults.from_folder(folder, model)
+        opening.result()
         limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
         making = beside.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
         try:

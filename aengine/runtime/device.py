@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 from dataclasses import dataclass
 
 import torch
 
 from aengine.errors import ConfigError
 from aengine.kernels.kv_scales import FP8
-
-
-def open_context(name: str) -> None:
-    """Initialise CUDA's driver and retain the device's context, through calls that leave the interpreter to others.
-
-    torch does the same on its first use, and holds the interpreter for it: 0.4 s on an H200. Says nothing where there
-    is no driver or no such device, as `resolve_device` does.
-    """
-    named = re.fullmatch(r"(?:auto|cuda)(?::(\d+))?", name)
-    if named is None:
-        return
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), int(named[1] or 0)) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -102,6 +102,26 @@ def test_text_that_cannot_be_used_is_told_before_torch_is_imported(broken: str, 
     assert done.stdout == f"{reason}, no torch\n"
 
 
+def test_the_devices_are_opened_while_text_is_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, read = threading.Event(), loaded._load_tokenizer
+    named: list[tuple[str, int]] = []
+
+    def open_contexts(name: str, count: int) -> None:
+        named.append((name, count))
+        opened.set()
+
+    def load_tokenizer(*args: Any) -> Any:
+        assert opened.wait(10)
+        return read(*args)
+
+    monkeypatch.setattr(loaded, "open_contexts", open_contexts)
+    monkeypatch.setattr(loaded, "_load_tokenizer", load_tokenizer)
+    config = configure(EngineConfig, {}, model=str(checkpoint), device="cpu", tensor_parallel_size=2)
+    with pytest.raises(Started):
+        loaded.load(config, start)
+    assert named == [("cpu", 2)]
+
+
 def test_its_threads_end_where_the_weights_cannot_be_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(loaded.Grammars, "close", lambda grammars: closed.append(grammars))

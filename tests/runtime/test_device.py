@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
-
 import pytest
 import torch
 
 from aengine.errors import ConfigError
-from aengine.runtime import device
-from aengine.runtime.device import forward_threads, open_context, resolve_device, resolve_dtype, resolve_kv_dtype
+from aengine.runtime.device import forward_threads, resolve_device, resolve_dtype, resolve_kv_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -23,52 +19,6 @@ def test_an_unusable_device_is_named_with_the_remedy(name: str) -> None:
 
 def test_auto_takes_a_device_that_is_there() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-class Driver:
-    """libcuda, which knows two devices."""
-
-    def __init__(self, devices: int = 2) -> None:
-        self._devices = devices
-        self._ready = False
-        self.retained: list[int] = []
-
-    def cuInit(self, flags: int) -> int:
-        self._ready = self._devices > 0
-        return 0 if self._ready else 100
-
-    def cuDeviceGet(self, device: Any, index: int) -> int:
-        ctypes.cast(device, ctypes.POINTER(ctypes.c_int))[0] = 70 + index
-        return 0 if self._ready and index < self._devices else 101
-
-    def cuDevicePrimaryCtxRetain(self, context: Any, device: ctypes.c_int) -> int:
-        self.retained.append(device.value)
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("name", "retained"), [("auto", [70]), ("cuda", [70]), ("cuda:1", [71]), ("cuda:2", []), ("cpu", []), ("gpu", [])]
-)
-def test_the_context_of_the_named_device_is_opened(
-    name: str, retained: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = Driver()
-    monkeypatch.setattr(device.ctypes, "CDLL", lambda library: driver)
-    open_context(name)
-    assert driver.retained == retained
-
-
-def test_without_a_driver_or_a_device_no_context_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(devices=0)
-    monkeypatch.setattr(device.ctypes, "CDLL", lambda library: driver)
-    open_context("auto")
-    assert driver.retained == []
-
-    def missing(library: str) -> None:
-        raise OSError(library)
-
-    monkeypatch.setattr(device.ctypes, "CDLL", missing)
-    open_context("cuda:0")
 
 
 def test_auto_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
-from aengine.runtime.device import open_context, resolve_device
+from aengine.runtime.device import resolve_device
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start_cpu import start_cpu
 
@@ -22,7 +22,6 @@ def start_runtime(
     wait_for_text: called before weights are read; waits for what another thread loads meanwhile, and raises its errors.
     Raises `ConfigError` and `CheckpointError`.
     """
-    open_context(config.device)
     device = resolve_device(config.device)
     if device.type == "cuda":
         from aengine.runtime.startup.start_cuda import start_cuda  # brings Triton, which a CPU has no use for

@@ -1,0 +1,28 @@
+"""CUDA's driver, before torch is there."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+
+def open_contexts(name: str, count: int = 1) -> None:
+    """Initialise CUDA's driver and retain the contexts of `count` devices, the named one first.
+
+    These calls leave the interpreter to others. torch makes the same on its first use, and holds the interpreter for
+    them: 0.4 s on an H200. Says nothing where there is no driver or no such device, as `resolve_device` does.
+    """
+    named = re.fullmatch(r"(?:auto|cuda)(?::(\d+))?", name)
+    if named is None:
+        return
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    if driver.cuInit(0) != 0:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    first = int(named[1] or 0)
+    for index in range(first, first + count):
+        if driver.cuDeviceGet(ctypes.byref(device), index) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
