@@ -38,7 +38,10 @@ class DeviceRanks:
                 worker.submit(self._on, rank, call) for rank, (worker, call) in enumerate(zip(self._workers, calls))
             ]
             wait(futures)
-            return [future.result() for future in futures]
+            results = []
+            while futures:  # no frame of an error keeps the future that has it: a cycle, with the step's memory
+                results.append(futures.pop(0).result())
+            return results
         except BaseException:
             if self.collectives:  # some ranks have launched what the others never will
                 self.wait_for_each_other(self._patience)
