@@ -118,7 +118,7 @@ def start_cuda(
         pool = size_pool(config, model, kv_dtype, room)
         with _pool_size_errors(config, steps.most):
             executors = make(pool.num_pages, pool.max_model_len, sizes)
-            executors.warm_up(uncaptured_steps(config, model, job.launch, steps.most, pool.max_model_len, sizes))
+            executors.warm_up(uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes))
             torch.cuda.empty_cache()
         phases.end("memory")
         capture(executors, config.progress)
