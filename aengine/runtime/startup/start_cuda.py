@@ -124,7 +124,7 @@ def start_cuda(
         capture(executors, config.progress)
         executors.warm_up(greediest_steps())  # compiles what no graph holds: draws that decide something on the host
         if collectives:
-            keep_pinned_memory()
+            keep_pinned_memory(len(gpus))
             devices.wait_for_each_other(PATIENCE)
             executors.warm_up(greediest_steps())  # the first steps whose results mean something
             devices.check_answers()

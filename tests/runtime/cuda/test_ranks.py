@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 
@@ -12,7 +13,7 @@ import torch
 
 pytest.importorskip("triton")  # comes with the ranks' collectives
 
-from aengine.runtime.cuda.ranks import DeviceRanks
+from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory
 
 
 @pytest.fixture
@@ -52,3 +53,21 @@ def test_an_error_that_is_handled_keeps_no_memory_of_the_step(ranks: DeviceRanks
     finally:
         gc.enable()
         ranks.close()
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_uploads_of_every_size_find_memory_for_each_rank(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: Counter[int] = Counter()
+
+    def empty(size: int, dtype: torch.dtype, pin_memory: bool) -> None:
+        assert pin_memory
+        taken[size * dtype.itemsize] += 1
+
+    monkeypatch.setattr(torch, "empty", empty)
+    keep_pinned_memory(ranks)
+    pages = 3 * 8  # bytes that name one: its row, its place there, itself
+    for rows in (1, 4, 64, 256, 1024):
+        for nbytes in (8 * rows, pages * rows):
+            assert taken[1 << (nbytes - 1).bit_length()] >= 6 * ranks
+    assert min(taken) == 4  # an int32
+    assert sum(size * count for size, count in taken.items()) < ranks * 24 * 2**20
