@@ -30,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     tensor_parallel_size: Annotated[
         Literal["auto", 1, 2, 4, 8],
-        Meta(description="GPUs that the model is spread over, `device` the first of them; auto: as few as hold it"),
+        Meta(description="GPUs that the model is spread over: `device` and those behind it; auto: as few as hold it"),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -79,11 +79,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="KV pages, page 0 (reserved) included; default: sized from memory"),
     ] = None
     gpu_memory_utilization: Annotated[
-        float, Meta(gt=0, le=1, description="share of the GPU's memory that the engine may use")
+        float, Meta(gt=0, le=1, description="share of each GPU's memory that the engine may use")
     ] = 0.9
     kv_cache_gib: Annotated[
         Annotated[float, Meta(gt=0, le=2**20)] | None,
-        Meta(description="KV pool size in GiB; default on a CPU: 1, on a GPU: what is left"),
+        Meta(description="KV pool size in GiB, on each GPU; default on a CPU: 1, on a GPU: what is left"),
     ] = None
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
     lookahead: Annotated[bool, Meta(description="launch a step before the tokens of the last one are read")] = True

@@ -65,8 +65,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def over(self, ranks: int) -> ModelConfig:
         """The same, spread over so many ranks. Raises `ConfigError` where it cannot be dealt out evenly."""
         for layer in self.layers:
-            if what := layer.undealt(ranks):
-                fitting = [str(fewer) for fewer in (1, 2, 4) if not any(one.undealt(fewer) for one in self.layers)]
+            if what := layer.indivisible(ranks):
+                fitting = [str(fewer) for fewer in (1, 2, 4) if not any(one.indivisible(fewer) for one in self.layers)]
                 raise ConfigError(
                     f"tensor_parallel_size: {what} cannot be dealt out evenly to {ranks} ranks; use "
                     f"{' or '.join(fitting)}"

@@ -33,7 +33,7 @@ class Shard:
         return max(1, units // self.count)
 
     def range(self, part: Part) -> Range:
-        """This rank's outputs. `LayerSpec.undealt` says which parts there can be."""
+        """This rank's outputs. `LayerSpec.indivisible` says which parts there can be."""
         units = self.units(part.units)
         first = self.index * part.units // self.count
         return first * part.size, (first + units) * part.size

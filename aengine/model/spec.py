@@ -98,7 +98,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self, hidden: int) -> int:
         return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + 2 * hidden
 
-    def undealt(self, ranks: int) -> str:
+    def indivisible(self, ranks: int) -> str:
         """What cannot be dealt out to so many ranks; empty: everything can be."""
         attention, ffn = self.attention, self.ffn
         if attention.heads % ranks:

@@ -90,7 +90,11 @@ class ThreadedRanks:
         if not errors:
             return [future.result() for future in futures]
         self._meeting.renew()
-        raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
+        try:
+            raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
+        finally:  # an error whose frames keep it is a cycle, with the step's memory
+            futures.clear()
+            errors.clear()
 
     def _guarded(self, call: Callable[[], T]) -> T:
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -114,3 +116,29 @@ def test_draws_of_one_rank_alone_are_refused() -> None:
     rows = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(TypeError, match="one rank alone"):
         RankedExecutor([], at_once).draw(Forwarded(None, [], rows, rows))  # type: ignore[arg-type]
+
+
+class Memory:
+    """What a step has allocated."""
+
+
+def test_an_error_that_is_handled_keeps_no_memory_of_the_step(made: Callable[[int], Team]) -> None:
+    """Not even until the collector runs: the next step may need it."""
+    team, kept = made(2), list[weakref.ref[Memory]]()
+
+    def step(rank: int) -> None:
+        memory = Memory()
+        kept.append(weakref.ref(memory))
+        if rank == 1:
+            raise Stumbled(f"rank {rank}")
+        team.meeting.exchange(rank, torch.zeros(1))
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(Stumbled) as error:
+            team.together([partial(step, 0), partial(step, 1)])
+        del error
+        assert [memory() for memory in kept] == [None, None]
+    finally:
+        gc.enable()

@@ -9,6 +9,7 @@ from aengine.kernels.launch import power_of_two
 
 FUSED_BYTES = 2 << 20
 FUSED_LANES = 1024  # of a row
+PUSHED_BORDERS = 32768, 65536  # lanes up to which programs take few, or some
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,14 @@ def sum_config(lanes: int, count: int) -> Pushed | Pulled:
     Pushed, count - 1 times the bytes of a part go through each link; pulled, that times 2 / count. Against this stand
     7 us for telling addresses and parting, as long as 2 MB take.
     """
-    most = LANES // count if count == 2 else (2 << 20) * count // ((count - 1) * (count - 2)) // LANE
-    return _pushed(lanes) if lanes <= most else Pulled(8192, 32, 24)
+    return _pushed(lanes) if lanes <= _most_pushed(count) else Pulled(8192, 32, 24)
+
+
+def sum_borders(row: int, count: int) -> set[int]:
+    """Up to how many rows of so many lanes sums are cut alike, with a norm and without, and beside products."""
+    fused = FUSED_BYTES // (row * LANE * (count - 1))
+    lanes = (*PUSHED_BORDERS, _most_pushed(count))
+    return {rows for rows in (fused, *(most // row for most in lanes), OVERLAPPED_ROWS - 1) if rows}
 
 
 def norm_config(rows: int, row: int, count: int) -> Pushed | None:
@@ -57,4 +64,10 @@ def gather_config(lanes: int, count: int) -> Pushed | Pulled:
 
 
 def _pushed(lanes: int) -> Pushed:
-    return Pushed(128, 4) if lanes <= 32768 else Pushed(256, 8) if lanes <= 65536 else Pushed(512, 16)
+    few, some = PUSHED_BORDERS
+    return Pushed(128, 4) if lanes <= few else Pushed(256, 8) if lanes <= some else Pushed(512, 16)
+
+
+def _most_pushed(count: int) -> int:
+    """Lanes of a sum."""
+    return LANES // count if count == 2 else (2 << 20) * count // ((count - 1) * (count - 2)) // LANE

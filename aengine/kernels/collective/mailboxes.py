@@ -43,7 +43,10 @@ def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mai
     for device in devices:
         for other in devices:
             if device != other and not torch.cuda.can_device_access_peer(device, other):
-                raise ConfigError(f"{device} has no access to the memory of {other}, so they cannot work together")
+                raise ConfigError(
+                    f"{device} has no access to the memory of {other}, by NVLink or peer to peer over PCIe: one model "
+                    f"cannot be spread over both"
+                )
     for device in devices:
         for other in devices:
             torch.zeros(1, device=device).to(other)  # from now on each may read and write what the other has

@@ -61,10 +61,10 @@ def _leave(
 
 
 @triton.jit
-def _told(
+def _sent_address(
     number, source, own_box, turn, like, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr
 ):  # fmt: skip
-    """What a rank has sent by `_meet`, its first word or its second, as a pointer."""
+    """The address that a rank has sent by `_meet`, as its first word or its second."""
     words = region(own_box, turn, source, COUNT, PROGRAMS, CAPACITY).to(tl.pointer_type(tl.int64))
     return tl.multiple_of(tl.load(words + number).to(like.dtype), 16)
 
@@ -105,7 +105,7 @@ def pulled_sum_kernel(
         if residual_ptr is not None:
             residual = tl.load(residual_ptr + offsets, mask=inside, other=0.0, cache_modifier=".cg")
         for source in tl.static_range(0, COUNT):
-            part = _told(0, source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
+            part = _sent_address(0, source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
             wide = tl.load(part + offsets, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
             if source == 0:
                 total = wide
@@ -115,14 +115,14 @@ def pulled_sum_kernel(
             total += residual.to(tl.float32)
         x = total.to(out_ptr.dtype.element_ty)
         for target in tl.static_range(0, COUNT):
-            out = _told(1, target, box, turn, out_ptr, COUNT, PROGRAMS, CAPACITY)
+            out = _sent_address(1, target, box, turn, out_ptr, COUNT, PROGRAMS, CAPACITY)
             tl.store(out + offsets, x, mask=inside)
     _leave(lost, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
     tl.store(turns_ptr + program, 1 - turn)
 
 
 @keep_variants
-@triton.jit(do_not_specialize=["rank"])
+@triton.jit(do_not_specialize=["rank", "rows"])
 def pulled_gather_kernel(
     part_ptr,  # [rows, row]
     out_ptr,  # [rows, COUNT, row]
@@ -158,7 +158,7 @@ def pulled_gather_kernel(
         start = tl.cast(b // pieces, tl.int64) * row
         for step in tl.static_range(0, COUNT):
             source = (rank + step) % COUNT
-            part = _told(0, source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
+            part = _sent_address(0, source, box, turn, part_ptr, COUNT, PROGRAMS, CAPACITY)
             piece = tl.load(part + start + columns, mask=inside, cache_modifier=".cg")
             tl.store(out_ptr + start * COUNT + source * row + columns, piece, mask=inside)
     _leave(lost, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)

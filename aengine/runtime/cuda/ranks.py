@@ -38,7 +38,10 @@ class DeviceRanks:
                 worker.submit(self._on, rank, call) for rank, (worker, call) in enumerate(zip(self._workers, calls))
             ]
             wait(futures)
-            return [future.result() for future in futures]
+            results = []
+            while futures:  # no frame of an error keeps the future that has it: a cycle, with the step's memory
+                results.append(futures.pop(0).result())
+            return results
         except BaseException:
             if self.collectives:  # some ranks have launched what the others never will
                 self.wait_for_each_other(self._patience)
@@ -79,7 +82,15 @@ class DeviceRanks:
             worker.shutdown(wait=True)
 
 
-def keep_pinned_memory() -> None:
-    """Let torch keep host memory of all sizes that uploads have: taking more of it may wait for the devices."""
-    blocks = [torch.empty(1 << power, dtype=torch.uint8, pin_memory=True) for power in range(9, 23) for _ in range(4)]
+def keep_pinned_memory(ranks: int) -> None:
+    """Let torch keep host memory of all sizes that uploads have: taking more of it may wait for the devices.
+
+    Torch keeps it by powers of two, from a single cell on, and a replay uploads up to three times for each rank (rows,
+    pages, shared runs), two steps of which may be on the way. What is larger comes with prompts, once a step.
+    """
+    blocks = [
+        torch.empty(1 << power, dtype=torch.uint8, pin_memory=True)
+        for power in range(2, 23)
+        for _ in range((6 if power <= 16 else 2) * ranks)
+    ]
     del blocks

@@ -62,7 +62,7 @@ def run_through(job: Job) -> None:
         rehearse(trial)
     pool = size_pool(config, job.model, kv_dtype, job.room)
     executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
-    for plan in uncaptured_steps(config, job.model, job.launch, steps.most, pool.max_model_len, sizes):
+    for plan in uncaptured_steps(config, job.model, dtype, job.launch, steps.most, pool.max_model_len, sizes):
         executor.execute(plan)
     rehearse(executor)
     for plan in greediest_steps():

@@ -118,13 +118,13 @@ def start_cuda(
         pool = size_pool(config, model, kv_dtype, room)
         with _pool_size_errors(config, steps.most):
             executors = make(pool.num_pages, pool.max_model_len, sizes)
-            executors.warm_up(uncaptured_steps(config, model, job.launch, steps.most, pool.max_model_len, sizes))
+            executors.warm_up(uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes))
             torch.cuda.empty_cache()
         phases.end("memory")
         capture(executors, config.progress)
         executors.warm_up(greediest_steps())  # compiles what no graph holds: draws that decide something on the host
         if collectives:
-            keep_pinned_memory()
+            keep_pinned_memory(len(gpus))
             devices.wait_for_each_other(PATIENCE)
             executors.warm_up(greediest_steps())  # the first steps whose results mean something
             devices.check_answers()

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
+import torch
 
 from aengine.attention.flash4 import LEAST_GATHERING
 from aengine.config import EngineConfig
 from aengine.kernels.attention.decode_config import DECODE_BORDERS
+from aengine.kernels.collective.config import sum_borders
+from aengine.kernels.collective.mailboxes import LANE
 from aengine.kernels.experts.config import row_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.config import tile_borders
@@ -52,10 +55,10 @@ def largest_steps(config: EngineConfig, max_step_tokens: int, longest: int) -> l
 
 
 def uncaptured_steps(
-    config: EngineConfig, model: ModelConfig, launch: Launch, max_step_tokens: int, max_model_len: int,
-    sizes: GraphSizes,
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, launch: Launch, max_step_tokens: int,
+    max_model_len: int, sizes: GraphSizes,
 ) -> list[StepPlan]:  # fmt: skip
-    """What steps need that fit none of the captured sizes."""
+    """What steps need that fit none of the captured sizes. dtype: of the model as it is loaded."""
     steps = narrow_steps(config, max_step_tokens, max_model_len)
     steps.append(short_chunks(config, max_step_tokens, max_model_len))
     widest = widest_step(config, max_step_tokens, max_model_len)
@@ -73,6 +76,8 @@ def uncaptured_steps(
     if model.fp8:
         shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size)}
         borders |= {border for n, k in shapes for border in tile_borders(n, k, launch)}
+    if model.ranks > 1:
+        borders |= sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks)
     return steps + border_steps(config, max_step_tokens, max_model_len, borders, launched)
 
 

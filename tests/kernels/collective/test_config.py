@@ -7,9 +7,22 @@ import torch
 
 pytest.importorskip("triton")
 
-from aengine.kernels.collective.config import Pulled, Pushed, gather_config, norm_config, sum_config
+from triton.runtime.jit import JITFunction
+
+from aengine.kernels.collective.config import (
+    OVERLAPPED_ROWS,
+    Pulled,
+    Pushed,
+    gather_config,
+    norm_config,
+    sum_borders,
+    sum_config,
+)
 from aengine.kernels.collective.mailboxes import LANE, LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
+from aengine.kernels.collective.pulled import pulled_gather_kernel, pulled_sum_kernel
+from aengine.kernels.collective.pushed import pushed_gather_kernel, pushed_sum_kernel
+from aengine.kernels.variants import KeptVariants
 
 MB = 1 << 20
 
@@ -37,6 +50,30 @@ def test_what_is_pushed_fits(count: int) -> None:
 def test_more_ranks_pull_smaller_sums(count: int, pushed: int, pulled: int) -> None:
     assert isinstance(sum_config(pushed // LANE, count), Pushed)
     assert isinstance(sum_config(pulled // LANE, count), Pulled)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("row", [32, 512, 640, 1024])
+def test_sums_are_cut_alike_between_two_borders(count: int, row: int) -> None:
+    borders = sum_borders(row, count)
+    assert OVERLAPPED_ROWS - 1 in borders
+    cuts = [(sum_config(rows * row, count), norm_config(rows, row, count)) for rows in range(1, 8192)]
+    assert {rows for rows in range(1, 8191) if cuts[rows - 1] != cuts[rows]} <= borders
+
+
+@pytest.mark.skipif(not isinstance(pulled_gather_kernel.jit, JITFunction), reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("kernel", "varying"),
+    [
+        (pushed_sum_kernel, ["rank", "lanes"]),
+        (pushed_gather_kernel, ["rank", "lanes"]),
+        (pulled_sum_kernel, ["rank"]),  # the size is of whole rows
+        (pulled_gather_kernel, ["rank", "rows"]),
+    ],
+)
+def test_no_number_of_rows_is_compiled_for(kernel: KeptVariants, varying: list[str]) -> None:
+    specialized = {param.name for param in kernel.jit.params if not param.do_not_specialize}
+    assert not specialized.intersection(varying)
 
 
 def test_more_than_a_mailbox_holds_is_refused() -> None:

@@ -237,7 +237,7 @@ def test_without_patience_ranks_rehearse_alone(ranks: Ranks, config: Pushed | Pu
 
 def test_devices_that_cannot_reach_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: False)
-    with pytest.raises(ConfigError, match="cuda:0 has no access to the memory of cuda:1"):
+    with pytest.raises(ConfigError, match="cuda:0 has no access to the memory of cuda:1, by NVLink or peer to peer"):
         connect([torch.device("cuda", 0), torch.device("cuda", 1)])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
+import torch
 
 from aengine.config import EngineConfig
 from aengine.kernels.launch import Launch
@@ -16,6 +18,7 @@ from aengine.step_plan import StepPlan
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
+from aengine.kernels.collective.config import sum_borders
 from aengine.kernels.linear.fp8.config import tile_borders
 from aengine.runtime.cuda.capture import GraphSizes
 from aengine.runtime.startup.warm_up import (
@@ -76,12 +79,26 @@ def test_the_greediest_of_the_largest_steps_scores_one_prompt() -> None:
 def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch) -> None:
     config, most = EngineConfig(max_num_seqs=256), 8192
     model = ModelConfig.from_folder(resolve_model(None, None))
-    plain = uncaptured_steps(config, model, launch, most, 4096, GraphSizes([], []))
-    steps = uncaptured_steps(config, model.in_fp8(), launch, most, 4096, GraphSizes([], []))
+    plain = uncaptured_steps(config, model, torch.bfloat16, launch, most, 4096, GraphSizes([], []))
+    steps = uncaptured_steps(config, model.in_fp8(), torch.bfloat16, launch, most, 4096, GraphSizes([], []))
     tokens = {step.num_tokens for step in (*steps, *largest_steps(config, most, 4096))}  # sizing runs these
     for layer in model.layers:
         for n, k in layer.linears(model.hidden_size):
             borders = [border for border in tile_borders(n, k, launch) if border < most]
             for below, border in pairwise([*borders, most]):
                 assert any(below < count <= border for count in tokens)
+    assert len(steps) > len(plain)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sums_over_ranks_have_met_every_cut_of_theirs(ranks: int) -> None:
+    config, most = EngineConfig(max_num_seqs=16), 8192
+    model = msgspec.structs.replace(ModelConfig.from_folder(resolve_model(None, None)), hidden_size=4096)
+    launch, without = Launch(24, True, 227 * 1024, (9, 0)), GraphSizes([], [])
+    plain = uncaptured_steps(config, model, torch.bfloat16, launch, most, 4096, without)
+    over = msgspec.structs.replace(model, ranks=ranks)
+    steps = uncaptured_steps(config, over, torch.bfloat16, launch, most, 4096, without)
+    tokens = {step.num_tokens for step in (*steps, *largest_steps(config, most, 4096))}  # sizing runs these
+    for below, border in pairwise([0, *sorted(sum_borders(4096 * 2 // 16, ranks)), most]):
+        assert any(below < count <= border for count in tokens)
     assert len(steps) > len(plain)

@@ -1,0 +1,76 @@
+"""Which GPUs a model is spread over, on machines that only say how much memory they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.model.config import ModelConfig
+from aengine.model.hub import resolve_model
+
+pytest.importorskip("triton")  # comes with the runner's kernels
+
+from aengine.runtime.startup.cuda_memory import MARGIN
+from aengine.runtime.startup.gpus import LEAST_ROOM, choose_gpus
+
+Machine = Callable[[int, int], None]
+DTYPE = torch.bfloat16
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    def make(gpus: int, memory: int) -> None:
+        """memory: bytes of each GPU, none of which is taken."""
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (memory, memory))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelConfig:
+    """Of 8 heads and a vocabulary so large that its halves are halves of the weights."""
+    demo = ModelConfig.from_folder(resolve_model(None, None))
+    layers = tuple(
+        msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, heads=8, kv_heads=8))
+        for layer in demo.layers
+    )
+    return msgspec.structs.replace(demo, layers=layers, vocab_size=10_000_000)
+
+
+def chosen(model: ModelConfig, first: int = 0, **knobs: object) -> list[int]:
+    config = msgspec.convert({"gpu_memory_utilization": 1.0, **knobs}, EngineConfig)
+    return [gpu.index for gpu in choose_gpus(config, model, DTYPE, torch.device("cuda", first))]
+
+
+def just_holds(model: ModelConfig, ranks: int) -> int:
+    """Bytes of a GPU that has the least room beside the weights of one of so many ranks."""
+    return int((model.over(ranks).weight_bytes(DTYPE) + MARGIN) / (1 - LEAST_ROOM)) + 8
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_auto_takes_as_few_as_hold_the_model(ranks: int, model: ModelConfig, machine: Machine) -> None:
+    machine(8, just_holds(model, ranks))
+    assert chosen(model) == list(range(ranks))
+
+
+def test_auto_takes_all_that_can_share_a_model_that_is_too_large(model: ModelConfig, machine: Machine) -> None:
+    machine(7, just_holds(model, 8))
+    assert chosen(model) == [0, 1, 2, 3]
+
+
+def test_ranks_lie_on_the_named_device_and_those_behind_it(model: ModelConfig, machine: Machine) -> None:
+    machine(4, just_holds(model, 1))
+    assert chosen(model, first=2, tensor_parallel_size=2) == [2, 3]
+
+
+def test_more_than_there_are_from_the_named_device_on_are_refused(model: ModelConfig, machine: Machine) -> None:
+    machine(4, just_holds(model, 1))
+    with pytest.raises(ConfigError, match="from cuda:3 on this machine has 1 usable"):
+        chosen(model, first=3, tensor_parallel_size=2)
