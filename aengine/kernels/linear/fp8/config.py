@@ -108,10 +108,14 @@ def few_tiles_config(m: int, n: int, k: int, launch: Launch) -> FewTilesConfig |
 
 
 def tile_borders(n: int, k: int, launch: Launch) -> list[int]:
-    """Numbers of rows above 64, ascending: beyond each, a product with a weight [n, k] is cut into other tiles."""
+    """Numbers of rows above 64, ascending: beyond each, a product with a weight [n, k] may be cut into other tiles.
 
-    def cut(m: int) -> FewTilesConfig | ManyRowsConfig | None:
-        return few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else many_rows_config(m, n, launch)
+    Which of the kernels it is hangs on the format as well; what the library takes is not cut here.
+    """
+
+    def cut(m: int) -> tuple[FewTilesConfig | None, ManyRowsConfig]:
+        few_tiles = few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else None
+        return few_tiles, many_rows_config(m, n, launch)
 
     last = MAX_ROWS
     while _tiles(last, n, 64, 128) < 4 * launch.processors:

@@ -9,6 +9,8 @@ from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
 
 LEAST_ROWS = 8  # of a product
 ONE_ROW_WARPS = 8
+# From here on the library's product is so much faster that the weight may be written out for it first.
+DENSE_ROWS = 1024
 LIGHT = 2**25  # elements: of a smaller weight the launches and ramps count, not the bytes
 
 
@@ -92,6 +94,20 @@ def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) 
     while config.rows > LEAST_ROWS and config.shared_memory(element_size) > launch.shared_memory:
         config = replace(config, rows=config.rows // 2)
     return config
+
+
+def int4_borders(n: int, k: int, launch: Launch) -> list[int]:
+    """Numbers of rows, ascending: beyond each, a product with a weight [n, k] may be another kernel's.
+
+    Of x in 16 bits. Into how many pieces a kernel cuts, where it cuts at all, is not for its compiler to know.
+    """
+
+    def kernel(m: int) -> Int4Config:
+        config = int4_config(m, n, -(-k // BLOCK), 2, launch)
+        return replace(config, splits=min(config.splits, 2), rounds=0)
+
+    cuts = (2 * LEAST_ROWS, 32, *range(64, DENSE_ROWS - 1, 64))
+    return [1, LEAST_ROWS, *(m for m in cuts if kernel(m) != kernel(m + 1)), DENSE_ROWS - 1]
 
 
 def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool) -> Int4Config:
