@@ -21,12 +21,14 @@ from aengine.kernels.experts.route_rows import MAX_TOKENS, RouteRows
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.variants import keep_variants
 
 MAX_EXPERTS = 512
 FEW_TOKENS = 64  # up to which the columns are split
 MOST_SPLITS = 16
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["tokens", "first_slot"], do_not_specialize_on_alignment=["slots_ptr"])
 def _route_kernel(
     x_ptr,  # [tokens, K]

@@ -23,11 +23,13 @@ from aengine.kernels.linear.fp8.one_row import OneRowConfig, one_row_kernel
 from aengine.kernels.linear.fp8.parts import Parts
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.fp8.scales import KernelScales
+from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _few_rows_kernel(
     x_ptr,  # [m, K]; e4m3 where X_SCALED

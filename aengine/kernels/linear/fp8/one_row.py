@@ -14,8 +14,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.linear.fp8.finish import finish
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit
 def one_row_kernel(
     x_ptr,  # [1, K]
