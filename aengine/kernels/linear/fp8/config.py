@@ -47,7 +47,7 @@ def _one_row(n: int, k: int, processors: int) -> OneRowConfig:
     rows = 4 if n * k < LIGHT else 8
     while rows > 2 and n < 2 * rows * processors:
         rows //= 2
-    return OneRowConfig(rows, 1, max(1, width // 4), width, ahead=2 if groups > 2 * width else 1)
+    return OneRowConfig(rows, max(1, width // 4), width, ahead=2 if groups > 2 * width else 1)
 
 
 def _rounded_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:
