@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.launch import Launch, launch_for, power_of_two
+from aengine.kernels.launch import LIGHT, Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
 from aengine.kernels.variants import keep_variants
@@ -27,7 +27,6 @@ from aengine.kernels.variants import keep_variants
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
 ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, other cuts
-LIGHT = 2**23  # elements: of a smaller weight the launches and ramps count, not the bytes
 
 
 @triton.jit
@@ -195,16 +194,16 @@ def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> Lin
 
 def _one_row(n: int, k: int) -> OneRowConfig:
     """The same for a single row: rows of the weight are asked for as a whole, unless they are long."""
-    if k <= 4096 and (n > k or n * k <= LIGHT):
+    if k <= 4096 and (n > k or 2 * n * k <= LIGHT):
         columns = 512 if k % 1024 else 1024  # eight for each thread: more threads than that would share x unevenly
-        block_n = 2 if n <= 2048 or 2 * n * k <= LIGHT else 8 if k <= 1024 else 4
+        block_n = 2 if n <= 2048 or 4 * n * k <= LIGHT else 8 if k <= 1024 else 4
         return OneRowConfig(block_n, columns, 1, columns // 256, k)
     return OneRowConfig(4 if n >= 2048 else 2, 512, 3, 2, 1024)
 
 
 def _more_rows(m: int, n: int, k: int, tiles: int, processors: int) -> LinearConfig | None:
     """The same for 17 to 64 rows."""
-    if n * k <= LIGHT:
+    if 2 * n * k <= LIGHT:
         splits = 1 if 4 * tiles > processors or k < 256 else 2
         return LinearConfig(64, 128, splits, 3 + splits, 4, _early(k // splits, 128 * splits))
     if tiles > 3 * processors:  # more than are resident at once

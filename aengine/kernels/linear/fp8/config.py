@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from aengine.kernels.launch import Launch
+from aengine.kernels.launch import LIGHT, Launch
 from aengine.kernels.linear.fp8.few_rows import FEW_ROWS, MAX_ROWS, FewRowsConfig
 from aengine.kernels.linear.fp8.few_tiles import FewTilesConfig
 from aengine.kernels.linear.fp8.many_rows import ManyRowsConfig
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP
 
-LIGHT = 2**24  # bytes of a weight that is read in less than a launch's ramps
 LEAST_TILED = 2 * FEW_ROWS  # up to so many rows a weight is read at the speed of memory without tiles
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aengine.kernels.launch import Launch, power_of_two
+from aengine.kernels.launch import LIGHT, Launch, power_of_two
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
 
 LEAST_ROWS = 8  # of a product
 ONE_ROW_WARPS = 8
 # From here on the library's product is so much faster that the weight may be written out for it first.
 DENSE_ROWS = 1024
-LIGHT = 2**25  # elements: of a smaller weight the launches and ramps count, not the bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def int4_borders(n: int, k: int, launch: Launch) -> list[int]:
 
 
 def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool) -> Int4Config:
-    if m <= 8 or (m <= 16 and n * blocks * BLOCK <= LIGHT):
+    if m <= 8 or (m <= 16 and n * blocks * BLOCK // 2 <= LIGHT):
         return _few_rows(max(LEAST_ROWS, power_of_two(m)), n, blocks, processors)
     if m <= 64:
         return _some_rows(max(32, power_of_two(m)), n, blocks, processors, asynchronous)
