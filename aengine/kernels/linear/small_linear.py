@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.launch import LIGHT, Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
+from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
@@ -236,7 +236,7 @@ class SmallLinear:
     """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
 
     def __init__(self) -> None:
-        self._scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._parts = Parts()
 
     def supports(self, x: Tensor, weight: Tensor) -> bool:
         """Whether x [m, k] is few rows, and weight [n, k] of a shape and a layout for which this kernel is the best."""
@@ -285,7 +285,9 @@ class SmallLinear:
         tiles = -(-n // config.block_n)
         # Only split tiles have parts.
         parts, arrived = (
-            self._scratch_for(x.device, tiles, config.splits * padded * config.block_n) if config.splits > 1 else (x, x)
+            self._parts(x.device, tiles * config.splits * padded * config.block_n, tiles)
+            if config.splits > 1
+            else (x, x)
         )
         _small_linear_kernel[(tiles * config.splits,)](
             x, weight, x if bias is None else bias, x if residual is None else residual,
@@ -296,13 +298,3 @@ class SmallLinear:
             num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         return out
-
-    def _scratch_for(self, device: torch.device, tiles: int, tile_size: int) -> tuple[Tensor, Tensor]:
-        """Parts and counters."""
-        key = (tiles, tile_size)
-        if key not in self._scratch:
-            self._scratch[key] = (
-                torch.empty(tiles * tile_size, dtype=torch.float32, device=device),
-                torch.zeros(tiles, dtype=torch.int32, device=device),
-            )
-        return self._scratch[key]

@@ -20,9 +20,9 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.fp8.finish import finish
 from aengine.kernels.linear.fp8.one_row import OneRowConfig, one_row_kernel
-from aengine.kernels.linear.fp8.parts import Parts
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.fp8.scales import KernelScales
+from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product

@@ -18,8 +18,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.finish import finish
-from aengine.kernels.linear.fp8.parts import Parts
 from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
 
