@@ -20,6 +20,8 @@ from functools import lru_cache
 
 import torch
 
+LIGHT = 2**24  # bytes of a weight: where there are fewer, launches and their ramps count, not the bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:

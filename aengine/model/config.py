@@ -13,8 +13,11 @@ from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.model.families import FAMILIES
 from aengine.model.families.parts import hidden_size
 from aengine.model.fields import Fields, read_json_object, shown
+from aengine.model.quant.awq import Awq
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
 from aengine.model.quant.fp8 import Fp8
+from aengine.model.quant.gptq import Gptq
+from aengine.model.quant.pack_quantized import PackQuantized
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.rope import RopeConfig, read_rope
 from aengine.model.shard import Shard
@@ -53,8 +56,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fp8(self) -> bool:
         """Whether matrices are in FP8 once they are loaded."""
+        return self.to_fp8 or self._has(Fp8)
+
+    @property
+    def int4(self) -> bool:
+        """Whether there are matrices of 4-bit integers."""
+        return self._has(Awq, Gptq, PackQuantized)
+
+    def _has(self, *formats: type) -> bool:
         quantized = self.quantized
-        return self.to_fp8 or (quantized is not None and any(isinstance(form, Fp8) for _, form in quantized.formats))
+        return quantized is not None and any(isinstance(form, formats) for _, form in quantized.formats)
 
     def in_fp8(self) -> ModelConfig:
         """The same, quantised while it is loaded. Raises `ConfigError` where the checkpoint is quantised already."""

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from aengine.kernels.experts.routing import Router
+from aengine.model.shard import Shard
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +38,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         biases = projection * self.qkv_bias + hidden * self.out_bias
         return (projection + self.queries) * hidden + norms + biases
 
-    def linears(self, hidden: int) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product."""
-        return (self.queries + 2 * self.keys, hidden), (hidden, self.queries)
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product, on each rank."""
+        heads, kv_heads = Shard(count=ranks).units(self.heads), Shard(count=ranks).units(self.kv_heads)
+        return ((heads + 2 * kv_heads) * self.head_dim, hidden), (hidden, heads * self.head_dim)
 
 
 class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
@@ -54,9 +56,10 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
     def active_parameters(self, hidden: int) -> int:
         return self.parameters(hidden)
 
-    def linears(self, hidden: int) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product."""
-        return (2 * self.inner, hidden), (hidden, self.inner)
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product, on each rank."""
+        inner = Shard(count=ranks).units(self.inner)
+        return (2 * inner, hidden), (hidden, inner)
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
@@ -80,9 +83,9 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     def active_parameters(self, hidden: int) -> int:
         return 3 * hidden * self.inner * self.router.top_k + self._for_all_tokens(hidden)
 
-    def linears(self, hidden: int) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product that all tokens pass; the router is none of them."""
-        return () if self.shared is None else self.shared.linears(hidden)
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product that all tokens pass, on each rank; the router is none of them."""
+        return () if self.shared is None else self.shared.linears(hidden, ranks)
 
     def _for_all_tokens(self, hidden: int) -> int:
         shared = 0 if self.shared is None else self.shared.parameters(hidden)
@@ -117,6 +120,6 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Of these, how many a token is multiplied with."""
         return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + 2 * hidden
 
-    def linears(self, hidden: int) -> tuple[tuple[int, int], ...]:
-        """Outputs and inputs of each product that all tokens pass."""
-        return self.attention.linears(hidden) + self.ffn.linears(hidden)
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product that all tokens pass, on each rank."""
+        return self.attention.linears(hidden, ranks) + self.ffn.linears(hidden, ranks)

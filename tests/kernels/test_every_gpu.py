@@ -35,13 +35,13 @@ from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config,
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.linear import Fp8Linear
-from aengine.kernels.linear.fp8.parts import Parts
 from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.config import int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
 from aengine.kernels.offline import OfflineDriver
+from aengine.kernels.parts import Parts
 from tests.kernels.offline import MARKS, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]

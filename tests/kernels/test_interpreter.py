@@ -30,7 +30,6 @@ TINY = " or ".join(
         "(int4 and test_product.py and (take_turns or refused or no_rows))",
         "(int4 and test_product.py and (written or (narrow and (zeros-32 or mxfp4))))",
         "(int4 and test_linear.py and narrow)",
-        "(test_one_row.py and narrow)",
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
         "(test_decode_attention.py and narrow-tiny-page-of-12)",
         "(test_decode_attention.py and (page-of-4 or (hides and 16) or pairs or bytes or beyond or vanish))",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import pkgutil
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from aengine import kernels
 from aengine.kernels.offline import OfflineDriver
 from aengine.kernels.variants import KeptVariants, _kind
 
@@ -156,3 +159,15 @@ def test_descriptors_of_one_kind_are_one_variant_to_triton(monkeypatch: pytest.M
         _, specialization, _ = binder(flat, one, 1, 1, 0.0, BLOCK=64)
         assert kinds.setdefault(_kind(one), str(specialization)) == str(specialization), one
     assert len(kinds) == len(set(kinds.values())) == 12
+
+
+def test_every_kernel_is_kept() -> None:
+    names = [module.name for module in pkgutil.walk_packages(kernels.__path__, "aengine.kernels.")]
+    found = {
+        f"{name}.{attribute}": value
+        for name in names
+        for attribute, value in vars(importlib.import_module(name)).items()
+        if attribute.endswith("_kernel")
+    }
+    assert len(found) > 30
+    assert [name for name, kernel in found.items() if not isinstance(kernel, KeptVariants)] == []

@@ -58,6 +58,8 @@ def test_a_layers_products_are_its_parameters_but_for_its_norms(tmp_path: Path) 
     layer = config.layers[0]
     assert layer.linears(64) == ((256, 64), (64, 128), (192, 64), (64, 96))
     assert sum(n * k for n, k in layer.linears(64)) == layer.parameters(64) - 2 * 64 - 2 * 32
+    assert layer.linears(64, 2) == ((128, 64), (64, 64), (96, 64), (64, 48))
+    assert layer.linears(64, 4) == ((96, 64), (64, 32), (48, 64), (64, 24))  # of two KV heads, each on two ranks
 
 
 def test_fp8_is_a_format_of_the_checkpoint_or_of_its_loading(tmp_path: Path) -> None:
@@ -65,6 +67,8 @@ def test_fp8_is_a_format_of_the_checkpoint_or_of_its_loading(tmp_path: Path) -> 
     codes = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     assert read(tmp_path, {"quantization_config": blocks}).fp8
     assert not read(tmp_path, {"quantization_config": codes}).fp8
+    assert read(tmp_path, {"quantization_config": codes}).int4
+    assert not read(tmp_path, {"quantization_config": blocks}).int4
     assert not read(tmp_path, {}).fp8
     assert read(tmp_path, {}).in_fp8().fp8
 

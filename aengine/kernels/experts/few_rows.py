@@ -20,8 +20,10 @@ from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.plan import Plan, make_plan
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["capacity"])
 def _few_rows_kernel(
     x_ptr,  # GATED: [tokens, K], otherwise [pairs, K]

@@ -21,12 +21,15 @@ from aengine.kernels.experts.route_rows import MAX_TOKENS, RouteRows
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.parts import Parts
+from aengine.kernels.variants import keep_variants
 
 MAX_EXPERTS = 512
 FEW_TOKENS = 64  # up to which the columns are split
 MOST_SPLITS = 16
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["tokens", "first_slot"], do_not_specialize_on_alignment=["slots_ptr"])
 def _route_kernel(
     x_ptr,  # [tokens, K]
@@ -161,7 +164,7 @@ class Route:
     """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
 
     def __init__(self) -> None:
-        self._scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._parts = Parts()
 
     def __call__(
         self,
@@ -195,7 +198,9 @@ class Route:
         config = config or route_config(tokens, experts, hidden, wide, launch)
         blocks, padded = -(-tokens // config.tokens), max(16, power_of_two(experts))
         parts, arrived = (
-            self._scratch_for(x.device, blocks, config.splits * config.tokens * padded) if config.splits > 1 else (x, x)
+            self._parts(x.device, blocks * config.splits * config.tokens * padded, blocks)
+            if config.splits > 1
+            else (x, x)
         )
         _route_kernel[(blocks * config.splits,)](
             x, weight, x if bias is None else bias, x if correction is None else correction,
@@ -207,16 +212,6 @@ class Route:
             OVERLAP=launch.overlap, num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         return ids, weights
-
-    def _scratch_for(self, device: torch.device, blocks: int, size: int) -> tuple[Tensor, Tensor]:
-        """Parts and counters."""
-        key = (blocks, size)
-        if key not in self._scratch:
-            self._scratch[key] = (
-                torch.empty(blocks * size, dtype=torch.float32, device=device),
-                torch.zeros(blocks, dtype=torch.int32, device=device),
-            )
-        return self._scratch[key]
 
 
 class TritonRoute:

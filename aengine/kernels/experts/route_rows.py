@@ -18,6 +18,7 @@ from aengine.kernels.experts.choice import choose_one
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.variants import keep_variants
 
 MAX_TOKENS = 4
 MAX_EXPERTS = 256  # every expert is compared with every other
@@ -26,6 +27,7 @@ PROGRAM = 4096  # elements of the router's weight that a program has in its regi
 WARPS = 4
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["first_slot"], do_not_specialize_on_alignment=["slots_ptr"])
 def _route_rows_kernel(
     x_ptr,  # [tokens, K]

@@ -19,8 +19,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.columns import evens, in_words, load_columns, odds, products
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit
 def _gate_up_kernel(
     x_ptr,  # [tokens, K]
@@ -88,6 +90,7 @@ def _gate_up_kernel(
         tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
+@keep_variants
 @triton.jit
 def _down_kernel(
     x_ptr,  # [pairs, K]

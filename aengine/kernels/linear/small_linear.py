@@ -13,21 +13,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.launch import Launch, launch_for, power_of_two
+from aengine.kernels.launch import LIGHT, Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
+from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
 ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, other cuts
-LIGHT = 2**23  # elements: of a smaller weight the launches and ramps count, not the bytes
 
 
 @triton.jit
@@ -195,16 +194,16 @@ def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> Lin
 
 def _one_row(n: int, k: int) -> OneRowConfig:
     """The same for a single row: rows of the weight are asked for as a whole, unless they are long."""
-    if k <= 4096 and (n > k or n * k <= LIGHT):
+    if k <= 4096 and (n > k or 2 * n * k <= LIGHT):
         columns = 512 if k % 1024 else 1024  # eight for each thread: more threads than that would share x unevenly
-        block_n = 2 if n <= 2048 or 2 * n * k <= LIGHT else 8 if k <= 1024 else 4
+        block_n = 2 if n <= 2048 or 4 * n * k <= LIGHT else 8 if k <= 1024 else 4
         return OneRowConfig(block_n, columns, 1, columns // 256, k)
     return OneRowConfig(4 if n >= 2048 else 2, 512, 3, 2, 1024)
 
 
 def _more_rows(m: int, n: int, k: int, tiles: int, processors: int) -> LinearConfig | None:
     """The same for 17 to 64 rows."""
-    if n * k <= LIGHT:
+    if 2 * n * k <= LIGHT:
         splits = 1 if 4 * tiles > processors or k < 256 else 2
         return LinearConfig(64, 128, splits, 3 + splits, 4, _early(k // splits, 128 * splits))
     if tiles > 3 * processors:  # more than are resident at once
@@ -237,7 +236,7 @@ class SmallLinear:
     """The kernel and its scratch memory. One stream at a time: launches share the scratch."""
 
     def __init__(self) -> None:
-        self._scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._parts = Parts()
 
     def supports(self, x: Tensor, weight: Tensor) -> bool:
         """Whether x [m, k] is few rows, and weight [n, k] of a shape and a layout for which this kernel is the best."""
@@ -286,7 +285,9 @@ class SmallLinear:
         tiles = -(-n // config.block_n)
         # Only split tiles have parts.
         parts, arrived = (
-            self._scratch_for(x.device, tiles, config.splits * padded * config.block_n) if config.splits > 1 else (x, x)
+            self._parts(x.device, tiles * config.splits * padded * config.block_n, tiles)
+            if config.splits > 1
+            else (x, x)
         )
         _small_linear_kernel[(tiles * config.splits,)](
             x, weight, x if bias is None else bias, x if residual is None else residual,
@@ -297,13 +298,3 @@ class SmallLinear:
             num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         return out
-
-    def _scratch_for(self, device: torch.device, tiles: int, tile_size: int) -> tuple[Tensor, Tensor]:
-        """Parts and counters."""
-        key = (tiles, tile_size)
-        if key not in self._scratch:
-            self._scratch[key] = (
-                torch.empty(tiles * tile_size, dtype=torch.float32, device=device),
-                torch.zeros(tiles, dtype=torch.int32, device=device),
-            )
-        return self._scratch[key]

@@ -18,6 +18,7 @@ from aengine.kernels.collective.mailboxes import LANE
 from aengine.kernels.experts.config import row_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.config import tile_borders
+from aengine.kernels.linear.int4.config import int4_borders
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.model.config import ModelConfig
 from aengine.model.spec import ExpertsSpec
@@ -73,9 +74,9 @@ def uncaptured_steps(
         if isinstance(spec, ExpertsSpec)
         for border in row_borders(spec.router.top_k, spec.count, launch)
     }
-    if model.fp8:
-        shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size)}
-        borders |= {border for n, k in shapes for border in tile_borders(n, k, launch)}
+    kinds = [kind for kind, there in ((tile_borders, model.fp8), (int4_borders, model.int4)) if there]
+    shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size, model.ranks)}
+    borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch)}
     if model.ranks > 1:
         borders |= sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks)
     return steps + border_steps(config, max_step_tokens, max_model_len, borders, launched)

@@ -53,10 +53,12 @@ pytestmark = [*MARKS, pytest.mark.slow]
 DEVICE, META = torch.device("cpu"), torch.device("meta")
 empty = torch.empty
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
-# Two layers: the last one's experts have the rows that are drawn from.
-EXPERTS: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 32, "num_experts_per_tok": 4}
+# The last layer's feed-forward part has the rows that are drawn from.
+TWO: dict[str, Any] = {"num_hidden_layers": 2}
+EXPERTS: dict[str, Any] = TWO | {"num_experts": 32, "num_experts_per_tok": 4}
 EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
+FP8_STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 INT4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
 GIB = 2**30
 
@@ -254,6 +256,8 @@ def serve(runtime: Runtime, rows: int) -> int:
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | FP8, id="experts-fp8"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | INT4, id="experts-int4"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False}, EXPERTS, id="experts-no-graphs"),
+        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | INT4, id="int4-not-captured"),
+        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | FP8_STATIC, id="fp8-static-not-captured"),
         pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
     ],
 )

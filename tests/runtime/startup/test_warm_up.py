@@ -75,15 +75,17 @@ def test_the_greediest_of_the_largest_steps_scores_one_prompt() -> None:
     assert [bool(chunk.score_ids) for chunk in greediest.prefill] == [True] + [False] * 255
 
 
-@pytest.mark.parametrize("launch", [Launch(24, True, 227 * 1024, (9, 0)), Launch(128, False, 99 * 1024, (8, 9))])
-def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch) -> None:
+@pytest.mark.parametrize("launch", [Launch(48, True, 227 * 1024, (9, 0)), Launch(128, False, 99 * 1024, (8, 9))])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_products_with_fp8_weights_have_met_every_cut_of_theirs(launch: Launch, ranks: int) -> None:
     config, most = EngineConfig(max_num_seqs=256), 8192
-    model = ModelConfig.from_folder(resolve_model(None, None))
+    model = ModelConfig.from_folder(resolve_model(None, None)).over(ranks)
+    # What ranks add up has borders of its own, with either.
     plain = uncaptured_steps(config, model, torch.bfloat16, launch, most, 4096, GraphSizes([], []))
     steps = uncaptured_steps(config, model.in_fp8(), torch.bfloat16, launch, most, 4096, GraphSizes([], []))
     tokens = {step.num_tokens for step in (*steps, *largest_steps(config, most, 4096))}  # sizing runs these
     for layer in model.layers:
-        for n, k in layer.linears(model.hidden_size):
+        for n, k in layer.linears(model.hidden_size, ranks):
             borders = [border for border in tile_borders(n, k, launch) if border < most]
             for below, border in pairwise([*borders, most]):
                 assert any(below < count <= border for count in tokens)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from aengine.kernels.launch import Launch
+from aengine.kernels.launch import LIGHT, Launch
 from aengine.kernels.linear.fp8.few_rows import FEW_ROWS, MAX_ROWS, FewRowsConfig
 from aengine.kernels.linear.fp8.few_tiles import FewTilesConfig
 from aengine.kernels.linear.fp8.many_rows import ManyRowsConfig
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP
 
-LIGHT = 2**24  # bytes of a weight that is read in less than a launch's ramps
 LEAST_TILED = 2 * FEW_ROWS  # up to so many rows a weight is read at the speed of memory without tiles
 
 
@@ -47,7 +46,7 @@ def _one_row(n: int, k: int, processors: int) -> OneRowConfig:
     rows = 4 if n * k < LIGHT else 8
     while rows > 2 and n < 2 * rows * processors:
         rows //= 2
-    return OneRowConfig(rows, 1, max(1, width // 4), width, ahead=2 if groups > 2 * width else 1)
+    return OneRowConfig(rows, max(1, width // 4), width, ahead=2 if groups > 2 * width else 1)
 
 
 def _rounded_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:
@@ -108,10 +107,14 @@ def few_tiles_config(m: int, n: int, k: int, launch: Launch) -> FewTilesConfig |
 
 
 def tile_borders(n: int, k: int, launch: Launch) -> list[int]:
-    """Numbers of rows above 64, ascending: beyond each, a product with a weight [n, k] is cut into other tiles."""
+    """Numbers of rows above 64, ascending: beyond each, a product with a weight [n, k] may be cut into other tiles.
 
-    def cut(m: int) -> FewTilesConfig | ManyRowsConfig | None:
-        return few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else many_rows_config(m, n, launch)
+    Which of the kernels it is hangs on the format as well; what the library takes is not cut here.
+    """
+
+    def cut(m: int) -> tuple[FewTilesConfig | None, ManyRowsConfig]:
+        few_tiles = few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else None
+        return few_tiles, many_rows_config(m, n, launch)
 
     last = MAX_ROWS
     while _tiles(last, n, 64, 128) < 4 * launch.processors:

@@ -20,14 +20,16 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.fp8.finish import finish
 from aengine.kernels.linear.fp8.one_row import OneRowConfig, one_row_kernel
-from aengine.kernels.linear.fp8.parts import Parts
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.fp8.scales import KernelScales
+from aengine.kernels.parts import Parts
+from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _few_rows_kernel(
     x_ptr,  # [m, K]; e4m3 where X_SCALED
@@ -189,28 +191,27 @@ class Fp8FewRows:
         out = options.out
         if out is None:
             out = x.new_empty(m, n, dtype=options.dtype or x.dtype)
-        height = config.padded(m)
         tiles = -(-n // config.block_n)
-        parts, arrived = x, x
-        if config.splits > 1:
-            parts, arrived = self.parts(x.device, tiles * config.splits * height * config.block_n, tiles)
         shared = {
             "N": n, "K": k, "SCALE_ROWS": scales.rows, "GROUPED": scales.grouped, "BLOCK_N": config.block_n,
-            "SPLITS": config.splits, "BIAS": bias is not None, "ADD": residual is not None, "OVERLAP": launch.overlap,
+            "BIAS": bias is not None, "ADD": residual is not None, "OVERLAP": launch.overlap,
             "num_warps": config.warps, "launch_pdl": launch.overlap,
         }  # fmt: skip
         bias = x if bias is None else bias
         residual = x if residual is None else residual
         if isinstance(config, OneRowConfig):
-            one_row_kernel[(tiles * config.splits,)](
-                x, weight, scales.scale, bias, residual, x if norm is None else norm.weight, out, parts, arrived,
+            one_row_kernel[(tiles,)](
+                x, weight, scales.scale, bias, residual, x if norm is None else norm.weight, out,
                 0.0 if norm is None else norm.eps, WIDTH=config.width, AHEAD=config.ahead, NORM=norm is not None,
                 **shared,
             )  # fmt: skip
         else:
+            height, parts, arrived = config.padded(m), x, x
+            if config.splits > 1:
+                parts, arrived = self.parts(x.device, tiles * config.splits * height * config.block_n, tiles)
             _few_rows_kernel[(tiles * config.splits,)](
                 x, scales.scale if x_scale is None else x_scale, weight, scales.scale, bias, residual, out, parts,
-                arrived, m, X_SCALED=x_scale is not None, M=height, STAGES=config.stages, EARLY=config.early,
-                PRECISION="ieee" if x.element_size() > 2 else "tf32", **shared,
+                arrived, m, X_SCALED=x_scale is not None, M=height, SPLITS=config.splits, STAGES=config.stages,
+                EARLY=config.early, PRECISION="ieee" if x.element_size() > 2 else "tf32", **shared,
             )  # fmt: skip
         return out

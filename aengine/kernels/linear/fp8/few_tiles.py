@@ -18,8 +18,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.finish import finish
-from aengine.kernels.linear.fp8.parts import Parts
 from aengine.kernels.linear.fp8.quantize import GROUP
+from aengine.kernels.parts import Parts
+from aengine.kernels.variants import keep_variants
 
 
 @triton.jit
@@ -30,11 +31,12 @@ def _settled(acc, OVERLAP: tl.constexpr):
     return acc
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _few_tiles_kernel(
+    x_scale_ptr,  # [groups, m]
     x_desc,  # [m, K] e4m3
     w_desc,  # [N, K] e4m3
-    x_scale_ptr,  # [groups, m]
     w_scale_ptr,  # [ceil(N / 128), groups]
     bias_ptr,  # [N]
     residual_ptr,  # [m, N], ADD only; may be out_ptr
@@ -115,7 +117,7 @@ def few_tiles(
     out: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """x [m, k] e4m3 with scales [k / 128, at least m], weight [n, k] e4m3 with scales [n / 128, k / 128] -> [m, n].
+    """x [m, k] e4m3 with scales [k / 128, m], weight [n, k] e4m3 with scales [n / 128, k / 128] -> [m, n].
 
     k is a multiple of 256. residual [m, n] is added; it may be `out`.
     """
@@ -128,9 +130,10 @@ def few_tiles(
     if config.splits > 1:
         part, arrived = parts(x.device, tiles * config.splits * config.block_m * config.block_n, tiles)
     _few_tiles_kernel[(tiles * config.splits,)](
+        x_scale,
         TensorDescriptor(x, [m, k], [k, 1], [config.block_m, GROUP]),
         TensorDescriptor(weight, [n, k], [k, 1], [config.block_n, GROUP]),
-        x_scale, scale, x if bias is None else bias, x if residual is None else residual, out, part, arrived, m,
+        scale, x if bias is None else bias, x if residual is None else residual, out, part, arrived, m,
         N=n, K=k, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLITS=config.splits, STAGES=config.stages,
         BIAS=bias is not None, ADD=residual is not None, OVERLAP=launch.overlap, num_warps=config.warps,
         launch_pdl=launch.overlap,

@@ -13,8 +13,10 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
 from aengine.kernels.linear.weights import Activations
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _round_kernel(
     x_ptr,  # [m, SIZE]; [m, 2 * SIZE] where SILU, gates first

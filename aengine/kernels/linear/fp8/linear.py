@@ -20,7 +20,8 @@ from aengine.kernels.norms import silu_mul
 
 
 class Fp8Linear:
-    """One row stays in its own type, which is nearer to the truth than FP8; more are rounded as the format says.
+    """One row stays in its own type, which is nearer to the truth than FP8, and so do up to 64 where inputs have no
+    scales for groups of columns; more are rounded as the format says.
 
     Everything is enqueued on the current stream; one stream at a time.
     """

@@ -20,13 +20,15 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.fp8.scales import KernelScales
 from aengine.kernels.linear.weights import Activations
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit(do_not_specialize=["m"])
 def _many_rows_kernel(
+    x_scale_ptr,  # [groups, m], [m] or []
     x_desc,  # [m, K] e4m3
     w_desc,  # [N, K] e4m3
-    x_scale_ptr,  # [groups, m], [m] or []
     w_scale_ptr,  # [ceil(N / SCALE_ROWS), groups], or 1 in place of groups where not GROUPED
     bias_ptr,  # [N]
     residual_ptr,  # [m, N], ADD only; may be out_ptr
@@ -165,9 +167,10 @@ def many_rows(
     if not tiles:
         return out
     _many_rows_kernel[(min(tiles, programs) if programs else tiles,)](
+        x_scale,
         TensorDescriptor(x, [m, k], [k, 1], [config.block_m, GROUP]),
         TensorDescriptor(weight, [n, k], [k, 1], [config.block_n, GROUP]),
-        x_scale, scales.scale, x if bias is None else bias, x if residual is None else residual, out, m,
+        scales.scale, x if bias is None else bias, x if residual is None else residual, out, m,
         N=n, K=k, SCALE_ROWS=scales.rows, GROUPED=scales.grouped, X_GROUPED=activations == "group",
         X_TOKEN=activations == "token", BLOCK_M=config.block_m, BLOCK_N=config.block_n, BAND=config.band,
         PROGRAMS=programs, STAGES=config.stages, SPECIALIZED=config.specialized, BIAS=bias is not None,

@@ -14,8 +14,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.linear.fp8.finish import finish
+from aengine.kernels.variants import keep_variants
 
 
+@keep_variants
 @triton.jit
 def one_row_kernel(
     x_ptr,  # [1, K]
@@ -25,8 +27,6 @@ def one_row_kernel(
     residual_ptr,  # [1, N], ADD only; may be out_ptr
     norm_ptr,  # [K], NORM only
     out_ptr,  # [1, N]
-    part_ptr,  # [tiles, SPLITS, 1, BLOCK_N] float32
-    arrived_ptr,  # [tiles] int32, zero between launches
     eps,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -34,22 +34,19 @@ def one_row_kernel(
     GROUPED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WIDTH: tl.constexpr,  # groups of 128 columns in a step
-    SPLITS: tl.constexpr,
     AHEAD: tl.constexpr,  # steps whose weights are on their way: one or two
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
-    NORM: tl.constexpr,  # in one piece only
+    NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     GROUPS: tl.constexpr = (K + 127) // 128
-    PIECE: tl.constexpr = GROUPS // SPLITS * 8  # chunks of 16 columns, as all that follows
+    CHUNKS: tl.constexpr = GROUPS * 8  # of 16 columns, as all that follows
     STEP: tl.constexpr = WIDTH * 8
-    split = tl.program_id(0) % SPLITS
-    tile = tl.program_id(0) // SPLITS
+    tile = tl.program_id(0)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)  # rows past the end read the last row, and are not stored
-    first, end = split * PIECE, tl.minimum(split * PIECE + PIECE, K // 16)
-    chunk = first + tl.arange(0, STEP)
+    chunk = tl.arange(0, STEP)
     # Chunks are the first axis, so that neighbouring threads have neighbouring ones.
     w_at = (w_ptr + rows.to(tl.int64) * K)[None, :, None] + (chunk * 16)[:, None, None] + tl.arange(0, 16)
     x_at = (chunk * 16)[:, None, None] + tl.arange(0, 8)
@@ -60,21 +57,21 @@ def one_row_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     # Weights need not wait: these are on their way while the kernel before this one ends.
-    w = tl.load(w_at, mask=(chunk < end)[:, None, None], other=0.0)  # [STEP, BLOCK_N, 16]
+    w = tl.load(w_at, mask=(chunk < K // 16)[:, None, None], other=0.0)  # [STEP, BLOCK_N, 16]
     later = w
     if AHEAD > 1:
-        later = tl.load(w_at + STEP * 16, mask=(chunk + STEP < end)[:, None, None], other=0.0)
+        later = tl.load(w_at + STEP * 16, mask=(chunk + STEP < K // 16)[:, None, None], other=0.0)
     if OVERLAP:
         gdc_wait()
     acc = tl.zeros([STEP, BLOCK_N], tl.float32)
     squares = tl.zeros([STEP, 1], tl.float32)
-    for step in tl.static_range(0, PIECE, STEP):  # unrolled: bytes that a loop carries are taken apart
+    for step in tl.static_range(0, CHUNKS, STEP):  # unrolled: bytes that a loop carries are taken apart
         newest = w
-        if step + AHEAD * STEP < PIECE:
+        if step + AHEAD * STEP < CHUNKS:
             at = step + AHEAD * STEP
-            newest = tl.load(w_at + at * 16, mask=(chunk + at < end)[:, None, None], other=0.0)
+            newest = tl.load(w_at + at * 16, mask=(chunk + at < K // 16)[:, None, None], other=0.0)
         acc, squares = _add_products(
-            acc, squares, w, x_ptr + x_at, norm_ptr + x_at, scale_at, step, chunk, end, BLOCK_N, STEP, GROUPED, NORM,
+            acc, squares, w, x_ptr + x_at, norm_ptr + x_at, scale_at, step, chunk, K, BLOCK_N, STEP, GROUPED, NORM,
         )  # fmt: skip
         w = newest if AHEAD == 1 else later
         later = newest
@@ -84,18 +81,18 @@ def one_row_kernel(
     if NORM:
         result *= tl.math.rsqrt(tl.sum(tl.reshape(squares, [STEP])) / K + eps)
     finish(
-        result, bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr, 1, n, 0, tl.arange(0, 1), tile, split,
-        N, 1, BLOCK_N, SPLITS, BIAS, ADD,
+        result, bias_ptr, residual_ptr, out_ptr, out_ptr, out_ptr, 1, n, 0, tl.arange(0, 1), tile, 0,
+        N, 1, BLOCK_N, 1, BIAS, ADD,
     )  # fmt: skip
 
 
 @triton.jit
 def _add_products(
-    acc, squares, w, x_at, norm_at, scale_at, step, chunk, end,
-    BLOCK_N: tl.constexpr, STEP: tl.constexpr, GROUPED: tl.constexpr, NORM: tl.constexpr,
+    acc, squares, w, x_at, norm_at, scale_at, step, chunk,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, GROUPED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """acc [STEP, BLOCK_N] plus each chunk's products, and x's squares [STEP, 1] with the chunk's."""
-    inside = chunk + step < end
+    inside = chunk + step < K // 16
     # The halves of a chunk apart: 8 columns are what one load of x brings.
     low, high = tl.split(tl.permute(tl.reshape(w, [STEP, BLOCK_N, 2, 8]), [0, 1, 3, 2]))
     part = tl.zeros([STEP, BLOCK_N], tl.float32)
@@ -115,19 +112,14 @@ def _add_products(
 class OneRowConfig:
     """How one shape is cut up.
 
-    splits divide the number of groups of 128 columns; width: groups in a step, a power of two, 4 of them are 16 bytes
-    for each thread of a warp; ahead: steps whose weights are on their way, one or two.
+    width: groups of 128 columns in a step, a power of two, 4 of them are 16 bytes for each thread of a warp; ahead:
+    steps whose weights are on their way, one or two.
     """
 
     block_n: int
-    splits: int
     warps: int
     width: int
     ahead: int = 1
-
-    def padded(self, m: int) -> int:
-        """The height of its products: one row."""
-        return m
 
     def shared_memory(self, m: int, element_size: int) -> int:
         """Bytes at most, of sums on their way from warp to warp."""

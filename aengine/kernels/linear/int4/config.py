@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from aengine.kernels.launch import Launch, power_of_two
+from aengine.kernels.launch import LIGHT, Launch, power_of_two
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
 
 LEAST_ROWS = 8  # of a product
 ONE_ROW_WARPS = 8
-LIGHT = 2**25  # elements: of a smaller weight the launches and ramps count, not the bytes
+# From here on the library's product is so much faster that the weight may be written out for it first.
+DENSE_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,22 @@ def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) 
     return config
 
 
+def int4_borders(n: int, k: int, launch: Launch) -> list[int]:
+    """Numbers of rows, ascending: beyond each, a product with a weight [n, k] may be another kernel's.
+
+    Of x in 16 bits. Into how many pieces a kernel cuts, where it cuts at all, is not for its compiler to know.
+    """
+
+    def kernel(m: int) -> Int4Config:
+        config = int4_config(m, n, -(-k // BLOCK), 2, launch)
+        return replace(config, splits=min(config.splits, 2), rounds=0)
+
+    cuts = (2 * LEAST_ROWS, 32, *range(64, DENSE_ROWS - 1, 64))
+    return [1, LEAST_ROWS, *(m for m in cuts if kernel(m) != kernel(m + 1)), DENSE_ROWS - 1]
+
+
 def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool) -> Int4Config:
-    if m <= 8 or (m <= 16 and n * blocks * BLOCK <= LIGHT):
+    if m <= 8 or (m <= 16 and n * blocks * BLOCK // 2 <= LIGHT):
         return _few_rows(max(LEAST_ROWS, power_of_two(m)), n, blocks, processors)
     if m <= 64:
         return _some_rows(max(32, power_of_two(m)), n, blocks, processors, asynchronous)

@@ -17,14 +17,14 @@ from aengine.kernels.linear.int4.one_row import int4_one_row_kernel
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
 from aengine.kernels.linear.int4.product import int4_product_kernel
 from aengine.kernels.linear.int4.unpacking import Unpacking, unpacking
+from aengine.kernels.parts import Parts
 
 
 class Int4Product:
     """The kernels and their scratch memory. One stream at a time: launches share the scratch."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[torch.device, int], Tensor] = {}  # by their size
-        self._arrived: dict[tuple[torch.device, int], Tensor] = {}  # by the number of tiles
+        self._parts = Parts()
         self._dense = torch.empty(0, dtype=torch.uint8)
 
     def __call__(
@@ -66,12 +66,12 @@ class Int4Product:
         size, split = config.rows * config.block_n, config.splits > 1
         if config.programs:
             programs = min(config.programs, tiles * weight.blocks)
-            scratch = self._scratch_for(x, tiles, 2 * programs * size)
+            scratch = self._parts(x.device, 2 * programs * size, tiles)
             int4_dealt_out_kernel[(programs,)](*given, *scratch, m, PROGRAMS=programs, SCALED=scaled, **constants)
             return out
         whole = min(config.rounds * launch.processors, tiles) if config.unpacks_ahead and split else 0
         pieces = (tiles - whole) * config.splits
-        scratch = self._scratch_for(x, tiles - whole, pieces * size) if split else (x, x)
+        scratch = self._parts(x.device, pieces * size, tiles - whole) if split else (x, x)
         if config.unpacks_ahead:
             int4_many_rows_kernel[(whole + pieces,)](
                 *given, *scratch, m, whole, config.splits, SPLIT=split, **constants
@@ -126,15 +126,6 @@ class Int4Product:
             num_warps=4, launch_pdl=launch.overlap,
         )  # fmt: skip
         return dense
-
-    def _scratch_for(self, x: Tensor, tiles: int, size: int) -> tuple[Tensor, Tensor]:
-        """Parts of so many elements, and counters of tiles."""
-        parts, arrived = (x.device, size), (x.device, tiles)
-        if parts not in self._parts:
-            self._parts[parts] = torch.empty(size, dtype=torch.float32, device=x.device)
-        if arrived not in self._arrived:
-            self._arrived[arrived] = torch.zeros(tiles, dtype=torch.int32, device=x.device)
-        return self._parts[parts], self._arrived[arrived]
 
 
 def _unpacking(x: Tensor, weight: PackedCodes, scaled: bool) -> Unpacking:

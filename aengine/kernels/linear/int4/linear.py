@@ -7,13 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.int4.config import DENSE_ROWS
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import pack_codes
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 from aengine.kernels.norms import silu_mul
-
-# From here on the library's product is so much faster that the weight may be written out for it first.
-DENSE_ROWS = 1024
 
 
 class Int4Linear:

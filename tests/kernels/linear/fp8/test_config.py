@@ -32,9 +32,10 @@ def test_every_cut_divides_the_groups_and_fits(n: int, k: int, launch: Launch) -
     for m in range(1, 65):
         config = few_rows_config(m, n, k, 2, launch)
         assert config is not None
-        assert groups % config.splits == 0
         assert isinstance(config, OneRowConfig) == (m == 1)
-        assert isinstance(config, OneRowConfig) or 0 <= config.early <= min(2, groups // config.splits)
+        if not isinstance(config, OneRowConfig):
+            assert groups % config.splits == 0
+            assert 0 <= config.early <= min(2, groups // config.splits)
         assert config.shared_memory(m, 2) <= launch.shared_memory
     for m in (1, 65, 256, 8192, 16384):
         assert many_rows_config(m, n, launch).shared_memory() <= launch.shared_memory
@@ -89,11 +90,11 @@ def test_what_pairs_of_groups_do_not_fit_is_the_librarys() -> None:
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_tiles_change_behind_a_border_only(n: int, k: int, launch: Launch) -> None:
     def cut(m: int) -> object:
-        hopper = launch.capability[0] == 9
-        return few_tiles_config(m, n, k, launch) if hopper else many_rows_config(m, n, launch)
+        few_tiles = few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else None
+        return few_tiles, many_rows_config(m, n, launch)
 
     borders = tile_borders(n, k, launch)
     assert borders[0] == 64
     assert borders == sorted(set(borders))
     changes = [m for m in range(65, 16384) if cut(m) != cut(m + 1)]
-    assert changes == borders[1:]
+    assert changes == [border for border in borders[1:] if border < 16384]

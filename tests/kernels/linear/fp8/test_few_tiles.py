@@ -8,7 +8,7 @@ from tests.kernels.linear.fp8.reference import exact_product, random_inputs, ran
 
 few_tiles = pytest.importorskip("aengine.kernels.linear.fp8.few_tiles")
 fp8_inputs = pytest.importorskip("aengine.kernels.linear.fp8.inputs")
-fp8_parts = pytest.importorskip("aengine.kernels.linear.fp8.parts")
+fp8_parts = pytest.importorskip("aengine.kernels.parts")
 pytestmark = pytest.mark.gpu
 
 Config = few_tiles.FewTilesConfig
