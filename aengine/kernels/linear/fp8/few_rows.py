@@ -184,7 +184,10 @@ class Fp8FewRows:
         bias: Tensor | None = None,
         options: FewRowsOptions = FewRowsOptions(),
     ) -> Tensor:
-        """x [m, k], weight [n, k] e4m3 (both contiguous, k a multiple of 16), bias [n] -> [m, n]."""
+        """x [m, k], weight [n, k] e4m3 (both contiguous, k a multiple of 16), bias [n] -> [m, n].
+
+        Raises ValueError for a norm of more than a single row.
+        """
         (m, k), n = x.shape, weight.shape[0]
         launch = launch_for(x.device)
         residual, norm, x_scale = options.residual, options.norm, options.x_scale
@@ -206,6 +209,8 @@ class Fp8FewRows:
                 **shared,
             )  # fmt: skip
         else:
+            if norm is not None:
+                raise ValueError("a norm goes with products of one row only")
             height, parts, arrived = config.padded(m), x, x
             if config.splits > 1:
                 parts, arrived = self.parts(x.device, tiles * config.splits * height * config.block_n, tiles)

@@ -87,3 +87,16 @@ def test_a_single_row_is_normed_on_the_way(n: int, k: int, dtype: torch.dtype, d
     scales = fp8_scales.kernel_scales(weight)
     out = product(x, weight.weight, scales, CUTS["one-row"], None, Options(norm=Norm()))
     assert relative_error(out, normed @ exact_weight(weight).T) < tolerance(dtype)
+
+
+def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
+    x, weight = torch.ones(2, 256, device=device), random_weight(64, 256, (128, 128), device)
+
+    class Norm:
+        weight = x[0]
+        eps = 1e-5
+
+    with pytest.raises(ValueError, match="one row"):
+        few_rows.Fp8FewRows()(
+            x, weight.weight, fp8_scales.kernel_scales(weight), CUTS["plain"], None, Options(norm=Norm())
+        )
