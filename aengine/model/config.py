@@ -13,14 +13,14 @@ from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.model.families import FAMILIES
 from aengine.model.families.parts import hidden_size
 from aengine.model.fields import Fields, read_json_object, shown
-from aengine.model.quant.awq import Awq
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
-from aengine.model.quant.fp8 import Fp8
-from aengine.model.quant.gptq import Gptq
-from aengine.model.quant.pack_quantized import PackQuantized
+from aengine.model.quant.formats.awq import Awq
+from aengine.model.quant.formats.fp8 import Fp8
+from aengine.model.quant.formats.gptq import Gptq
+from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.quant.scheme import QuantConfig
+from aengine.model.ranks.shard import Shard
 from aengine.model.rope import RopeConfig, read_rope
-from aengine.model.shard import Shard
 from aengine.model.spec import LayerSpec
 
 # Far above any real model, far below what would overflow a size.

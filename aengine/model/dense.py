@@ -13,7 +13,7 @@ from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.model.groups import Cut, Entry
 from aengine.model.linear import LoadedExperts, LoadedLinear
-from aengine.model.shard import ExpertsShare, Range, Split
+from aengine.model.ranks.shard import ExpertsShare, Range, Split
 from aengine.model.spec import ExpertsSpec
 
 

@@ -21,8 +21,8 @@ from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.reading import row_multiple
 from aengine.model.quant.scheme import QuantConfig
-from aengine.model.shard import ExpertsShare, Part, Shard, Split
-from aengine.model.sharded import (
+from aengine.model.ranks.shard import ExpertsShare, Part, Shard, Split
+from aengine.model.ranks.sharded import (
     Embedding,
     GatheredLinear,
     PreparedNorm,

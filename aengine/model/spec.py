@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from aengine.kernels.experts.routing import Router
-from aengine.model.shard import Shard
+from aengine.model.ranks.shard import Shard
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from aengine.kernels.heads import Heads
 from aengine.kernels.linear.base import Norm
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
-from aengine.model.shard import Part
+from aengine.model.ranks.shard import Part
 from aengine.model.spec import AttentionSpec
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
-from aengine.model.shard import Part
+from aengine.model.ranks.shard import Part
 from aengine.model.spec import MLPSpec
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from aengine.kernels.linear.weights import INT4_MIDDLE, Int4Weight
-from aengine.model.shard import Range
+from aengine.model.ranks.shard import Range
 
 CHUNK = 32  # columns: the smallest group that kernels read
 

@@ -14,11 +14,11 @@ from aengine.model.dense import Storage, Stored
 from aengine.model.groups import Entry
 from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.quant.base import LinearFormat, StoredTensor
+from aengine.model.quant.formats.mxfp4 import Mxfp4, gate_first
 from aengine.model.quant.fuse import fuse
-from aengine.model.quant.mxfp4 import Mxfp4, gate_first
 from aengine.model.quant.reading import Reading, undivided
 from aengine.model.quant.rows import add_rows
-from aengine.model.shard import ExpertsShare, Range, Split
+from aengine.model.ranks.shard import ExpertsShare, Range, Split
 from aengine.model.spec import ExpertsSpec
 
 

@@ -14,7 +14,7 @@ from aengine.model.groups import Cut, Entry
 from aengine.model.quant.base import Along, StoredTensor
 from aengine.model.quant.columns import pick_columns
 from aengine.model.quant.rows import pick_rows
-from aengine.model.shard import Range, Split
+from aengine.model.ranks.shard import Range, Split
 
 # Places of all other dtypes, which are those of scales, are float32.
 _PACKED = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8}

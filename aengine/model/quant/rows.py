@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
 from aengine.model.quant.fuse import fuse
-from aengine.model.shard import Range
+from aengine.model.ranks.shard import Range
 
 
 def pick_rows(weight: QuantizedWeight, ranges: Sequence[Range]) -> QuantizedWeight:

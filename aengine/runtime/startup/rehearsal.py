@@ -22,7 +22,7 @@ from aengine.kernels.offline import Share, compile_utilities, compiling
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.decoder import Decoder
 from aengine.model.groups import leave_empty
-from aengine.model.shard import Shard
+from aengine.model.ranks.shard import Shard
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
 from aengine.runtime.device import resolve_kv_dtype
 from aengine.runtime.startup.cuda_memory import trial_pool

@@ -8,8 +8,8 @@ from transformers.integrations.mxfp4 import _convert_moe_packed_tensors
 
 from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.kernels.linear.weights import dequantize
+from aengine.model.quant.formats.mxfp4 import Mxfp4, gate_first
 from aengine.model.quant.fuse import fuse
-from aengine.model.quant.mxfp4 import Mxfp4, gate_first
 
 from .encoders import Encoded, mxfp4
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, dequantize
-from aengine.model.quant.awq import Awq
 from aengine.model.quant.base import LinearFormat
-from aengine.model.quant.fp8 import Fp8
-from aengine.model.quant.gptq import Gptq
-from aengine.model.quant.pack_quantized import PackQuantized
+from aengine.model.quant.formats.awq import Awq
+from aengine.model.quant.formats.fp8 import Fp8
+from aengine.model.quant.formats.gptq import Gptq
+from aengine.model.quant.formats.pack_quantized import PackQuantized
 
 from .encoders import Encoded
 from .test_formats import load

@@ -12,7 +12,7 @@ from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights import Int4Weight
 from aengine.model.fields import Fields, shown
 from aengine.model.quant.base import SCALES, Along, StoredTensor, check_finite, grouped, not_fused, unsupported
-from aengine.model.quant.gptq import read_bits, read_group_size, without_middle
+from aengine.model.quant.formats.gptq import read_bits, read_group_size, without_middle
 from aengine.model.quant.names import Names, hugging_face_names
 from aengine.model.quant.scheme import QuantConfig
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from aengine.errors import WeightsError
 from aengine.kernels.linear.weights import Int4Weight
 from aengine.model.quant.base import INTEGERS, SCALES, Along, StoredTensor, check_finite, grouped, nibbles, not_fused
-from aengine.model.quant.gptq import without_middle
-from aengine.model.quant.int4_order import sort_columns
+from aengine.model.quant.formats.gptq import without_middle
+from aengine.model.quant.formats.int4_order import sort_columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.collective.base import Collective
+from aengine.kernels.collective.config import OVERLAPPED_ROWS
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
-
-MANY = 2048  # tokens whose norm is better a launch of its own
 
 
 class PreparedNorm:
@@ -49,7 +48,7 @@ class Sum:
 
     def of(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
         """The sum of `product(x)`; of many tokens, beside the product itself."""
-        if len(x) < MANY:
+        if len(x) < OVERLAPPED_ROWS:
             return self(product(x), residual)
         return self._ranks.sum_product(product, x, residual)
 

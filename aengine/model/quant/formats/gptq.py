@@ -22,7 +22,7 @@ from aengine.model.quant.base import (
     not_fused,
     unsupported,
 )
-from aengine.model.quant.int4_order import sort_columns
+from aengine.model.quant.formats.int4_order import sort_columns
 from aengine.model.quant.names import Names, hugging_face_names, pattern
 from aengine.model.quant.scheme import QuantConfig
 
