@@ -14,6 +14,7 @@ import aengine
 from aengine.errors import ConfigError, EngineClosedError, EngineFailedError
 from aengine.kernels.collective.threads import ThreadCollective
 from aengine.runtime.runner import StepExecutor
+from aengine.runtime.startup import start_cpu
 from aengine.structured import Structured
 from aengine.types import Choice, Completion
 
@@ -235,3 +236,12 @@ async def test_a_step_that_fails_on_one_rank_fails_on_all_and_the_next_requests_
 async def test_only_numbers_of_ranks_that_hosts_have_are_taken() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         engine(3)
+
+
+async def test_the_pools_of_all_ranks_have_to_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_cpu, "host_memory", lambda: 64 * 2**20)
+    async with engine(1, kv_cache_gib=None, num_pages=400):  # of 96 KiB; each of the ranks has half of it
+        pass
+    with pytest.raises(ConfigError, match="num_pages"):
+        async with engine(8, kv_cache_gib=None, num_pages=400):
+            pass

@@ -37,7 +37,10 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
     max_step_tokens = step_tokens(config, CPU_STEP_TOKENS)
-    pool = size_pool(config, model, kv_dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), host_memory())
+    memory = host_memory()
+    if memory is not None:
+        memory //= model.ranks  # each has a pool of its own
+    pool = size_pool(config, model, kv_dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), memory)
     attention = TorchAttention()
     wait_for_text()
     meeting = Meeting(model.ranks)
