@@ -16,6 +16,10 @@ from msgspec import Meta
 
 from aengine.errors import ConfigError
 
+MAX_LORAS = 256
+MAX_LORA_RANK = 256
+_LORAS = 8  # on the device, where nothing says how many
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The knobs of an `Engine`. `None` means: chosen from the model and the machine."""
@@ -108,8 +112,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(description="threads of a step on a CPU; default: cores - 1, long steps all"),
     ] = None
+    lora: Annotated[
+        dict[str, str],
+        Meta(description="adapters: the name that requests give, and a PEFT folder or Hugging Face id: a=path,b=path"),
+    ] = {}
+    max_loras: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_LORAS)] | None,
+        Meta(description="most adapters on the device at once; default: as many as are named, 8 at most"),
+    ] = None
+    max_lora_rank: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_LORA_RANK)] | None,
+        Meta(description="highest rank of an adapter; default: that of those named, 16 at least"),
+    ] = None
+    lora_loading: Annotated[bool, Meta(description="load and unload adapters over HTTP while serving")] = False
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="seed of dummy weights")] = 0
     progress: Annotated[bool, Meta(description="show progress bars")] = True
+
+    def lora_places(self) -> int:
+        """How many adapters the device has room for; 0: there are none."""
+        if not self.lora and not self.lora_loading:
+            return 0
+        return self.max_loras or (_LORAS if self.lora_loading else min(len(self.lora), _LORAS))
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,6 +225,7 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 _LISTS = {"allowed_hosts", "allowed_origins", "api_keys"}  # as text: separated by commas
+_MAPS = {"lora"}  # as text: name=value, separated by commas
 _SECRETS = {"api_keys"}
 
 T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)
@@ -227,6 +251,9 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
             values[name] = _split(values[name])
             if name == "api_keys" and not values[name]:  # whoever sets it wants a locked door
                 raise ConfigError("api_keys: AENGINE_API_KEYS is set but names no key; name one or unset it")
+    for name in _MAPS & values.keys():
+        if isinstance(values[name], str):
+            values[name] = dict(_pair(name, part) for part in _split(values[name]))
     try:
         # Text comes from the environment: not strict, so "4096" is an int and "false" is a bool.
         config = msgspec.convert(values, kind, strict=False)
@@ -252,6 +279,15 @@ def _choices(kind: type[msgspec.Struct], knob: str) -> tuple[object, ...]:
 def _refused(knob: str, message: str, values: Mapping[str, Any]) -> ConfigError:
     got = "" if knob in _SECRETS else f", got {values.get(knob)!r}"
     return ConfigError(f"{knob}: {message}{got} (argument {knob}=, {flag(knob)} or AENGINE_{knob.upper()})")
+
+
+def _pair(knob: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name.strip() and equals and value.strip()):
+        raise ConfigError(
+            f"{knob}: {text!r} is not name=value (argument {knob}=, {flag(knob)} or AENGINE_{knob.upper()})"
+        )
+    return name.strip(), value.strip()
 
 
 def flag(knob: str) -> str:

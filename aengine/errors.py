@@ -5,7 +5,8 @@ AengineError
 ├── CheckpointError          config.json, weights or tokenizer cannot be used
 │   ├── UnsupportedModelError    an architecture or feature this engine does not know
 │   ├── WeightsError             a tensor is missing, unexpected, misshapen, or its file is damaged
-│   └── HubError                 a Hugging Face id could not be resolved to a folder
+│   ├── HubError                 a Hugging Face id could not be resolved to a folder
+│   └── AdapterError             an adapter's files cannot be used, or not with this model
 ├── InvalidRequestError      a request that can never be served as asked (also a ValueError)
 │   └── ContextLengthError       prompt + max_tokens does not fit into the context or the KV pool
 ├── ModelNotFoundError       the request names a model that this server does not serve
@@ -45,6 +46,10 @@ class WeightsError(CheckpointError):
 
 class HubError(CheckpointError):
     """A Hugging Face id could not be resolved to a local folder."""
+
+
+class AdapterError(CheckpointError):
+    """An adapter cannot be applied exactly, or its files are damaged; names the field or the tensor, and the remedy."""
 
 
 class InvalidRequestError(AengineError, ValueError):

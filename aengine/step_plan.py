@@ -25,6 +25,7 @@ class NewRow(msgspec.Struct):
     # The row that it forks from, which is read to its end in this step: all but the seed is the same, and can be copied
     # on the device. Its whole pages are this row's too; `pages` is empty, and `new_pages` has what comes behind them.
     copy_of: int | None = None
+    adapter: int = 0  # its place on the device; 0: none
 
 
 class PrefillChunk(msgspec.Struct):

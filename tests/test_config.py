@@ -25,6 +25,32 @@ def test_lists_are_separated_by_commas() -> None:
     assert config.allowed_origins == ("https://a.example", "https://b.example")
 
 
+def test_adapters_are_names_with_folders() -> None:
+    config = configure(EngineConfig, {"AENGINE_LORA": "a=/one, b = owner/two"})
+    assert config.lora == {"a": "/one", "b": "owner/two"}
+    assert configure(EngineConfig, {}, lora={"a": "/one"}).lora == {"a": "/one"}
+    for text in ("a", "a=", "=b", "a=b,c"):
+        with pytest.raises(
+            ConfigError, match=r"^lora: .* is not name=value \(argument lora=, --lora or AENGINE_LORA\)"
+        ):
+            configure(EngineConfig, {}, lora=text)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "places"),
+    [
+        ({}, 0),
+        ({"max_loras": 4}, 0),  # there is nothing to put there
+        ({"lora": "a=x,b=y"}, 2),
+        ({"lora": {f"a{i}": "x" for i in range(20)}}, 8),
+        ({"lora": "a=x", "max_loras": 4}, 4),
+        ({"lora_loading": True}, 8),
+    ],
+)
+def test_the_device_has_room_for_as_many_adapters_as_are_named(knobs: dict[str, object], places: int) -> None:
+    assert configure(EngineConfig, {}, **knobs).lora_places() == places
+
+
 def test_api_keys_come_as_a_list_and_are_never_shown() -> None:
     assert configure(ServerConfig, {"AENGINE_API_KEYS": "one, two"}).api_keys == ("one", "two")
     assert configure(ServerConfig, {}, api_keys="one").api_keys == ("one",)  # as from a command line

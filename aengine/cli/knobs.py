@@ -32,7 +32,8 @@ def knobs_of(kind: type[T]) -> Iterator[Knob]:
         text = next(found for layer in layers if (found := _description(layer)))
         inner = next(layer for layer in reversed(layers) if not isinstance(layer, msgspec.inspect.NoneType))
         choices = tuple(map(str, inner.values)) if isinstance(inner, msgspec.inspect.LiteralType) else ()
-        yield Knob(field.name, _KINDS.get(type(inner), "TEXT"), choices, field.default, text)
+        default = None if field.default is msgspec.NODEFAULT else field.default
+        yield Knob(field.name, _KINDS.get(type(inner), "TEXT"), choices, default, text)
 
 
 _KINDS: dict[type, str] = {
@@ -40,6 +41,7 @@ _KINDS: dict[type, str] = {
     msgspec.inspect.IntType: "N",
     msgspec.inspect.FloatType: "X",
     msgspec.inspect.VarTupleType: "A,B",
+    msgspec.inspect.DictType: "A=X,B=Y",
 }
 
 

@@ -13,6 +13,7 @@ from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.weights import QuantizedWeight
+from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 
 
 class Route(Protocol):
@@ -45,6 +46,14 @@ class Kernels(Protocol):
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
         """A linear of a quantised matrix and a bias [outputs], for inputs of `dtype`."""
+        ...
+
+    def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> Linear:
+        """A linear of these kernels, and to each token's result what its adapter adds. `tokens` says which one that is,
+        whenever the linear is called; where none has one, the linear is called as if it stood alone.
+
+        x has as many rows as `tokens.places`, in that order.
+        """
         ...
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:

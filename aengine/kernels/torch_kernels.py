@@ -13,8 +13,11 @@ from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.experts.torch_route import TorchRoute
 from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales, as_bytes, encode
+from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.weights import QuantizedWeight, dequantize
+from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.torch_adapted import TorchAdapted
 
 
 @dataclass(slots=True)
@@ -42,6 +45,9 @@ class TorchKernels:
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> TorchLinear:
         return TorchLinear(dequantize(weight).to(dtype), bias)
+
+    def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TorchAdapted:
+        return TorchAdapted(linear, weights, tokens)
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TorchExperts:
         return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))

@@ -25,6 +25,8 @@ from aengine.kernels.linear.int4.packed_codes import supported_group
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights import Fp8Weight, QuantizedWeight, dequantize
+from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.torch_adapted import TorchAdapted
 
 
 class TritonKernels:
@@ -51,6 +53,9 @@ class TritonKernels:
         elif Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
             return Fp8Linear(weight, bias, self._fp8_few_rows)
         return self.dense(dequantize(weight).to(dtype), bias)
+
+    def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> Linear:
+        return TorchAdapted(linear, weights, tokens)
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
         """Where there is no kernel for their shape or on this device, of the dequantised matrices."""

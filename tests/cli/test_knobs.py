@@ -34,16 +34,25 @@ def test_every_knob_is_a_flag_with_its_help_its_default_and_its_variable() -> No
 
 
 def test_every_flag_sets_its_knob() -> None:
-    values = {"TEXT": "cpu", "N": "1024", "X": "0.5", "A,B": "https://a.example, https://b.example", "": ""}
+    pairs = {"a": "x", "b": "y/z"}
+    values = {
+        "A=X,B=Y": "a=x, b=y/z",
+        "TEXT": "cpu",
+        "N": "1024",
+        "X": "0.5",
+        "A,B": "https://a.example, https://b.example",
+        "": "",
+    }
     for kind in KINDS:
         for knob in knobs_of(kind):
             flag = f"--{knob.name.replace('_', '-')}"
             value = knob.choices[-1] if knob.choices else values[knob.kind]
             given = [flag, value] if knob.kind else [f"--no-{knob.name.replace('_', '-')}"]
-            if knob.name == "grammar_nesting":
+            if knob.name in ("grammar_nesting", "max_loras", "max_lora_rank"):
                 given[1] = "64"
             set_to = getattr(read_knobs(parser().parse_args(given), kind), knob.name)
-            expected = ("https://a.example", "https://b.example") if knob.kind == "A,B" else given[-1]
+            lists = {"A,B": ("https://a.example", "https://b.example"), "A=X,B=Y": pairs}
+            expected = lists.get(knob.kind, given[-1])
             assert str(set_to) == ("False" if not knob.kind else str(expected)), knob.name
 
 

@@ -14,9 +14,11 @@ class AdapterWeights:
     """The adapters of one linear, which may be several fused ones, each part with factors of its own.
 
     Their memory is fixed, so that captured steps read whatever adapter lies in a place when they are replayed. What an
-    adapter leaves out, or has of a smaller rank, is zero.
+    adapter leaves out, or has of a smaller rank, is zero. Both are contiguous, and may have more
+    than 2^31 elements.
     """
 
+    # [place] is what a token of that place reads; there is one of NO_ADAPTER too, which stays zero.
     a: Tensor  # [places, parts * rank, inputs]: the parts' first factors, one below the other
     b: Tensor  # [places, outputs, rank]: the second factors, times the adapter's scale; a row is of its part's rank
     outputs: tuple[int, ...]  # of each part

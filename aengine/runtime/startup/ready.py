@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.runtime.adapters import AdapterPlaces
 from aengine.runtime.runner import Runner
 from aengine.runtime.startup.sizing import PoolSize
 from aengine.step_plan import MixedLimit
@@ -25,6 +26,7 @@ class Runtime:
     pool: PoolSize
     max_step_tokens: int
     mixed_limit: MixedLimit | None = None  # None: a step that also decodes is as large as any
+    adapters: AdapterPlaces | None = None  # None: there is room for none
 
 
 class Phases:

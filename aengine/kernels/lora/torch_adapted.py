@@ -1,0 +1,86 @@
+"""The reference: plain torch on any device. Every other adapted linear is tested against this one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.lora.base import NO_ADAPTER, AdapterWeights, TokenAdapters
+
+
+class TorchAdapted:
+    """A linear with what each token's adapter adds. Without adapters it calls the linear and nothing else.
+
+    On a CPU it looks which adapters the tokens have and reads those alone. Elsewhere it must not ask the device: it
+    multiplies with all of them, and leaves to each token what its own gives.
+    """
+
+    def __init__(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> None:
+        self.inputs = linear.inputs
+        self.outputs = linear.outputs
+        self._linear = linear
+        self._weights = weights
+        self._tokens = tokens
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self._linear(x)
+        return out if self._tokens.places is None else self._add(out, x, self._tokens.places)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        out = self._linear.add_to(x, residual)
+        return out if self._tokens.places is None else self._add(out, x, self._tokens.places)
+
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        if self._tokens.places is None:
+            return self._linear.add_gated_to(gate_up, residual)
+        return self.add_to(_gated(gate_up), residual)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return self._linear.gated(gate_up) if self._tokens.places is None else self(_gated(gate_up))
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        return self._linear.after(norm, x) if self._tokens.places is None else self(norm(x))
+
+    def _add(self, out: Tensor, x: Tensor, places: Tensor) -> Tensor:
+        add = add_present if places.device.type == "cpu" else add_all
+        return add(out, x, self._weights, places)
+
+
+def add_present(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> Tensor:
+    """out [tokens, outputs], which is used up, and what the adapters in `places` make of x [tokens, inputs]."""
+    present = [place for place in places.unique().tolist() if place != NO_ADAPTER]
+    if len(present) == 1 and bool((places == present[0]).all()):
+        return out.add_(_product(x, weights, present[0]))
+    for place in present:
+        rows = (places == place).nonzero().flatten()
+        out.index_add_(0, rows, _product(x[rows], weights, place))
+    return out
+
+
+def _product(x: Tensor, weights: AdapterWeights, place: int) -> Tensor:
+    """What one adapter adds: x [n, inputs] -> [n, outputs]."""
+    inner = F.linear(x, weights.a[place]).split(weights.rank, dim=-1)  # of each part, [n, rank]
+    parts = weights.b[place].split(weights.outputs)
+    return torch.cat([F.linear(*part) for part in zip(inner, parts, strict=True)], dim=-1)
+
+
+def add_all(out: Tensor, x: Tensor, weights: AdapterWeights, places: Tensor) -> Tensor:
+    """The same as `add_present`, without a question to the device."""
+    count, rank = len(weights.a), weights.rank
+    inner = F.linear(x, weights.a.flatten(0, 1)).view(len(x), count, -1)  # [tokens, places, parts * rank]
+    own = places.unsqueeze(-1) == torch.arange(count, device=places.device)  # [tokens, places]
+    inner = inner.masked_fill(~own.unsqueeze(-1), 0.0)
+    at = 0
+    for part, width in enumerate(weights.outputs):
+        first = inner[..., part * rank : (part + 1) * rank].flatten(1)  # [tokens, places * rank]
+        second = weights.b[:, at : at + width].transpose(1, 2).flatten(0, 1)  # [places * rank, outputs]
+        out[:, at : at + width] += first @ second
+        at += width
+    return out
+
+
+def _gated(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
