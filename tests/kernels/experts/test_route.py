@@ -29,7 +29,8 @@ CUTS = {"split": RouteConfig(16, 16, 2, 1, 4), "loop": RouteConfig(16, 16, 1, 2,
 def check(rule: Router, tokens: int, experts: int, hidden: int, dtype: torch.dtype, device: torch.device,
           cut: RouteConfig | None = None) -> None:  # fmt: skip
     """Ids are equal where the reference's choice is not a matter of rounding; the hidden states make it clear."""
-    weight = torch.randn(experts, hidden, device=device).to(dtype)
+    # Logits of a few units: what rounding moves a weight by grows with them.
+    weight = (torch.randn(experts, hidden, device=device) * 4 / hidden**0.5).to(dtype)
     x = torch.randn(tokens, hidden, device=device).to(dtype)
     bias, correction = (torch.randn(experts, device=device) * 0.1 for _ in range(2))
     logits = (x.double() @ weight.double().t() + bias.double()).float()

@@ -133,7 +133,7 @@ def _some_rows(rows: int, n: int, blocks: int, processors: int, asynchronous: bo
         splits = 2 if blocks >= 8 else 1
         if rows <= 32:
             return Int4Config(128, rows, splits, 4, 4, 0, scaled=True)
-        return Int4Config(128, rows, splits, 3, 4, 0, scaled=True, registers=168)  # three programs a processor
+        return Int4Config(128, rows, splits, 3, 4, 0, scaled=True)
     tiles = -(-n // 64)
     splits = max(1, min(3 * processors // tiles, blocks // 4, 6 if rows <= 32 else 4))
     if rows <= 32:

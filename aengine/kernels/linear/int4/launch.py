@@ -42,7 +42,9 @@ class Int4Product:
         x = x.contiguous()
         (m, k), n = x.shape, weight.rows
         launch = launch_for(x.device)
-        if config is None and m == 1 and (one := one_row_config(weight, launch)):
+        # Wider rows do not fit the shared memory of that cut.
+        narrow = x.element_size() == 2
+        if config is None and m == 1 and narrow and (one := one_row_config(weight, launch)):
             return self.row(x, weight, bias, residual, one)
         config = config or int4_config(m, n, weight.blocks, x.element_size(), launch)
         if config.early * config.step > weight.blocks // config.splits:

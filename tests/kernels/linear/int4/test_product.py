@@ -82,8 +82,8 @@ def test_a_weight_is_written_out_dense(n: int, k: int, form: str, dtype: torch.d
 
 
 def meets_each_shape_and_each_number_of_rows(m: int, n: int, k: int, **_: object) -> bool:
-    """Every number of rows for two shapes, and for each shape one and more than a tile has."""
-    return (n, k) in ((6144, 4096), (5760, 2880)) or m in (1, 65)
+    """Every number of rows for three shapes, and for each shape one and more than a tile has."""
+    return (n, k) in ((6144, 4096), (24576, 4096), (5760, 2880)) or m in (1, 65)
 
 
 @pytest.mark.thinned(where=meets_each_shape_and_each_number_of_rows)

@@ -1,0 +1,93 @@
+"""Products and experts of a model's own shapes at every number of rows that has a cut of its own, in every format.
+
+A cut that is chosen for some numbers of rows alone is tried at all of them: twice, and once more onto a residual.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from aengine.kernels.linear.fp8.quantize import quantize_fp8
+from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight, dequantize
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.kernels.triton_kernels import TritonKernels
+from tests.kernels.conftest import relative_error
+from tests.kernels.experts.test_triton_experts import spread
+
+pytestmark = pytest.mark.gpu
+
+FORMATS = {"bf16": 5e-3, "fp8": 5e-2, "int4": 5e-3, "mxfp4": 5e-3}  # how far; inputs of FP8 products are rounded too
+ROWS = [*range(1, 130), *range(130, 513, 7), 1023, 1024, 2048]
+TOKENS = [*range(1, 70), 96, 128, 200, 256, 333, 512, 1000, 2048]
+
+
+def quantized(form: str, *shape: int, device: torch.device) -> QuantizedWeight:
+    """A random matrix [..., n, k] of about the magnitude that keeps sums near one."""
+    *experts, n, k = shape
+    if form == "fp8":
+        matrices = torch.randn(math.prod(experts), n, k, device=device) / k**0.5
+        parts = [quantize_fp8(matrix) for matrix in matrices]
+        values, scale = (torch.stack(each).view(*experts, *each[0].shape) for each in zip(*parts))
+        return Fp8Weight(values, scale, (128, 128), "group")
+    codes = torch.randint(0, 16, shape, dtype=torch.uint8, device=device)
+    if form == "mxfp4":
+        return Mxfp4Weight(codes, torch.randint(119, 122, (*experts, n, k // 32), dtype=torch.uint8, device=device))
+    return Int4Weight(codes, (torch.rand(*experts, n, k // 128, device=device) + 0.1) / (6 * k**0.5))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("n", "k"), [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (5120, 2048), (2048, 4096), (1024, 3072)]
+)
+def test_a_linear_gives_its_product(n: int, k: int, form: str, device: torch.device) -> None:
+    kernels = TritonKernels()
+    if form == "bf16":
+        weight = (torch.randn(n, k, device=device) / k**0.5).bfloat16()
+        linear, exact = kernels.dense(weight, None), weight.float()
+    else:
+        weight = quantized(form, n, k, device=device)
+        linear, exact = kernels.quantized(weight, None, torch.bfloat16), dequantize(weight)
+    wrong: list[tuple[int, float]] = []
+    for rows in ROWS:
+        x, residual = (torch.randn(rows, width, device=device).bfloat16() for width in (k, n))
+        once, again, added = linear(x), linear(x), linear.add_to(x, residual.clone())
+        product = x.float() @ exact.t()
+        error = max(relative_error(once, product), relative_error(added, product + residual.float()))
+        if not error < FORMATS[form] or not torch.equal(once, again):
+            wrong.append((rows, error))
+    assert not wrong
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("experts", "top_k", "hidden", "inner"), [(128, 8, 2048, 768), (8, 2, 1024, 1792)])
+def test_experts_give_their_sum(
+    experts: int, top_k: int, hidden: int, inner: int, form: str, device: torch.device
+) -> None:
+    kernels = TritonKernels()
+    shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
+    exact: list[Tensor]
+    if form == "bf16":
+        made = [(torch.randn(shape, device=device) / shape[-1] ** 0.5).bfloat16() for shape in shapes]
+        all_of_them, exact = kernels.experts(*made), [matrices.float() for matrices in made]
+    else:
+        weights = [quantized(form, *shape, device=device) for shape in shapes]
+        all_of_them = kernels.quantized_experts(*weights, torch.bfloat16)
+        exact = [dequantize(weight) for weight in weights]
+    reference = TorchKernels().experts(*exact)
+    wrong: list[tuple[int, float]] = []
+    for tokens in TOKENS:
+        h, residual = (torch.randn(tokens, hidden, device=device).bfloat16() for _ in range(2))
+        ids = spread("even", tokens, experts, top_k).to(device)
+        shares = torch.rand(tokens, top_k, device=device).softmax(dim=-1)
+        once, again = (all_of_them.add_to(h, ids, shares, residual.clone()) for _ in range(2))
+        expected = reference.add_to(h.float(), ids, shares, residual.float())
+        error = relative_error(once, expected)
+        if not error < FORMATS[form] or not torch.equal(once, again):
+            wrong.append((tokens, error))
+    assert not wrong
