@@ -21,8 +21,7 @@ class Int4Config:
     that are loaded before the wait, 0 to 2; scaled: scales go onto the weights, not onto the sums of a group;
     block_per_warp: a step is as many blocks as there are warps, rather than one; for no more than `rows` rows;
     programs: among which the blocks of all tiles are dealt out evenly, instead of splits; 0: one for each piece;
-    unpacks_ahead: as in `many_rows`, where of the tiles as many are not split as fill whole `rounds` of the processors;
-    registers: of a thread at most, so that more programs fit a processor; 0: as many as the compiler likes.
+    unpacks_ahead: as in `many_rows`, where of the tiles as many are not split as fill whole `rounds` of the processors.
     """
 
     block_n: int
@@ -36,7 +35,6 @@ class Int4Config:
     programs: int = 0
     unpacks_ahead: bool = False
     rounds: int = 0
-    registers: int = 0
 
     @property
     def step(self) -> int:
@@ -130,10 +128,9 @@ def _few_rows(rows: int, n: int, blocks: int, processors: int) -> Int4Config:
 
 def _some_rows(rows: int, n: int, blocks: int, processors: int, asynchronous: bool) -> Int4Config:
     if -(-n // 128) >= processors:
-        splits = 2 if blocks >= 8 else 1
         if rows <= 32:
-            return Int4Config(128, rows, splits, 4, 4, 0, scaled=True)
-        return Int4Config(128, rows, splits, 3, 4, 0, scaled=True)
+            return Int4Config(128, rows, 2 if blocks >= 8 else 1, 4, 4, 0, scaled=True)
+        return Int4Config(128, rows, 1, 3, 4, 0, scaled=True)
     tiles = -(-n // 64)
     splits = max(1, min(3 * processors // tiles, blocks // 4, 6 if rows <= 32 else 4))
     if rows <= 32:

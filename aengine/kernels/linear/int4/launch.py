@@ -62,7 +62,7 @@ class Int4Product:
             "BLOCK_N": config.block_n, "STAGES": config.stages, "MXFP4": weight.mxfp4, "BIAS": bias is not None,
             "ADD": residual is not None, "ASM": how.assembly, "BASE": how.base, "LIFT": how.lift,
             "PRECISION": _precision(x), "OVERLAP": launch.overlap,
-            "num_warps": config.warps, "launch_pdl": launch.overlap, "maxnreg": config.registers or None,
+            "num_warps": config.warps, "launch_pdl": launch.overlap,
         }  # fmt: skip
         given = x, weight.words, weight.scales, x if bias is None else bias, out, out
         size, split = config.rows * config.block_n, config.splits > 1
