@@ -66,6 +66,7 @@ class Fragment(msgspec.Struct, frozen=True):
     index: int = 0  # which of the n choices
     # With a choice's first fragment, where asked for: all of the prompt but its first token.
     prompt_logprobs: Sequence[PromptLogprob] | None = None
+    stop_string: str | None = None  # with its last one: which of the request's `stop` ended it
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -77,6 +78,7 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: Sequence[PromptLogprob] | None = None  # of all of the prompt but its first token
+    stop_string: str | None = None  # which of the request's `stop` ended it
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -58,6 +58,7 @@ async def collect(stream: FragmentStream) -> Completion:
                             finish_reason=fragment.finish_reason,
                             logprobs=tuple(logprobs[index]) if index in logprobs else None,
                             prompt_logprobs=scores.get(index),
+                            stop_string=fragment.stop_string,
                         )
                     )
     finally:

@@ -108,6 +108,7 @@ class LiveRequest:
         logprobs: tuple[TokenLogprob, ...] | None = None,
         reason: FinishReason | None = None,
         scores: Sequence[PromptLogprob] | None = None,
+        stop_string: str | None = None,
     ) -> None:
         """Hand a choice's fragment to the stream, its last one if there is a reason for its end."""
         usage = None
@@ -128,6 +129,7 @@ class LiveRequest:
                 usage=usage,
                 index=index,
                 prompt_logprobs=scores,
+                stop_string=stop_string,
             ),
             last=self.ended,
         )
@@ -185,7 +187,9 @@ class LiveChoice:
             logprobs = (self._logprob(update.token_id, update.logprobs),)
         scores = self._scores() if self.delivered == 1 else None
         self.finish_reason = reason
-        self.request.put(self.sequence.index, text, (update.token_id,), logprobs, reason, scores)
+        self.request.put(
+            self.sequence.index, text, (update.token_id,), logprobs, reason, scores, self.text.stop_string
+        )
         return stopped
 
     def end(self, reason: FinishReason) -> None:

@@ -15,7 +15,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 
 
 class ApiKeyMiddleware:
-    """Demands `Authorization: Bearer <key>` for every path but the open ones.
+    """Demands `Authorization: Bearer <key>` or `x-api-key: <key>` for every path but the open ones.
 
     Preflights never come this far: they carry no credentials by design, and are answered where origins are judged.
     """
@@ -33,16 +33,25 @@ class ApiKeyMiddleware:
         elif scope["path"] in OPEN_PATHS or self._authorized(scope):
             await self._app(scope, receive, send)
         else:
-            refusal = HTTPError(401, "invalid_api_key", "an API key is needed: send Authorization: Bearer <key>")
+            refusal = HTTPError(401, "invalid_api_key", "an API key is needed: send Authorization: Bearer <key> or x-api-key: <key>")
             await error_response(refusal, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
     def _authorized(self, scope: Scope) -> bool:
-        credentials = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(credentials) != 1:
+        bearers = [value for name, value in scope["headers"] if name == b"authorization"]
+        keys = [value for name, value in scope["headers"] if name == b"x-api-key"]
+        if len(bearers) > 1 or len(keys) > 1:
             return False
-        scheme, _, key = credentials[0].partition(b" ")
-        digest = sha256(key.strip()).digest()
+        for bearer in bearers:
+            scheme, _, key = bearer.partition(b" ")
+            if scheme.lower() == b"bearer":
+                keys.append(key)
+        # Both at once is what clients of Anthropic's do whose user has set both: one that is good will do.
+        accepted = [self._accepts(key.strip()) for key in keys]
+        return any(accepted)
+
+    def _accepts(self, key: bytes) -> bool:
+        digest = sha256(key).digest()
         matched = False
         for accepted in self._digests:  # all of them, whichever matches
             matched |= hmac.compare_digest(accepted, digest)
-        return matched and scheme.lower() == b"bearer"
+        return matched

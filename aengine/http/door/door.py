@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
+from aengine.http.door.anthropic_errors import REQUEST_ID, speaks_anthropic
 from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.disconnect import DisconnectMiddleware
 from aengine.http.door.errors import error_response
@@ -18,12 +19,12 @@ from aengine.http.door.host import Hosts
 from aengine.http.door.origin import OriginMiddleware
 from aengine.http.door.paths import ServedPaths
 
-REQUEST_ID = "aengine.request_id"  # in the ASGI scope: what the answer has as `X-Request-Id`
 _USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII: nothing that could split a header or spoil a log
 
 
 class Door:
-    """Sets `X-Request-Id` (the client's own, or a new one) on every response; then checks host, origin, key and path,
+    """Sets `X-Request-Id` (the client's own, or a new one) on every response, for Anthropic's clients under their name
+    as well; then checks host, origin, key and path,
     and watches for disconnects.
     """
 
@@ -43,9 +44,13 @@ class Door:
         requested = headers.get("x-request-id", "")
         request_id = scope[REQUEST_ID] = requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
 
+        own = [(b"x-request-id", request_id.encode())]
+        if speaks_anthropic(scope):
+            own.append((b"request-id", request_id.encode()))
+
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message["headers"], *own]
             await send(message)
 
         if (refusal := self._hosts.refusal(scope)) is not None:

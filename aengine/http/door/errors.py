@@ -1,4 +1,6 @@
-"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}` and a status."""
+"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}` and a status; on the paths of
+Anthropic's in its shape.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ExceptionHandler
+from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from aengine.errors import (
     AengineError,
@@ -19,6 +21,12 @@ from aengine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     QueueFullError,
+)
+from aengine.http.door.anthropic_errors import (
+    OVERLOADED,
+    MessagesErrorBody,
+    messages_error_body,
+    speaks_anthropic,
 )
 from aengine.http.door.public import public_message
 
@@ -91,21 +99,48 @@ def error_body(error: BaseException) -> ErrorBody:
     return ErrorBody(ErrorDetail(_cut(message), kind, None if param is None else _cut(param), code))
 
 
+def error_body_for(scope: Scope, error: BaseException) -> tuple[int, ErrorBody | MessagesErrorBody]:
+    """The status of an error, and its body in the shape that the request's path speaks."""
+    status, body = status_of(error), error_body(error)
+    if not speaks_anthropic(scope):
+        return status, body
+    if isinstance(error, QueueFullError):
+        status = OVERLOADED
+    message = body.error.message
+    if isinstance(error, ContextLengthError) and error.param != "max_tokens":
+        message = f"prompt is too long: {message}"  # by these words clients know that they have to shorten a history
+    return status, messages_error_body(status, message, scope)
+
+
 def _cut(text: str) -> str:
     """Shorten the message: errors repeat what was asked for, and that may be megabytes."""
     return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "..."
 
 
+class ErrorResponse(Response):
+    """The whole response to a request that failed before its answer began. `Response` is the base only because
+    Starlette's handlers return one.
+    """
+
+    def __init__(self, error: BaseException, headers: Mapping[str, str]) -> None:
+        self.background = None
+        self._error = error
+        self._sent = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, body = error_body_for(scope, self._error)
+        response = Response(msgspec.json.encode(body), status, self._sent, "application/json")
+        await response(scope, receive, send)
+
+
 def error_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
-    """The whole response to a request that failed before its answer began."""
+    """The response to a request that failed, with what an error's kind asks of headers."""
     sent = dict(headers or {})
     if isinstance(error, QueueFullError):
         sent["Retry-After"] = str(max(1, round(error.retry_after)))
     elif isinstance(error, (EngineNotReadyError, EngineClosedError)):  # or another server in its place
         sent["Retry-After"] = "1"
-    return Response(
-        msgspec.json.encode(error_body(error)), status_of(error), headers=sent, media_type="application/json"
-    )
+    return ErrorResponse(error, sent)
 
 
 async def _answer(request: Request, error: Exception) -> Response:

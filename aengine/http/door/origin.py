@@ -35,7 +35,7 @@ class OriginMiddleware:
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             allow_private_network=True,  # a page on the internet, a server at home
-            expose_headers=("x-request-id", "retry-after"),
+            expose_headers=("x-request-id", "request-id", "retry-after"),
             max_age=_PREFLIGHT_SECONDS,
         )
 

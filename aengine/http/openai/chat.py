@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,6 @@ from aengine.http.openai.reading import ChoiceReader
 from aengine.text.answer.deltas import Answer, Call, CallDelta, ContentDelta, Delta, ReasoningDelta
 from aengine.text.answer.parser import AnswerParser
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
-
-_SLICE = 1024  # tokens of a thought that are counted between two turns of the loop
 
 
 class ChatChunkEncoder(ChunkEncoder):
@@ -90,12 +87,8 @@ async def chat_body(
 
 
 async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogprobs | None) -> dict[str, Any]:
-    parser, thought = reader
-    for start in range(0, len(choice.token_ids), _SLICE):
-        if thought is None or thought.over:
-            break
-        thought.feed(choice.token_ids[start : start + _SLICE])
-        await asyncio.sleep(0)
+    parser = reader.parser
+    await reader.count_thought(choice.token_ids)
     message: dict[str, Any] = {"role": "assistant", "content": choice.text}
     if not parser.plain:
         message |= _message_body(parser.read(choice.text))

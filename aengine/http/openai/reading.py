@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,8 @@ from aengine.text.answer.thought import ThoughtParser
 from aengine.text.answer.thought_tokens import ThoughtTokens
 from aengine.text.grammar.calls import CallGrammar
 
+_SLICE = 1024  # tokens of a thought that are counted between two turns of the loop
+
 
 class ChoiceReader(NamedTuple):
     """The parser of one choice, with a count of its thought's tokens where there may be thoughts."""
@@ -31,6 +34,14 @@ class ChoiceReader(NamedTuple):
     def thought_tokens(self) -> int:
         """The number of tokens of the thought so far."""
         return 0 if self.thought is None else self.thought.count
+
+    async def count_thought(self, token_ids: Sequence[int]) -> None:
+        """Count the thought's tokens in a whole answer; the loop turns in between."""
+        for start in range(0, len(token_ids), _SLICE):
+            if self.thought is None or self.thought.over:
+                return
+            self.thought.feed(token_ids[start : start + _SLICE])
+            await asyncio.sleep(0)
 
 
 class AnswerReading:
@@ -120,7 +131,7 @@ class AnswerReading:
                 tool.function.name,
                 tool.function.parameters if self._tools.forced or tool.function.strict else {"type": "object"},
                 bool(tool.function.strict),
-                f"tools[{index}].function.parameters",
+                self._tools.schema_path.format(index),
             )
             for index, tool in enumerate(self._tools.offered)
             if tool.function.name in names

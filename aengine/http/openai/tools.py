@@ -17,6 +17,7 @@ class ToolUse(NamedTuple):
     callable_tools: list[Tool]
     forced: bool
     parallel: bool
+    schema_path: str = "tools[{}].function.parameters"  # of a tool's schema in the request, for errors
 
     @property
     def names(self) -> frozenset[str]:

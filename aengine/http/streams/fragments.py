@@ -32,6 +32,7 @@ def _joined(pieces: list[Fragment]) -> Fragment:
         last.usage,
         last.index,
         pieces[0].prompt_logprobs,
+        last.stop_string,
     )
 
 
@@ -61,4 +62,6 @@ async def collect(stream: StreamLike) -> Completion:
 def _choice(pieces: list[Fragment]) -> Choice:
     whole = _joined(pieces)
     reason: FinishReason = whole.finish_reason or "abort"
-    return Choice(whole.index, whole.text, whole.token_ids, reason, whole.logprobs, whole.prompt_logprobs)
+    return Choice(
+        whole.index, whole.text, whole.token_ids, reason, whole.logprobs, whole.prompt_logprobs, whole.stop_string
+    )

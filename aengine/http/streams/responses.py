@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -21,8 +21,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
 from aengine.http.door.disconnect import client_disconnected
-from aengine.http.door.door import REQUEST_ID
-from aengine.http.door.errors import HTTPError, error_body
+from aengine.http.door.anthropic_errors import REQUEST_ID
+from aengine.http.door.errors import HTTPError, error_body_for
 from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.in_flight import ACTIVE_REQUEST, ActiveRequest, cancel_error
 from aengine.http.streams import sse
@@ -39,6 +39,8 @@ _ERROR_EVENT_SECONDS = 1.0  # for the last event of a stream that the server can
 class EventEncoder(Protocol):
     """Encodes the events of one endpoint's stream; one instance per request."""
 
+    ping: ClassVar[bytes] = sse.PING  # what breaks a silence
+
     def opening(self) -> bytes:
         """The events before the first token; empty for none."""
         ...
@@ -50,6 +52,10 @@ class EventEncoder(Protocol):
     def closing(self, usage: Usage | None) -> bytes:
         """The events after the last fragment."""
         ...
+
+    def error(self, body: object) -> bytes:
+        """The event that ends a stream which fails on its way."""
+        return sse.event(body)
 
 
 class _StreamResponse(Response, ABC):
@@ -79,7 +85,7 @@ class _StreamResponse(Response, ABC):
 class EventStreamResponse(_StreamResponse):
     """Server-sent events, one `send` per wake-up; fragments that wait together are sent together.
 
-    A comment goes out after `heartbeat` seconds of silence. A reader that is more than `max_backlog` fragments
+    A comment, or the encoder's own ping, goes out after `heartbeat` seconds of silence. A reader that is more than `max_backlog` fragments
     behind is given up: its request is aborted and its response ends unfinished.
     """
 
@@ -106,16 +112,20 @@ class EventStreamResponse(_StreamResponse):
                 await self._send(send, _body(opening))
             last = await self._send_events(send)
         except AengineError as error:
-            last = sse.event(error_body(error))
+            last = self._error_event(scope, error)
         except get_cancelled_exc_class():
             if not self._given_up and not client_disconnected(scope):  # the server shuts down, or nothing is read
                 with anyio.move_on_after(_ERROR_EVENT_SECONDS, shield=True):
-                    await self._send(send, _body(sse.event(error_body(cancel_error(scope))), more=False))
+                    await self._send(send, _body(self._error_event(scope, cancel_error(scope)), more=False))
             raise
         except Exception as error:
-            await self._send(send, _body(sse.event(error_body(error)), more=False))
+            await self._send(send, _body(self._error_event(scope, error), more=False))
             raise
         await self._send(send, _body(last, more=False))
+
+    def _error_event(self, scope: Scope, error: BaseException) -> bytes:
+        _, body = error_body_for(scope, error)
+        return self._encoder.error(body)
 
     async def _send_events(self, send: Send) -> bytes:
         """Send all but the last message, which is returned."""
@@ -167,7 +177,7 @@ class EventStreamResponse(_StreamResponse):
 
     async def _ping(self, send: Send) -> None:
         self._pinging = True
-        await send(_body(sse.PING))
+        await send(_body(self._encoder.ping))
         self._pinging = False
 
 

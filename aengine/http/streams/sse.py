@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 encode = msgspec.json.Encoder().encode
@@ -19,6 +21,11 @@ PING = b": ping\n\n"  # a comment: clients skip it, a dead connection shows
 def event(payload: object) -> bytes:
     """One event that carries `payload` as JSON."""
     return b"data: %b\n\n" % encode(payload)
+
+
+def typed_event(payload: Mapping[str, object]) -> bytes:
+    """One event that carries `payload` as JSON, and its `type` as the event's name."""
+    return b"event: %b\n%b" % (str(payload["type"]).encode(), event(payload))
 
 
 def template(payload: object) -> bytes:

@@ -108,10 +108,14 @@ class AnswerParser:
 
     def read(self, text: str) -> Answer:
         """Parse a whole answer at once."""
+        return join_deltas(self.read_deltas(text))
+
+    def read_deltas(self, text: str) -> list[Delta]:
+        """Parse a whole answer at once: its pieces, in their order."""
         deltas: list[Delta] = []
         for at in range(0, len(text), _READ_CHARACTERS):
             deltas += self.feed(text[at : at + _READ_CHARACTERS])
-        return join_deltas(deltas + self.finish())
+        return deltas + self.finish()
 
     def _with_calls(self, deltas: list[Delta]) -> list[Delta]:
         if self._calls is None:

@@ -26,7 +26,12 @@ class OutputText:
     @property
     def stopped(self) -> bool:
         """Whether a stop string has ended the text; everything fed after that adds nothing."""
-        return self._matcher is not None and self._matcher.matched is not None
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the text, if one has."""
+        return None if self._matcher is None else self._matcher.matched
 
     def feed(self, token_id: int) -> str:
         """The text that may be shown now that this id has come, possibly empty."""

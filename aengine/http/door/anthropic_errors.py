@@ -1,0 +1,46 @@
+"""Errors in the shape of Anthropic's API, for the paths of its Messages API: `{"type": "error", "error": {"type",
+"message"}, "request_id"}`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+from starlette.types import Scope
+
+OVERLOADED = 529  # no standard status, but the one that Anthropic's clients know for a server with too much to do
+REQUEST_ID = "aengine.request_id"  # in the ASGI scope: what the answer has as `X-Request-Id` and `request-id`
+
+_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # with the aliases of `ServedPaths`, and all below
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+class MessagesErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["error"] = "error"
+    error: MessagesErrorDetail
+    request_id: str | None = None
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether the request is for a path of Anthropic's, served or not."""
+    return _PATHS.fullmatch(scope.get("path", "")) is not None
+
+
+def messages_error_body(status: int, message: str, scope: Scope) -> MessagesErrorBody:
+    """The JSON body of an error that is answered with this status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return MessagesErrorBody(error=MessagesErrorDetail(kind, message), request_id=scope.get(REQUEST_ID))
