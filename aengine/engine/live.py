@@ -187,9 +187,7 @@ class LiveChoice:
             logprobs = (self._logprob(update.token_id, update.logprobs),)
         scores = self._scores() if self.delivered == 1 else None
         self.finish_reason = reason
-        self.request.put(
-            self.sequence.index, text, (update.token_id,), logprobs, reason, scores, self.text.stop_string
-        )
+        self.request.put(self.sequence.index, text, (update.token_id,), logprobs, reason, scores, self.text.stop_string)
         return stopped
 
     def end(self, reason: FinishReason) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from aengine.http.bodies import requests, responses
+from aengine.http.bodies import message_answers, messages, requests, responses
+from aengine.http.door.anthropic_errors import OVERLOADED, MessagesErrorBody
 from aengine.http.door.door import Door
 from aengine.http.door.errors import HANDLERS
 from aengine.http.door.paths import ServedPaths
@@ -15,6 +18,7 @@ from aengine.http.endpoints.chat import Chat
 from aengine.http.endpoints.completions import Completions
 from aengine.http.endpoints.generate import Generate
 from aengine.http.endpoints.health import Health
+from aengine.http.endpoints.messages import Messages
 from aengine.http.endpoints.metrics import Metrics
 from aengine.http.endpoints.models import Models
 from aengine.http.endpoints.openapi import OpenApi, Operation
@@ -32,11 +36,15 @@ def operations(state: ServerState) -> list[Operation]:
     """Every endpoint with its path and its bodies, except the document that describes them all."""
     generate, completions, chat = Generate(state), Completions(state), Chat(state)
     models, health, metrics = Models(state), Health(state), Metrics(state)
-    tokens, admin = Tokens(state), Admin(state)
+    tokens, admin, anthropic = Tokens(state), Admin(state), Messages(state)
     all_three = (*READS, *NAMES, *SERVES)
     generated = (responses.Generated, requests.GenerateRequest, True, all_three)
     completed = (responses.CompletionBody, requests.CompletionRequest, True, all_three)
     chatted = (responses.ChatBody, requests.ChatRequest, True, all_three)
+    nothing_else: dict[int, Any] = {}
+    in_its_form = (nothing_else, MessagesErrorBody)
+    messaged = (message_answers.MessageBody, messages.MessagesRequest, True, (*all_three, OVERLOADED), *in_its_form)
+    counted = (message_answers.TokenCount, messages.CountTokensRequest, False, all_three, *in_its_form)
     tokenized = (responses.Tokenized, requests.TokenizeRequest, False, all_three)
     detokenized = (responses.Detokenized, requests.DetokenizeRequest, False, all_three)
     settings = (TokenizerInfo, None, False, (*NAMES, *SERVES))
@@ -51,6 +59,8 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("POST", "/v1/generate", generate.create, "The same as /generate.", *generated),
         Operation("POST", "/v1/completions", completions.create, "Continue prompts, as OpenAI has it.", *completed),
         Operation("POST", "/v1/chat/completions", chat.create, "The assistant's next message.", *chatted),
+        Operation("POST", "/v1/messages", anthropic.create, "The same, as Anthropic has it.", *messaged),
+        Operation("POST", "/v1/messages/count_tokens", anthropic.count_tokens, "The length of its prompt.", *counted),
         Operation("POST", "/tokenize", tokens.tokenize, "The token ids of a prompt or a chat.", *tokenized),
         Operation("POST", "/detokenize", tokens.detokenize, "The text of token ids.", *detokenized),
         Operation("GET", "/tokenizer_info", tokens.info, "The tokenizer's settings.", *settings),

@@ -36,6 +36,10 @@ TokenId = Count
 Logprobs = Annotated[int, _range(minimum=0, maximum=MAX_LOGPROBS)]
 Penalty = Annotated[float, _range(minimum=-2, maximum=2)]
 StopString = Annotated[str, _range(minLength=1, maxLength=MAX_STOP_LENGTH)]
+StopStrings = Annotated[list[StopString], _range(maxItems=MAX_STOP_STRINGS)]
+Temperature = Annotated[float, _range(minimum=0, maximum=2)]
+TopK = Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": -1})]
+Probability = Annotated[float, _range(exclusiveMinimum=0, maximum=1)]
 Tools = Annotated[list[Tool], Meta(max_length=128)]
 BadWord = Annotated[str, _range(minLength=1, maxLength=MAX_BAD_WORD_LENGTH)]
 Bias = Annotated[float, _range(minimum=-100, maximum=100)]
@@ -46,16 +50,16 @@ class Sampling(msgspec.Struct, kw_only=True):
 
     max_tokens: Count | None = None  # 0 only with echo
     min_tokens: Count | None = None
-    temperature: Annotated[float, _range(minimum=0, maximum=2)] | None = None
-    top_k: Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": -1})] | None = None
-    top_p: Annotated[float, _range(exclusiveMinimum=0, maximum=1)] | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: Probability | None = None
     min_p: Annotated[float, _range(minimum=0, maximum=1)] | None = None
     repetition_penalty: Annotated[float, _range(exclusiveMinimum=0, maximum=10000)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[Int, Bias], _range(maxProperties=MAX_LOGIT_BIAS)] | None = None
     seed: Int | None = None
-    stop: StopString | Annotated[list[StopString], _range(maxItems=MAX_STOP_STRINGS)] | None = None
+    stop: StopString | StopStrings | None = None
     stop_token_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
     bad_words: Annotated[list[BadWord], _range(maxItems=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], _range(minItems=1)] | None = None

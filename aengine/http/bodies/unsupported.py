@@ -1,5 +1,5 @@
-"""Known fields of OpenAI's, vLLM's and SGLang's requests that no struct here has: refused by name, or ignored where
-that changes nothing.
+"""Known fields of OpenAI's, Anthropic's, vLLM's and SGLang's requests that no struct here has: refused by name, or
+ignored where that changes nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aengine.errors import InvalidRequestError
+from aengine.http.bodies.messages import CountTokensRequest, MessagesRequest
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
 from aengine.http.bodies.structured import StructuredOutputs
 from aengine.http.door.body import decode
@@ -114,6 +115,13 @@ REFUSED: Mapping[str, Unsupported] = {
     "max_new_tokens": Unsupported("it is called max_tokens here"),
 }
 
+REFUSED_IN_MESSAGES: Mapping[str, Unsupported] = {
+    "thread": Unsupported("there are no conversations kept here; send all of their messages", (False,)),
+    "mcp_servers": Unsupported("this server calls no others; offer their tools as tools of your own", ([],)),
+    "container": Unsupported("nothing is executed here", ({},)),
+    "compaction": Unsupported("not supported; ask for a summary in a message"),
+}
+
 # What an answer does not depend on: accounts, routing, caches, and how chunks are cut.
 _OF_NO_CONSEQUENCE = (
     "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
@@ -121,7 +129,10 @@ _OF_NO_CONSEQUENCE = (
     "guided_decoding_backend structured_outputs.backend structured_outputs.disable_fallback "
     "return_token_offsets return_mm_kwargs routed_experts_prompt_start return_routed_experts routed_experts_start_len "
     "return_cached_tokens_details logprob_start_len bootstrap_host bootstrap_port bootstrap_room routed_dp_rank "
-    "disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch"
+    "disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch "
+    # of Anthropic's; what a server may do with a context, and whom to ask where it refuses, is the server's own choice
+    "betas anthropic_beta anthropic_version cache_control context_management diagnostics inference_geo speed "
+    "user_profile_id workspace_id billing_policy fallbacks fallback_credit_token"
 )
 
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest)
@@ -135,9 +146,10 @@ _OF_A_PROMPT = (  # what its tokens depend on
     "mm_processor_kwargs",
     "media_io_kwargs",
 )
+_OF_MESSAGES: tuple[type[msgspec.Struct], ...] = (MessagesRequest, CountTokensRequest)
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
-_NAMES = {struct: frozenset(struct.__struct_fields__) for struct in _STRUCTS}
-_ELSEWHERE = frozenset().union(*_NAMES.values()) - _WITHOUT_EFFECT
+_NAMES = {struct: frozenset(struct.__struct_fields__) for struct in (*_STRUCTS, *_OF_MESSAGES)}
+_ELSEWHERE = frozenset().union(*(_NAMES[struct] for struct in _STRUCTS)) - _WITHOUT_EFFECT
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 
 _HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
@@ -183,6 +195,10 @@ class UnknownFields:
 
 
 def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported | None:
+    if struct in _OF_MESSAGES and name in REFUSED_IN_MESSAGES:
+        return REFUSED_IN_MESSAGES[name]
+    if struct is CountTokensRequest or (struct in _OF_MESSAGES and name in _HARMLESS):  # a count needs a prompt alone
+        return None
     if name == "add_special_tokens":
         usual = struct is not ChatRequest
         return Unsupported("prompts get the tokenizer's special tokens, chats those of their template", (usual,))

@@ -33,7 +33,9 @@ class ApiKeyMiddleware:
         elif scope["path"] in OPEN_PATHS or self._authorized(scope):
             await self._app(scope, receive, send)
         else:
-            refusal = HTTPError(401, "invalid_api_key", "an API key is needed: send Authorization: Bearer <key> or x-api-key: <key>")
+            refusal = HTTPError(
+                401, "invalid_api_key", "an API key is needed: send Authorization: Bearer <key> or x-api-key: <key>"
+            )
             await error_response(refusal, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
     def _authorized(self, scope: Scope) -> bool:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import aengine
+from aengine.http.door.anthropic_errors import OVERLOADED
 from aengine.http.door.auth import OPEN_PATHS
 from aengine.http.door.errors import ErrorBody
 from aengine.http.streams import sse
@@ -25,6 +26,7 @@ _REFUSALS = {
     413: "The body is too long.",
     415: "The body is not JSON.",
     503: "Loading, shutting down, or too many requests are waiting; try again after `Retry-After` seconds.",
+    OVERLOADED: "Too many requests are waiting; try again after `Retry-After` seconds.",
 }
 
 
@@ -40,6 +42,7 @@ class Operation(msgspec.Struct, frozen=True):
     streams: bool = False  # it can answer with events instead
     refusals: Sequence[int] = ()  # statuses that come as errors
     also: dict[int, Any] = {}  # other statuses, whose body is no error: their struct
+    error: Any = ErrorBody  # the struct of refusals
 
     @property
     def template(self) -> str:
@@ -62,10 +65,10 @@ def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any
     structs = {
         struct
         for operation in operations
-        for struct in (operation.body, operation.answer, *operation.also.values())
+        for struct in (operation.body, operation.answer, operation.error, *operation.also.values())
         if struct is not None
     }
-    ordered = sorted({*structs, ErrorBody}, key=lambda struct: str(struct.__name__))
+    ordered = sorted(structs, key=lambda struct: str(struct.__name__))
     references, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(ordered, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -74,7 +77,10 @@ def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any
         paths.setdefault(operation.template, {})[operation.method.lower()] = described
     components: dict[str, Any] = {"schemas": schemas}
     if secured:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "anthropic_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
     return {
         "openapi": "3.1.0",
         "info": {"title": "aengine", "version": aengine.__version__},
@@ -84,7 +90,7 @@ def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any
 
 
 def _operation(operation: Operation, schema_of: dict[Any, Any], secured: bool) -> dict[str, Any]:
-    error = schema_of[ErrorBody]
+    error = schema_of[operation.error]
     refusals = {403, *operation.refusals, *({401} if secured else ())}
     answers = {status: _answer(_REFUSALS[status], {JSON: error}) for status in refusals}
     content: dict[str, Any] = {TEXT: {"type": "string"}} if operation.answer is None else {}
@@ -108,7 +114,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any], secured: bool) -
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema_of[operation.body]}}}
     if secured:
-        described["security"] = [{"key": []}]
+        described["security"] = [{"key": []}, {"anthropic_key": []}]
     return described
 
 

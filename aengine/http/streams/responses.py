@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
-from aengine.http.door.disconnect import client_disconnected
 from aengine.http.door.anthropic_errors import REQUEST_ID
+from aengine.http.door.disconnect import client_disconnected
 from aengine.http.door.errors import HTTPError, error_body_for
 from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.in_flight import ACTIVE_REQUEST, ActiveRequest, cancel_error
@@ -85,8 +85,8 @@ class _StreamResponse(Response, ABC):
 class EventStreamResponse(_StreamResponse):
     """Server-sent events, one `send` per wake-up; fragments that wait together are sent together.
 
-    A comment, or the encoder's own ping, goes out after `heartbeat` seconds of silence. A reader that is more than `max_backlog` fragments
-    behind is given up: its request is aborted and its response ends unfinished.
+    The encoder's ping goes out after `heartbeat` seconds of silence. A reader that is more than `max_backlog`
+    fragments behind is given up: its request is aborted and its response ends unfinished.
     """
 
     def __init__(self, stream: StreamLike, encoder: EventEncoder, *, heartbeat: float, max_backlog: int) -> None:

@@ -1,0 +1,108 @@
+"""What an answer in Anthropic's format is made of: blocks, the reason for its end, usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from aengine.errors import EngineFailedError
+from aengine.http.bodies.message_answers import (
+    AnswerBlock,
+    MessageBody,
+    MessageUsage,
+    OutputTokensDetails,
+    StopReason,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from aengine.http.openai.reading import ChoiceReader
+from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta
+from aengine.types import Choice, Completion, Fragment, Usage
+
+# Clients keep it with a thought and send it back. Nothing is signed here: a thought is read as it comes back.
+SIGNATURE = "unsigned"
+_UNREADABLE = "INVALID_JSON"  # Anthropic's name for what a model wrote in place of an object
+
+_input_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class AnswerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an answer before it begins. `max_tokens` is the request's; with 0 nothing of it is shown."""
+
+    id: str
+    model: str
+    max_tokens: int
+    shows_thoughts: bool
+
+    def message(self, content: list[AnswerBlock], usage: MessageUsage) -> MessageBody:
+        return MessageBody(
+            id=self.id, model=self.model, content=content, stop_reason=None, stop_sequence=None, usage=usage
+        )
+
+    def usage(self, usage: Usage, thinking_tokens: int) -> MessageUsage:
+        return MessageUsage(
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
+            cache_read_input_tokens=usage.cached_tokens,
+            output_tokens=min(usage.completion_tokens, self.max_tokens),
+            output_tokens_details=OutputTokensDetails(min(thinking_tokens, self.max_tokens)),
+        )
+
+    def stop_reason(self, last: Fragment | Choice, usage: Usage, has_calls: bool) -> StopReason:
+        """Raises `EngineFailedError` where the answer was ended from outside: this API has no word for that."""
+        if self.max_tokens == 0:
+            return "max_tokens"
+        match last.finish_reason:
+            case "stop" if last.stop_string is not None:
+                return "stop_sequence"
+            case "stop":
+                return "tool_use" if has_calls else "end_turn"
+            case "length":
+                full = usage.completion_tokens < self.max_tokens
+                return "model_context_window_exceeded" if full else "max_tokens"
+        raise EngineFailedError("the request was aborted")
+
+
+async def message_body(plan: AnswerPlan, completion: Completion, reader: ChoiceReader) -> MessageBody:
+    """The whole body of an answer that is not streamed."""
+    choice, usage = completion.choices[0], completion.usage
+    await reader.count_thought(choice.token_ids)
+    deltas = reader.parser.read_deltas(choice.text) if plan.max_tokens else []
+    message = plan.message(content_blocks(deltas, plan.shows_thoughts), plan.usage(usage, reader.thought_tokens))
+    reason = plan.stop_reason(choice, usage, reader.parser.has_calls)
+    stop_sequence = choice.stop_string if reason == "stop_sequence" else None
+    return msgspec.structs.replace(message, stop_reason=reason, stop_sequence=stop_sequence)
+
+
+def begins_block(delta: Delta, previous: Delta | None) -> bool:
+    """Whether the delta is the first one of a block."""
+    return type(delta) is not type(previous) or (isinstance(delta, CallDelta) and delta.id is not None)
+
+
+def content_blocks(deltas: Iterable[Delta], shows_thoughts: bool) -> list[AnswerBlock]:
+    """The blocks of a whole answer."""
+    runs: list[list[Delta]] = []
+    for delta in deltas:
+        if begins_block(delta, runs[-1][-1] if runs else None):
+            runs.append([])
+        runs[-1].append(delta)
+    return [_block(run, shows_thoughts) for run in runs]
+
+
+def _block(run: list[Delta], shows_thoughts: bool) -> AnswerBlock:
+    first = run[0]
+    text = "".join(delta.arguments if isinstance(delta, CallDelta) else delta.text for delta in run)
+    if isinstance(first, ContentDelta):
+        return TextBlock(text)
+    if isinstance(first, CallDelta):
+        return ToolUseBlock(first.id or "", first.name or "", _input(text))
+    return ThinkingBlock(text if shows_thoughts else "", SIGNATURE)
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    try:
+        return _input_decoder.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):  # the model's mistake, or cut short
+        return {_UNREADABLE: arguments}

@@ -1,0 +1,116 @@
+"""Encodes a streamed answer as Anthropic's events."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from aengine.errors import EngineFailedError
+from aengine.http.anthropic.answer import SIGNATURE, AnswerPlan, begins_block
+from aengine.http.bodies.message_answers import MessageUsage, OutputTokensDetails
+from aengine.http.engine_like import StreamLike
+from aengine.http.openai.reading import ChoiceReader
+from aengine.http.streams import sse
+from aengine.http.streams.responses import EventEncoder
+from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
+from aengine.types import Fragment, Usage
+
+_HOLE = sse.encode(sse.HOLE)
+
+
+class MessageEventEncoder(EventEncoder):
+    """Encodes one answer: its blocks one after the other, each begun, extended by deltas and stopped."""
+
+    ping: ClassVar[bytes] = sse.typed_event({"type": "ping"})
+
+    def __init__(self, plan: AnswerPlan, stream: StreamLike, reader: ChoiceReader) -> None:
+        self._plan = plan
+        self._prompt_tokens = stream.prompt_tokens
+        self._reader = reader
+        self._index = -1  # of the latest block
+        self._latest: Delta | None = None
+        self._around: tuple[bytes, bytes] = (b"", b"")  # what surrounds a piece of it
+        self._last: Fragment | None = None
+
+    def opening(self) -> bytes:
+        """The message without content. What of the prompt was in the cache shows at the end."""
+        usage = MessageUsage(
+            input_tokens=self._prompt_tokens,
+            cache_read_input_tokens=0,
+            output_tokens=0,
+            output_tokens_details=OutputTokensDetails(0),
+        )
+        message = self._plan.message([], usage)
+        return sse.typed_event({"type": "message_start", "message": message}) + self.ping
+
+    def event(self, fragment: Fragment) -> bytes:
+        parser, thought = self._reader
+        ends = fragment.finish_reason is not None
+        if ends:
+            self._last = fragment
+        if not self._plan.max_tokens:
+            return b""
+        if parser.plain and isinstance(self._latest, ContentDelta) and not ends:
+            return self._piece(fragment.text) if fragment.text else b""  # text may be held back
+        if thought is not None:
+            thought.feed(fragment.token_ids)
+        deltas = parser.feed(fragment.text)
+        if ends:
+            deltas += parser.finish()
+        events = b"".join(map(self._delta, deltas))
+        return events + self._stop() if ends else events
+
+    def closing(self, usage: Usage | None) -> bytes:
+        """Why it ended, and what it cost. Raises `EngineFailedError` where it was ended from outside."""
+        if self._last is None or usage is None:
+            raise EngineFailedError("the request was aborted")
+        reason = self._plan.stop_reason(self._last, usage, self._reader.parser.has_calls)
+        matched = self._last.stop_string if reason == "stop_sequence" else None
+        ending = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": matched},
+            "usage": self._plan.usage(usage, self._reader.thought_tokens),
+        }
+        return sse.typed_event(ending) + sse.typed_event({"type": "message_stop"})
+
+    def error(self, body: object) -> bytes:
+        return b"event: error\n" + sse.event(body)
+
+    def _delta(self, delta: Delta) -> bytes:
+        events = b""
+        if begins_block(delta, self._latest):
+            events = self._stop() + self._start(delta)
+        self._latest = delta
+        piece = delta.arguments if isinstance(delta, CallDelta) else delta.text
+        return events + self._piece(piece) if piece else events
+
+    def _piece(self, text: str) -> bytes:
+        before, after = self._around
+        return before + sse.encode(text) + after if before else b""
+
+    def _start(self, delta: Delta) -> bytes:
+        self._index += 1
+        block: dict[str, Any]
+        match delta:
+            case ContentDelta():
+                block, piece = {"type": "text", "text": ""}, {"type": "text_delta", "text": sse.HOLE}
+            case ReasoningDelta():
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+                piece = {"type": "thinking_delta", "thinking": sse.HOLE}
+            case CallDelta():
+                block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
+                piece = {"type": "input_json_delta", "partial_json": sse.HOLE}
+        before, _, after = self._block_delta(piece).partition(_HOLE)
+        hidden = isinstance(delta, ReasoningDelta) and not self._plan.shows_thoughts
+        self._around = (b"", b"") if hidden else (before, after)
+        return sse.typed_event({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    def _stop(self) -> bytes:
+        """The end of the latest block, if there is one."""
+        if self._latest is None:
+            return b""
+        signed = isinstance(self._latest, ReasoningDelta)
+        signature = self._block_delta({"type": "signature_delta", "signature": SIGNATURE}) if signed else b""
+        return signature + sse.typed_event({"type": "content_block_stop", "index": self._index})
+
+    def _block_delta(self, delta: dict[str, str]) -> bytes:
+        return sse.typed_event({"type": "content_block_delta", "index": self._index, "delta": delta})

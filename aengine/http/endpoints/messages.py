@@ -1,0 +1,122 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import ContextLengthError, InvalidRequestError, renamed_param
+from aengine.http.anthropic.answer import AnswerPlan, message_body
+from aengine.http.anthropic.events import MessageEventEncoder
+from aengine.http.anthropic.prompt import chat_messages, has_late_system
+from aengine.http.anthropic.tools import tool_use_of
+from aengine.http.bodies.chat import tools_for_template
+from aengine.http.bodies.message_answers import TokenCount
+from aengine.http.bodies.messages import CountTokensRequest, MessagesRequest
+from aengine.http.endpoints.base import Endpoint, json_response, submit_within_context
+from aengine.http.engine_like import EngineLike, StreamLike
+from aengine.http.openai.reading import AnswerReading
+from aengine.http.openai.tools import ToolUse
+from aengine.sampling_params import SamplingParams
+from aengine.structured import Structured
+from aengine.text.answer.parser import ChatPrompt
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountTokensRequest)
+
+
+class Messages(Endpoint):
+    async def create(self, request: Request) -> Response:
+        """The assistant's next message."""
+        engine, body = await self._accept(request, _decoder)
+        plan = AnswerPlan(
+            id=f"msg_{uuid.uuid4().hex}",
+            model=self._state.check_model(body.model),
+            max_tokens=body.max_tokens,
+            shows_thoughts=body.thinking is None or body.thinking.display != "omitted",
+        )
+        params = _params(body, engine.default_params)
+        tools = tool_use_of(body)
+        thinks = _enable_thinking(body)
+        reading = AnswerReading(
+            self._state.config,
+            engine.answer_format,
+            tools,
+            may_think=not engine.answer_format.thinking_is_opt_in if thinks is None else thinks,
+            structured=params.structured,
+        )
+        prompt = await _prompt(engine, body, tools, engine.max_model_len)
+
+        async def submit(params: SamplingParams) -> StreamLike:
+            return await engine.submit(prompt.token_ids, params, request_id=plan.id)
+
+        with renamed_param({"prompt": "messages", "stop": "stop_sequences"}):
+            # More than the context leaves is no mistake here: the answer says how it ended.
+            stream = await submit_within_context(submit, reading.engine_params(params, prompt.opens_thought), None)
+        reader = reading.reader(prompt.opens_thought, engine.tokenizer.token_bytes)
+        if body.stream:
+            return self._stream(stream, MessageEventEncoder(plan, stream, reader))
+        return self._whole(stream, lambda completion: message_body(plan, completion, reader))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """The length of the prompt that the same request would make, however long."""
+        engine, body = await self._accept(request, _count_decoder)
+        self._state.check_model(body.model)
+        prompt = await _prompt(engine, body, tool_use_of(body), None)
+        return json_response(TokenCount(len(prompt.token_ids)))
+
+
+async def _prompt(engine: EngineLike, body: CountTokensRequest, tools: ToolUse, context: int | None) -> ChatPrompt:
+    """Render and tokenize. Raises `InvalidRequestError`, `ContextLengthError` for `context` tokens or more."""
+    try:
+        return await _rendered(engine, chat_messages(body, late_system="system"), body, tools, context)
+    except ContextLengthError:
+        raise
+    except InvalidRequestError:  # of a template, maybe, that knows system messages at the beginning alone
+        if not has_late_system(body):
+            raise
+        return await _rendered(engine, chat_messages(body, late_system="user"), body, tools, context)
+
+
+async def _rendered(
+    engine: EngineLike, messages: list[dict[str, Any]], body: CountTokensRequest, tools: ToolUse, context: int | None
+) -> ChatPrompt:
+    kwargs: dict[str, Any] = {}
+    if (thinks := _enable_thinking(body)) is not None:
+        kwargs["enable_thinking"] = thinks
+    if body.output_config is not None and body.output_config.effort is not None:
+        kwargs["reasoning_effort"] = body.output_config.effort
+    with renamed_param({"prompt": "messages", "continue_final_message": "messages"}):
+        return await engine.encode_chat(
+            messages,
+            tools=tools_for_template(tools.offered),
+            template_kwargs=kwargs or None,
+            continue_final_message=bool(messages) and messages[-1]["role"] == "assistant",
+            context=context,
+        )
+
+
+def _enable_thinking(body: CountTokensRequest) -> bool | None:
+    """What the request says of thinking; None where it leaves that to the model's template."""
+    return None if body.thinking is None else body.thinking.type in ("enabled", "adaptive")
+
+
+def _params(body: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
+    """The request's sampling parameters over the checkpoint's."""
+    fields: dict[str, Any] = {}
+    for name in ("temperature", "top_p", "top_k"):
+        if (value := getattr(body, name)) is not None:
+            fields[name] = value
+    if body.stop_sequences:
+        fields["stop"] = tuple(body.stop_sequences)
+    for origin, form in (
+        ("output_config.format", None if body.output_config is None else body.output_config.format),
+        ("output_format", body.output_format),
+    ):
+        if form is not None:
+            fields["structured"] = Structured(json=form.schema, origin=origin)
+    return msgspec.structs.replace(defaults, **fields, max_tokens=max(1, body.max_tokens))
