@@ -80,6 +80,33 @@ async def test_two_headers_are_none() -> None:
         assert (await server.client.get("/v1/models", headers=headers)).status_code == 401
 
 
+@pytest.mark.parametrize("key", ["first-key", "third"])
+async def test_the_key_may_come_as_anthropics_clients_send_it(key: str) -> None:
+    async with serving(api_keys=KEYS) as server:
+        for path in ("/v1/models", "/v1/messages", "/metrics"):
+            assert (await server.client.get(path, headers={"x-api-key": key})).status_code != 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("x-api-key", "first-ke")], 401),
+        ([("x-api-key", "")], 401),
+        ([("x-api-key", "Bearer first-key")], 401),
+        ([("x-api-key", "wrong"), ("x-api-key", "first-key")], 401),
+        ([("x-api-key", "wrong"), ("Authorization", "Bearer wrong")], 401),
+        ([("x-api-key", "wrong"), ("Authorization", "Basic first-key")], 401),
+        # Both, as who has set both in his environment sends them:
+        ([("x-api-key", "first-key"), ("Authorization", "Bearer wrong")], 200),
+        ([("x-api-key", "wrong"), ("Authorization", "Bearer first-key")], 200),
+        ([("x-api-key", "wrong"), ("Authorization", "Bearer first-key"), ("Authorization", "Bearer third")], 401),
+    ],
+)
+async def test_one_good_key_of_two_headers_will_do(headers: list[tuple[str, str]], status: int) -> None:
+    async with serving(api_keys=KEYS) as server:
+        assert (await server.client.get("/v1/models", headers=headers)).status_code == status
+
+
 @pytest.mark.parametrize(
     "target",
     [

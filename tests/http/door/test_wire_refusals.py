@@ -166,7 +166,7 @@ PAGE = {"origin": "http://elsewhere.example"}
             {},
             refusal(
                 401,
-                "an API key is needed: send Authorization: Bearer <key>",
+                "an API key is needed: send Authorization: Bearer <key> or x-api-key: <key>",
                 code="invalid_api_key",
                 www_authenticate="Bearer",
             ),
@@ -223,7 +223,7 @@ async def test_a_page_that_may_call_is_told_so() -> None:
         preflight = await ask(server, "OPTIONS", "/generate", None, **PAGE, **asked)
     cors = {
         "access_control_allow_origin": PAGE["origin"],
-        "access_control_expose_headers": "x-request-id, retry-after",
+        "access_control_expose_headers": "x-request-id, request-id, retry-after",
         "vary": "Origin",
     }
     assert refused == refusal(503, "full", code="queue_full", **SOON, **cors)
