@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -191,12 +192,9 @@ tool_results = st.builds(
 )
 thoughts = st.builds(lambda said: {"type": "thinking", "thinking": said, "signature": ""}, st.text(max_size=8))
 calls = st.builds(call, st.integers(0, 3), a=st.text(max_size=8))
-turns = st.one_of(
-    st.builds(lambda content: {"role": "user", "content": content}, st.text() | st.lists(texts | tool_results)),
-    st.builds(
-        lambda content: {"role": "assistant", "content": content}, st.text() | st.lists(texts | thoughts | calls)
-    ),
-    st.builds(lambda content: {"role": "system", "content": content}, st.text() | st.lists(texts)),
+BLOCKS = {"user": texts | tool_results, "assistant": texts | thoughts | calls, "system": texts}
+turns = st.sampled_from(sorted(BLOCKS)).flatmap(
+    lambda role: st.fixed_dictionaries({"role": st.just(role), "content": st.text() | st.lists(BLOCKS[role])})
 )
 
 
@@ -229,4 +227,4 @@ def test_nothing_that_was_said_is_lost(history: list[dict[str, Any]], system: An
         roles = [message["role"] for message in messages if message["role"] != "tool"]
         results = [message["role"] for message in messages]
         if "tool" not in results and late_system == "user":
-            assert all(one != other for one, other in zip(roles, roles[1:], strict=False))
+            assert all(one != other for one, other in pairwise(roles))
