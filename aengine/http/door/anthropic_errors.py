@@ -40,6 +40,12 @@ def speaks_anthropic(scope: Scope) -> bool:
     return _PATHS.fullmatch(scope.get("path", "")) is not None
 
 
+def id_headers(scope: Scope) -> dict[str, str]:
+    """The request's id, for the headers of its answer: for Anthropic's clients under their name as well."""
+    own = {"x-request-id": scope[REQUEST_ID]} if REQUEST_ID in scope else {}
+    return own | {"request-id": own["x-request-id"]} if own and speaks_anthropic(scope) else own
+
+
 def messages_error_body(status: int, message: str, scope: Scope) -> MessagesErrorBody:
     """The JSON body of an error that is answered with this status."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
-from aengine.http.door.anthropic_errors import REQUEST_ID, speaks_anthropic
+from aengine.http.door.anthropic_errors import REQUEST_ID, id_headers
 from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.disconnect import DisconnectMiddleware
 from aengine.http.door.errors import error_response
@@ -42,11 +42,9 @@ class Door:
             return
         headers = Headers(scope=scope)
         requested = headers.get("x-request-id", "")
-        request_id = scope[REQUEST_ID] = requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
+        scope[REQUEST_ID] = requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
 
-        own = [(b"x-request-id", request_id.encode())]
-        if speaks_anthropic(scope):
-            own.append((b"request-id", request_id.encode()))
+        own = [(name.encode(), value.encode()) for name, value in id_headers(scope).items()]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -25,6 +25,7 @@ from aengine.errors import (
 from aengine.http.door.anthropic_errors import (
     OVERLOADED,
     MessagesErrorBody,
+    id_headers,
     messages_error_body,
     speaks_anthropic,
 )
@@ -147,6 +148,10 @@ async def _answer(request: Request, error: Exception) -> Response:
     return error_response(error, error.headers if isinstance(error, HTTPException) else None)
 
 
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    return error_response(error, id_headers(request.scope))  # outside of the door, which sets them else
+
+
 async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # goes nowhere: the client left before its request was read
 
@@ -155,5 +160,5 @@ HANDLERS: Mapping[type[Exception], ExceptionHandler] = {
     AengineError: _answer,
     HTTPException: _answer,
     ClientDisconnect: _client_gone,
-    Exception: _answer,  # Starlette answers and re-raises, so that the server logs the traceback
+    Exception: _answer_bug,  # Starlette answers and re-raises, so that the server logs the traceback
 }
