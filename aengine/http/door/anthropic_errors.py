@@ -22,11 +22,19 @@ _TYPES = {
     503: "overloaded_error",
     OVERLOADED: "overloaded_error",
 }
+# By field: codes on which a client acts. With this one its tool runner, which asks for a thread first, sends the whole
+# conversation instead, from then on.
+_CODES = {"thread": "thread_unsupported_request"}
+
+
+class MessagesErrorCode(msgspec.Struct, frozen=True):
+    error_code: str
 
 
 class MessagesErrorDetail(msgspec.Struct, frozen=True):
     type: str
     message: str
+    details: MessagesErrorCode | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +54,8 @@ def id_headers(scope: Scope) -> dict[str, str]:
     return own | {"request-id": own["x-request-id"]} if own and speaks_anthropic(scope) else own
 
 
-def messages_error_body(status: int, message: str, scope: Scope) -> MessagesErrorBody:
+def messages_error_body(status: int, message: str, param: str | None, scope: Scope) -> MessagesErrorBody:
     """The JSON body of an error that is answered with this status."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return MessagesErrorBody(error=MessagesErrorDetail(kind, message), request_id=scope.get(REQUEST_ID))
+    details = MessagesErrorCode(_CODES[param]) if param in _CODES else msgspec.UNSET
+    return MessagesErrorBody(error=MessagesErrorDetail(kind, message, details), request_id=scope.get(REQUEST_ID))

@@ -110,7 +110,7 @@ def error_body_for(scope: Scope, error: BaseException) -> tuple[int, ErrorBody |
     message = body.error.message
     if isinstance(error, ContextLengthError) and error.param != "max_tokens":
         message = f"prompt is too long: {message}"  # by these words clients know that they have to shorten a history
-    return status, messages_error_body(status, message, scope)
+    return status, messages_error_body(status, message, body.error.param, scope)
 
 
 def _cut(text: str) -> str:
