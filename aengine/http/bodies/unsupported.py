@@ -149,6 +149,7 @@ _OF_A_PROMPT = (  # what its tokens depend on
 _OF_MESSAGES: tuple[type[msgspec.Struct], ...] = (MessagesRequest, CountTokensRequest)
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
 _NAMES = {struct: frozenset(struct.__struct_fields__) for struct in (*_STRUCTS, *_OF_MESSAGES)}
+_NAMES[CountTokensRequest] = _NAMES[MessagesRequest]  # what an answer alone would take is passed over
 _ELSEWHERE = frozenset().union(*(_NAMES[struct] for struct in _STRUCTS)) - _WITHOUT_EFFECT
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 

@@ -119,4 +119,4 @@ def _params(body: MessagesRequest, defaults: SamplingParams) -> SamplingParams:
     ):
         if form is not None:
             fields["structured"] = Structured(json=form.schema, origin=origin)
-    return msgspec.structs.replace(defaults, **fields, max_tokens=max(1, body.max_tokens))
+    return msgspec.structs.replace(defaults, **fields, max_tokens=body.max_tokens or 1)
