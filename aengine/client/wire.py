@@ -64,6 +64,7 @@ class WireEvent(msgspec.Struct):
     index: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: list[dict[int, WireCandidate] | None] | None = None  # by token id, the prompt's own token first
+    stop_string: str | None = None
     usage: WireUsage | None = None
     error: WireError | None = None
 
@@ -94,6 +95,7 @@ def read_event(data: str, params: SamplingParams) -> Fragment:
         None if event.usage is None else event.usage.usage(),
         event.index,
         None if event.prompt_logprobs is None else _prompt_logprobs(event.prompt_logprobs, params.prompt_logprobs or 0),
+        event.stop_string,
     )
 
 

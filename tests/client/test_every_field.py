@@ -92,6 +92,7 @@ FRAGMENT: dict[str, Any] = {
     "usage": Usage(3, 4, 2),
     "index": 1,
     "prompt_logprobs": SCORES,
+    "stop_string": "END",
 }
 
 
@@ -206,7 +207,7 @@ async def test_chunks_of_a_chat_are_asked_for_in_openais_fields() -> None:
 
 @pytest.mark.parametrize("name", fields_of(Fragment))
 async def test_a_field_of_a_fragment_comes_back(name: str) -> None:
-    last = {"finish_reason": "stop"} if name == "usage" else {}  # where there is the one there is the other
+    last = {"finish_reason": "stop"} if name in ("usage", "stop_string") else {}  # with the one comes the other
     sent = Fragment(**({"text": ""} | last | {name: FRAGMENT[name]}))
     engine = FakeEngine(held=True)
     async with serving(engine) as server, Client(server.url) as client:

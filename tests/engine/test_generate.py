@@ -72,8 +72,11 @@ async def test_stop_string_cuts_the_text_and_include_stop_keeps_it(engine: aengi
     cut = await engine.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True, stop=stop)
     assert cut.text == whole[: whole.index(stop)]
     assert cut.finish_reason == "stop"
+    assert cut.choices[0].stop_string == stop
     kept = await engine.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True, stop=stop, include_stop=True)
     assert kept.text == whole[: whole.index(stop)] + stop
+    ended = await engine.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True, stop="never written")
+    assert (ended.text, ended.choices[0].stop_string) == (whole, None)
     assert cut.usage.completion_tokens == len(cut.token_ids)
 
 

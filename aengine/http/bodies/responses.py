@@ -107,6 +107,7 @@ class GeneratedChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
+    stop_string: str | msgspec.UnsetType = msgspec.UNSET  # where one of `stop` ended it
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -117,6 +118,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
+    stop_string: str | msgspec.UnsetType = msgspec.UNSET  # where one of `stop` ended it
     logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
     choices: list[GeneratedChoice] | msgspec.UnsetType = msgspec.UNSET  # where n > 1
     prompt_logprobs: PromptLogprobs = msgspec.UNSET

@@ -73,7 +73,9 @@ async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
 
 
 class GenerateEventEncoder(EventEncoder):
-    """Encodes `{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
+    """Encodes `{"text", "token_ids", "finish_reason"}`, with `index` where n > 1; the last one with `usage`, and with
+    `stop_string` where one ended it.
+    """
 
     def __init__(self, n: int, prompt_logprobs_of: PromptLogprobsOf = no_prompt_logprobs) -> None:
         self._n = n
@@ -87,6 +89,8 @@ class GenerateEventEncoder(EventEncoder):
         if fragment.finish_reason is None and fragment.logprobs is None and fragment.prompt_logprobs is None:
             return self._template(fragment.index) % (sse.encode(fragment.text), sse.encode(fragment.token_ids))
         payload = self._payload(fragment.index, fragment.text, fragment.token_ids, fragment.finish_reason)
+        if fragment.stop_string is not None:
+            payload["stop_string"] = fragment.stop_string
         if fragment.logprobs is not None:
             payload["logprobs"] = fragment.logprobs
         if fragment.prompt_logprobs is not None:
@@ -128,6 +132,8 @@ async def _choice_body(choice: Choice) -> dict[str, Any]:
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
     }
+    if choice.stop_string is not None:
+        body["stop_string"] = choice.stop_string
     if choice.logprobs is not None:
         body["logprobs"] = await encoded_list(choice.logprobs, lambda one: one)
     return body

@@ -24,6 +24,11 @@ def test_fragments_of_one_choice_become_one() -> None:
     ]
 
 
+def test_what_ended_the_last_one_ended_them_all() -> None:
+    end = Fragment("", (2,), None, "stop", USAGE, stop_string="END")
+    assert merge([Fragment("a", (1,)), end]) == [Fragment("a", (1, 2), None, "stop", USAGE, stop_string="END")]
+
+
 def test_each_choice_has_its_own_and_usage_stays_last() -> None:
     first, second = Fragment("a", (1,), index=0), Fragment("b", (2,), index=1)
     second_end, first_end = Fragment("c", (3,), None, "stop", None, 1), Fragment("d", (4,), None, "stop", USAGE, 0)
