@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from aengine.config import ServerConfig
+from aengine.http.bodies.messages import MessagesRequest
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
 from aengine.http.routes import operations
 from aengine.http.state import ServerState
@@ -60,8 +61,9 @@ def test_the_curl_examples_run(server: str, command: str) -> None:
     assert all("error" not in json.loads(answer) for answer in answers)
 
 
-def test_the_client_example_runs(server: str) -> None:
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "import openai" in block)
+@pytest.mark.parametrize("library", ["openai", "anthropic"])
+def test_the_client_example_runs(server: str, library: str) -> None:
+    (example,) = (block for block in PYTHON if f"import {library}\n" in block)
     code = example.replace("localhost:8000", server)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
@@ -71,7 +73,7 @@ def test_the_client_example_runs(server: str) -> None:
 def test_every_endpoint_and_parameter_has_its_line() -> None:
     for operation in operations(ServerState(ServerConfig())):
         assert f"{operation.template}`" in README, operation.template
-    for struct in (CompletionRequest, ChatRequest, GenerateRequest):
+    for struct in (CompletionRequest, ChatRequest, GenerateRequest, MessagesRequest):
         for name in struct.__struct_fields__:
             assert f"`{name}`" in README, name
 
