@@ -155,14 +155,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = ()
     api_keys: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        Meta(description="keys of which a request must name one (Authorization: Bearer ..., or x-api-key); default: no key is asked"),
+        Meta(
+            description="keys of which a request must name one (Authorization: Bearer ..., or x-api-key); default: no "
+            "key is asked"
+        ),
     ] = ()
     page: Annotated[bool, Meta(description="serve the chat page at /")] = True
     tokenizer_info: Annotated[
         bool, Meta(description="give the tokenizer's settings, its chat template among them, at /tokenizer_info")
     ] = False
     heartbeat: Annotated[
-        float, Meta(gt=0, description="seconds without a token after which a stream gets a comment, or Anthropic's ping")
+        float, Meta(gt=0, description="seconds without a token after which a stream gets a comment, or a ping")
     ] = 15.0
     tool_format: Annotated[
         Literal["auto", "hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder", "off"],
