@@ -41,10 +41,9 @@ BadWord = Annotated[str, _range(minLength=1, maxLength=MAX_BAD_WORD_LENGTH)]
 Bias = Annotated[float, _range(minimum=-100, maximum=100)]
 
 
-class Sampling(msgspec.Struct, kw_only=True):
-    """The sampling fields that every generating endpoint takes under the same name and with the same meaning."""
+class Drawing(msgspec.Struct, kw_only=True):
+    """The fields that every generating endpoint takes under the same name and with the same meaning."""
 
-    max_tokens: Count | None = None  # 0 only with echo
     min_tokens: Count | None = None
     temperature: Annotated[float, _range(minimum=0, maximum=2)] | None = None
     top_k: Annotated[int, Meta(le=2**63 - 1, extra_json_schema={"minimum": -1})] | None = None
@@ -61,15 +60,35 @@ class Sampling(msgspec.Struct, kw_only=True):
     allowed_token_ids: Annotated[list[TokenId], _range(minItems=1)] | None = None
     include_stop: bool | None = None
     include_stop_str_in_output: bool | None = None  # another name of include_stop
-    prompt_logprobs: Logprobs | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
-    n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
     model: str | None = None
     priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None  # taken, not used
+
+    def params_over(self, defaults: SamplingParams, **fields: Any) -> SamplingParams:
+        """The request's sampling parameters over `defaults`; `fields` are the endpoint's own reading of some."""
+        given: dict[str, Any] = {}
+        for name in _SAMPLING_FIELDS:
+            value = getattr(self, name, None)
+            if value is not None:
+                given[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(self.stop, str):
+            given["stop"] = (self.stop,)
+        if self.include_stop_str_in_output:
+            given["include_stop"] = True
+        params = msgspec.structs.replace(defaults, **{**given, **fields})
+        return params.with_rule_temperature() if self.temperature is None else params
+
+
+class Sampling(Drawing, kw_only=True):
+    """The fields that the endpoints for completions, chats and `/generate` share beyond these."""
+
+    max_tokens: Count | None = None  # 0 only with echo
+    prompt_logprobs: Logprobs | None = None
+    n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
     # What the output must match.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -82,25 +101,16 @@ class Sampling(msgspec.Struct, kw_only=True):
         """The request's sampling parameters over `defaults`. `max_tokens` is the endpoint's own default, `logprobs` its
         reading.
         """
-        fields: dict[str, Any] = {}
-        for name in _SAMPLING_FIELDS:
-            value = getattr(self, name)
-            if value is not None:
-                fields[name] = tuple(value) if isinstance(value, list) else value
+        fields: dict[str, Any] = {"logprobs": logprobs}
         if self.max_tokens is None:
             fields["max_tokens"] = max_tokens
-        if isinstance(self.stop, str):
-            fields["stop"] = (self.stop,)
-        if self.include_stop_str_in_output:
-            fields["include_stop"] = True
         forms = {}
         for name in _FORM_FIELDS:
             if (form := getattr(self, name)) is not None:
                 forms[name] = form
         if forms and (structured := single_form(forms)) is not None:
             fields["structured"] = structured
-        params = msgspec.structs.replace(defaults, **fields, logprobs=logprobs)
-        return params.with_rule_temperature() if self.temperature is None else params
+        return self.params_over(defaults, **fields)
 
 
 _SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
@@ -243,8 +253,6 @@ class TemplateOptions(TypedDict):
 def template_options(body: GenerateRequest | ChatRequest | TokenizeRequest) -> TemplateOptions:
     """The request's options for its chat template, as arguments of `encode_chat`. Raises `InvalidRequestError` where
     that contradicts itself.
-
-    `chat_template_kwargs` win over what follows from `reasoning_effort`.
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(
@@ -252,12 +260,16 @@ def template_options(body: GenerateRequest | ChatRequest | TokenizeRequest) -> T
             "another one begins",
             "add_generation_prompt",
         )
-    kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
-    if effort is not None:
-        thinks = effort not in ("none", "minimal")
-        kwargs = {"enable_thinking": thinks, "reasoning_effort": effort, **(kwargs or {})}
     return TemplateOptions(
-        template_kwargs=kwargs,
+        template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=body.continue_final_message is True,
     )
+
+
+def template_kwargs(effort: ReasoningEffort | None, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The chat template's variables: what follows from the effort, and `kwargs`, which win."""
+    if effort is None:
+        return kwargs
+    thinks = effort not in ("none", "minimal")
+    return {"enable_thinking": thinks, "reasoning_effort": effort, **(kwargs or {})}

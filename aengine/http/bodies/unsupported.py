@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from aengine.errors import InvalidRequestError
+from aengine.http.bodies.refusal import Unsupported
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
+from aengine.http.bodies.responses_api.request import ResponsesRequest
+from aengine.http.bodies.responses_api.unsupported import REFUSED_IN_RESPONSES
 from aengine.http.bodies.structured import StructuredOutputs
 from aengine.http.door.body import decode
 
@@ -19,18 +21,6 @@ _log = logging.getLogger("aengine")
 
 _MOST_NAMES = 256  # that are remembered as logged
 _LONGEST_NAME = 64  # characters that are logged
-
-
-class Unsupported(NamedTuple):
-    """The reason or the alternative for a refused field, and the values besides null that ask for nothing."""
-
-    remedy: str
-    harmless: tuple[Any, ...] = ()
-
-    def check(self, name: str, value: msgspec.Raw) -> None:
-        given = msgspec.json.decode(value)
-        if given is not None and given not in self.harmless:
-            raise InvalidRequestError(f"{name}: {self.remedy}", name)
 
 
 def _off(remedy: str) -> Unsupported:
@@ -124,7 +114,7 @@ _OF_NO_CONSEQUENCE = (
     "disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch"
 )
 
-_STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest)
+_STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest, ResponsesRequest)
 _OF_A_PROMPT = (  # what its tokens depend on
     "functions",
     "reasoning",
@@ -137,10 +127,10 @@ _OF_A_PROMPT = (  # what its tokens depend on
 )
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
 _NAMES = {struct: frozenset(struct.__struct_fields__) for struct in _STRUCTS}
-_ELSEWHERE = frozenset().union(*_NAMES.values()) - _WITHOUT_EFFECT
+_HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
+_ELSEWHERE = frozenset().union(*_NAMES.values()) - _HARMLESS
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 
-_HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -183,14 +173,16 @@ class UnknownFields:
 
 
 def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported | None:
+    if struct is ResponsesRequest and name in REFUSED_IN_RESPONSES:
+        return REFUSED_IN_RESPONSES[name]
     if name == "add_special_tokens":
-        usual = struct is not ChatRequest
+        usual = struct not in (ChatRequest, ResponsesRequest)
         return Unsupported("prompts get the tokenizer's special tokens, chats those of their template", (usual,))
     if name in ("tool_choice", "parallel_tool_calls") and struct is GenerateRequest:
         return _CALLS_ARE_TEXT
     if name == "max_completion_tokens":
         return Unsupported("it is called max_tokens here")
-    if name in _ELSEWHERE:
+    if name in _ELSEWHERE and name not in REFUSED:
         return Unsupported(f"{path} has no such field", _NOTHING)
     return REFUSED.get(name)
 

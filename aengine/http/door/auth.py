@@ -12,6 +12,7 @@ from aengine.http.door.errors import HTTPError, error_response
 
 # The path exactly as the router will see it; `/` is the static page, which asks its reader for the key.
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+CALLER = "aengine.caller"  # in the ASGI scope: the digest of the key that the request names, where keys are asked for
 
 
 class ApiKeyMiddleware:
@@ -45,4 +46,5 @@ class ApiKeyMiddleware:
         matched = False
         for accepted in self._digests:  # all of them, whichever matches
             matched |= hmac.compare_digest(accepted, digest)
+        scope[CALLER] = digest.hex()
         return matched and scheme.lower() == b"bearer"

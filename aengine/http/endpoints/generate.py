@@ -19,6 +19,7 @@ from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.logprobs import usage_body
 from aengine.http.streams import sse
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
+from aengine.http.streams.responses import EventEncoder
 from aengine.http.streams.slices import document, encoded_list
 from aengine.sampling_params import SamplingParams
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
@@ -71,7 +72,7 @@ async def _prompt(engine: EngineLike, body: GenerateRequest) -> str | list[int]:
     return chat.token_ids
 
 
-class GenerateEventEncoder:
+class GenerateEventEncoder(EventEncoder):
     """Encodes `{"text", "token_ids", "finish_reason"}`, with `index` where n > 1 and `usage` in the last event."""
 
     def __init__(self, n: int, prompt_logprobs_of: PromptLogprobsOf = no_prompt_logprobs) -> None:

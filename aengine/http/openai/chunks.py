@@ -9,13 +9,14 @@ from aengine.http.bodies.requests import UsageShown
 from aengine.http.engine_like import StreamLike
 from aengine.http.openai.logprobs import usage_body
 from aengine.http.streams import sse
+from aengine.http.streams.responses import EventEncoder
 from aengine.text.answer.deltas import ContentDelta, Delta, ReasoningDelta
 from aengine.types import Fragment, Usage
 
 _HOLE = sse.encode(sse.HOLE)
 
 
-class ChunkEncoder(ABC):
+class ChunkEncoder(EventEncoder, ABC):
     """Encodes one request's chunks. A subclass writes the entry of one choice."""
 
     def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown) -> None:

@@ -51,6 +51,10 @@ class EventEncoder(Protocol):
         """The events after the last fragment."""
         ...
 
+    def error(self, body: object) -> bytes:
+        """The events that end a stream which fails on its way; `body` is what a refusal would bring."""
+        return sse.event(body)
+
 
 class _StreamResponse(Response, ABC):
     """The base of both responses: notes its stream in the request in flight, and aborts it in the end. `Response` is
@@ -106,14 +110,15 @@ class EventStreamResponse(_StreamResponse):
                 await self._send(send, _body(opening))
             last = await self._send_events(send)
         except AengineError as error:
-            last = sse.event(error_body(error))
+            last = self._encoder.error(error_body(error))
         except get_cancelled_exc_class():
             if not self._given_up and not client_disconnected(scope):  # the server shuts down, or nothing is read
                 with anyio.move_on_after(_ERROR_EVENT_SECONDS, shield=True):
-                    await self._send(send, _body(sse.event(error_body(cancel_error(scope))), more=False))
+                    ending = self._encoder.error(error_body(cancel_error(scope)))
+                    await self._send(send, _body(ending, more=False))
             raise
         except Exception as error:
-            await self._send(send, _body(sse.event(error_body(error)), more=False))
+            await self._send(send, _body(self._encoder.error(error_body(error)), more=False))
             raise
         await self._send(send, _body(last, more=False))
 
