@@ -5,7 +5,7 @@ The engine checks the ranges of sampling parameters (`SamplingParams.validate`);
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Protocol, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,7 @@ from aengine.sampling_params import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
+from aengine.structured import Structured
 
 
 def _range(**schema: int | float) -> Meta:
@@ -68,18 +69,37 @@ class Drawing(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     user: str | None = None  # taken, not used
 
-    def params_over(self, defaults: SamplingParams, **fields: Any) -> SamplingParams:
-        """The request's sampling parameters over `defaults`; `fields` are the endpoint's own reading of some."""
-        given: dict[str, Any] = {}
+    def params(
+        self,
+        defaults: SamplingParams,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        structured: Structured | None = None,
+    ) -> SamplingParams:
+        """The request's sampling parameters over `defaults`.
+
+        `max_tokens` is the endpoint's own default, where the request has no field of that name; `logprobs` and
+        `structured` are the endpoint's readings.
+        """
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
         for name in _SAMPLING_FIELDS:
             value = getattr(self, name, None)
             if value is not None:
-                given[name] = tuple(value) if isinstance(value, list) else value
+                fields[name] = tuple(value) if isinstance(value, list) else value
         if isinstance(self.stop, str):
-            given["stop"] = (self.stop,)
+            fields["stop"] = (self.stop,)
         if self.include_stop_str_in_output:
-            given["include_stop"] = True
-        params = msgspec.structs.replace(defaults, **{**given, **fields})
+            fields["include_stop"] = True
+        forms = {}
+        for name in _FORM_FIELDS:
+            if (form := getattr(self, name, None)) is not None:
+                forms[name] = form
+        if forms:
+            structured = single_form(forms)
+        if structured is not None:
+            fields["structured"] = structured
+        params = msgspec.structs.replace(defaults, **fields)
         return params.with_rule_temperature() if self.temperature is None else params
 
 
@@ -96,21 +116,6 @@ class Sampling(Drawing, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-
-    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The request's sampling parameters over `defaults`. `max_tokens` is the endpoint's own default, `logprobs` its
-        reading.
-        """
-        fields: dict[str, Any] = {"logprobs": logprobs}
-        if self.max_tokens is None:
-            fields["max_tokens"] = max_tokens
-        forms = {}
-        for name in _FORM_FIELDS:
-            if (form := getattr(self, name)) is not None:
-                forms[name] = form
-        if forms and (structured := single_form(forms)) is not None:
-            fields["structured"] = structured
-        return self.params_over(defaults, **fields)
 
 
 _SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
@@ -250,9 +255,24 @@ class TemplateOptions(TypedDict):
     continue_final_message: bool
 
 
-def template_options(body: GenerateRequest | ChatRequest | TokenizeRequest) -> TemplateOptions:
+class OfATemplate(Protocol):
+    """A request with options for its chat template."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def reasoning_effort(self) -> ReasoningEffort | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+
+def template_options(body: OfATemplate) -> TemplateOptions:
     """The request's options for its chat template, as arguments of `encode_chat`. Raises `InvalidRequestError` where
     that contradicts itself.
+
+    `chat_template_kwargs` win over what follows from `reasoning_effort`.
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(
@@ -260,16 +280,12 @@ def template_options(body: GenerateRequest | ChatRequest | TokenizeRequest) -> T
             "another one begins",
             "add_generation_prompt",
         )
+    kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
+    if effort is not None:
+        thinks = effort not in ("none", "minimal")
+        kwargs = {"enable_thinking": thinks, "reasoning_effort": effort, **(kwargs or {})}
     return TemplateOptions(
-        template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+        template_kwargs=kwargs,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=body.continue_final_message is True,
     )
-
-
-def template_kwargs(effort: ReasoningEffort | None, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The chat template's variables: what follows from the effort, and `kwargs`, which win."""
-    if effort is None:
-        return kwargs
-    thinks = effort not in ("none", "minimal")
-    return {"enable_thinking": thinks, "reasoning_effort": effort, **(kwargs or {})}

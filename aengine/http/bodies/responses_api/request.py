@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -96,6 +96,17 @@ class ResponsesRequest(Drawing, kw_only=True):
     prompt_cache_key: Label | None = None
     service_tier: Label | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    add_generation_prompt: ClassVar[None] = None  # an answer always begins, and goes on with none
+    continue_final_message: ClassVar[None] = None
+
+    @property
+    def reasoning_effort(self) -> ReasoningEffort | None:
+        return None if self.reasoning is None else self.reasoning.effort
+
+    def structured(self) -> Structured | None:
+        """The form of the answer. Raises `InvalidRequestError`, naming the field that is missing."""
+        return None if self.text is None or self.text.format is None else self.text.format.structured()
 
     def refuse_unsupported(self) -> None:
         """Raise `InvalidRequestError`, naming the field, for values that ask for what is not done here."""

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.bodies.requests import TemplateOptions, template_kwargs
+from aengine.http.bodies.requests import template_options
 from aengine.http.bodies.responses_api.items import InputItem
 from aengine.http.bodies.responses_api.request import ENCRYPTED, LOGPROBS, Reasoning, ResponsesRequest
 from aengine.http.door.auth import CALLER
@@ -23,7 +23,6 @@ from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.http.responses.tools import read_tools
 from aengine.http.responses.whole import response_body
 from aengine.http.streams.slices import document
-from aengine.sampling_params import SamplingParams
 from aengine.types import Completion
 
 _NAMES = {"prompt": "input", "messages": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
@@ -38,18 +37,18 @@ class Responses(Endpoint):
         caller: str | None = request.scope.get(CALLER)
         tools = read_tools(body)
         include = body.include or ()
-        params = _params(body, engine.default_params)
-        effort = None if body.reasoning is None else body.reasoning.effort
+        params = body.params(
+            engine.default_params,
+            max_tokens=body.max_output_tokens,
+            logprobs=(body.top_logprobs or 0) if LOGPROBS in include else None,
+            structured=body.structured(),
+        )
         chat = await self._submit_chat(
             engine,
             self._messages(body, caller),
             tools.use,
             params,
-            TemplateOptions(
-                template_kwargs=template_kwargs(effort, body.chat_template_kwargs),
-                add_generation_prompt=True,
-                continue_final_message=False,
-            ),
+            template_options(body),
             names=_NAMES,
             request_id=(response_id := f"resp_{uuid.uuid4().hex}"),
             priority=body.priority,
@@ -111,13 +110,3 @@ def _prefix(item: InputItem) -> str:
     return {"reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}.get(
         item.type or "", "msg" if item.type in (None, "message") else "out"
     )
-
-
-def _params(body: ResponsesRequest, defaults: SamplingParams) -> SamplingParams:
-    fields: dict[str, Any] = {"max_tokens": body.max_output_tokens}
-    if LOGPROBS in (body.include or ()):
-        fields["logprobs"] = body.top_logprobs or 0
-    form = None if body.text is None or body.text.format is None else body.text.format.structured()
-    if form is not None:
-        fields["structured"] = form
-    return body.params_over(defaults, **fields)
