@@ -66,7 +66,7 @@ class CustomInput:
 def _may_begin(text: str) -> bool:
     """Whether the text may be the beginning of such an object."""
     rest = "".join(text.split())
-    return '{"input":"'.startswith(rest)
+    return '{"input":"'.startswith(rest) or rest == "{}"
 
 
 def _decoded(text: str) -> str:
