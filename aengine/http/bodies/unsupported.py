@@ -111,7 +111,7 @@ _OF_NO_CONSEQUENCE = (
     "guided_decoding_backend structured_outputs.backend structured_outputs.disable_fallback "
     "return_token_offsets return_mm_kwargs routed_experts_prompt_start return_routed_experts routed_experts_start_len "
     "return_cached_tokens_details logprob_start_len bootstrap_host bootstrap_port bootstrap_room routed_dp_rank "
-    "disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch"
+    "client_metadata disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch"
 )
 
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest, ResponsesRequest)

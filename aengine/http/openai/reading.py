@@ -120,7 +120,7 @@ class AnswerReading:
                 tool.function.name,
                 tool.function.parameters if self._tools.forced or tool.function.strict else {"type": "object"},
                 bool(tool.function.strict),
-                f"{self._tools.place.format(index)}.parameters",
+                f"{self._tools.place(index)}.parameters",
             )
             for index, tool in enumerate(self._tools.offered)
             if tool.function.name in names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from aengine.errors import InvalidRequestError
@@ -13,14 +13,14 @@ from aengine.http.bodies.requests import ChatRequest
 class ToolUse(NamedTuple):
     """The tools of a request. `callable_tools` are all that are offered, or those that were chosen.
 
-    place: where in the request a tool's function stands, a gap for its number in it; for errors.
+    place: where in the request a tool's function stands, by its number; for errors.
     """
 
     offered: list[Tool]
     callable_tools: list[Tool]
     forced: bool
     parallel: bool
-    place: str = "tools[{}].function"
+    place: Callable[[int], str]
 
     @property
     def names(self) -> frozenset[str]:
@@ -32,7 +32,11 @@ class ToolUse(NamedTuple):
         return {tool.function.name: tool.function.parameters for tool in self.callable_tools}
 
 
-NO_TOOLS = ToolUse([], [], forced=False, parallel=True)
+def _in_chats(index: int) -> str:
+    return f"tools[{index}].function"
+
+
+NO_TOOLS = ToolUse([], [], False, True, _in_chats)
 
 
 def tool_use(body: ChatRequest) -> ToolUse:
@@ -45,7 +49,7 @@ def choose_tools(
     choice: Literal["none", "auto", "required"] | ToolChoice | None,
     *,
     parallel: bool,
-    place: str = "tools[{}].function",
+    place: Callable[[int], str] = _in_chats,
     chosen: str = "tool_choice.function",
     allowed: str = "tool_choice.allowed_tools.tools[{}].function",
 ) -> ToolUse:
@@ -59,7 +63,7 @@ def choose_tools(
     """
     names: set[str] = set()
     for index, tool in enumerate(tools):
-        where = place.format(index)
+        where = place(index)
         if tool.function.name in names:
             path = f"{where}.name"
             raise InvalidRequestError(f"{path}: there is another tool of the name {tool.function.name!r}", path)

@@ -10,6 +10,7 @@ import msgspec
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.responses_api.items import InputItem, joined_text
 from aengine.http.responses.thoughts import unsealed
+from aengine.http.responses.tools import full_name
 
 _SYSTEM = ("system", "developer")
 
@@ -104,7 +105,7 @@ class _Conversation:
 
     def _add_call(self, item: InputItem, arguments: str, where: str) -> None:
         answer = self._answer or self._begin_answer()
-        function = {"name": _given(item, "name", where), "arguments": arguments}
+        function = {"name": full_name(item.namespace, _given(item, "name", where)), "arguments": arguments}
         call = {"id": _given(item, "call_id", where), "type": "function", "function": function}
         answer.setdefault("tool_calls", []).append(call)
 

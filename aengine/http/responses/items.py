@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from aengine.http.responses.custom_input import CustomInput
 from aengine.http.responses.thoughts import sealed
+from aengine.http.responses.tools import CalledTool
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -151,10 +152,11 @@ class CallItem(Item):
     prefix, text_event, text_field = "fc", "response.function_call_arguments", "arguments"
     kind: ClassVar[str] = "function_call"
 
-    def __init__(self, index: int, delta: CallDelta) -> None:
+    def __init__(self, index: int, delta: CallDelta, tool: CalledTool) -> None:
         super().__init__(index)
         self._number = delta.index
-        self._call_id, self._name = delta.id, delta.name
+        self._call_id = delta.id
+        self._tool = {"name": tool.name} | ({"namespace": tool.namespace} if tool.namespace is not None else {})
 
     def continues(self, delta: Delta) -> bool:
         return isinstance(delta, CallDelta) and delta.index == self._number
@@ -165,7 +167,7 @@ class CallItem(Item):
             "type": self.kind,
             "status": self.status,
             "call_id": self._call_id,
-            "name": self._name,
+            **self._tool,
             self.text_field: self.text,
         }
 
@@ -176,8 +178,8 @@ class CustomCallItem(CallItem):
     prefix, text_event, text_field = "ctc", "response.custom_tool_call_input", "input"
     kind = "custom_tool_call"
 
-    def __init__(self, index: int, delta: CallDelta) -> None:
-        super().__init__(index, delta)
+    def __init__(self, index: int, delta: CallDelta, tool: CalledTool) -> None:
+        super().__init__(index, delta, tool)
         self._input = CustomInput()
 
     def add(self, delta: Delta) -> str:
@@ -192,12 +194,12 @@ class CustomCallItem(CallItem):
 
 
 class Output:
-    """The items of one answer. `custom` are the tools whose input is text."""
+    """The items of one answer. `called` are the tools, by the names under which the model calls them."""
 
-    def __init__(self, *, summaries: bool, encrypted: bool, custom: Collection[str]) -> None:
+    def __init__(self, *, summaries: bool, encrypted: bool, called: Mapping[str, CalledTool]) -> None:
         self._summaries = summaries
         self._encrypted = encrypted
-        self._custom = custom
+        self._called = called
         self.items: list[Item] = []
 
     @property
@@ -221,7 +223,8 @@ class Output:
                 kind = SummaryItem if self._summaries else ThoughtItem
                 item = kind(index, encrypted=self._encrypted)
             case CallDelta():
-                item = CustomCallItem(index, delta) if delta.name in self._custom else CallItem(index, delta)
+                tool = self._called[delta.name or ""]
+                item = (CustomCallItem if tool.custom else CallItem)(index, delta, tool)
         self.items.append(item)
         return item
 

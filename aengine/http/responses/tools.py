@@ -1,8 +1,11 @@
-"""Reads the tools of a request to `/v1/responses`: functions, and custom tools, which the model gets as functions."""
+"""Reads the tools of a request to `/v1/responses`: functions, and custom tools, which the model gets as functions.
+
+Those of a namespace have its name in front of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from aengine.errors import InvalidRequestError
@@ -16,36 +19,79 @@ from aengine.http.bodies.chat import (
     ToolChoice,
 )
 from aengine.http.bodies.responses_api.request import ResponsesRequest
-from aengine.http.bodies.responses_api.tools import NamedTool, ResponsesChoice, ResponsesTool, ResponsesToolChoice
+from aengine.http.bodies.responses_api.tools import (
+    MAX_TOOLS,
+    NamedTool,
+    ResponsesChoice,
+    ResponsesTool,
+    ResponsesToolChoice,
+)
 from aengine.http.openai.tools import ToolUse, choose_tools
 
 CUSTOM_ARGUMENT = "input"  # of the function that a custom tool is to the model
 _CALLABLE = ("function", "custom")
 
 
+class CalledTool(NamedTuple):
+    """What an answer says of a tool that is called."""
+
+    name: str
+    namespace: str | None
+    custom: bool  # its input is text
+
+
 class ResponsesTools(NamedTuple):
-    """The tools of a request, and the names of those of them whose input is text."""
+    """The tools of a request, and what they are to the client by the names under which the model knows them."""
 
     use: ToolUse
-    custom: frozenset[str]
+    called: dict[str, CalledTool]
 
 
 def read_tools(body: ResponsesRequest) -> ResponsesTools:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field."""
-    given = body.tools or []
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)]
+    tools: list[Tool] = []
+    places: list[str] = []
+    called: dict[str, CalledTool] = {}
+    for tool, namespace, where in _flattened(body.tools or ()):
+        function = _tool(tool, namespace, where)
+        tools.append(function)
+        places.append(where)
+        called[function.function.name] = CalledTool(tool.name or "", namespace, tool.type == "custom")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError(
+            f"tools: there are {len(tools)} with those in namespaces, at most {MAX_TOOLS}", "tools"
+        )
     use = choose_tools(
         tools,
-        _choice(body.tool_choice, given),
+        _choice(body.tool_choice, called),
         parallel=body.parallel_tool_calls is not False,
-        place="tools[{}]",
+        place=places.__getitem__,
         chosen="tool_choice",
         allowed="tool_choice.tools[{}]",
     )
-    return ResponsesTools(use, frozenset(tool.name for tool in given if tool.type == "custom" and tool.name))
+    return ResponsesTools(use, called)
 
 
-def _tool(tool: ResponsesTool, where: str) -> Tool:
+def full_name(namespace: str | None, name: str) -> str:
+    """The name under which the model knows a tool."""
+    return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
+
+
+def _flattened(tools: Sequence[ResponsesTool]) -> Iterator[tuple[ResponsesTool, str | None, str]]:
+    """Each tool with its namespace and its place in the request."""
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.type != "namespace":
+            yield tool, None, where
+            continue
+        for field in ("name", "tools"):
+            if getattr(tool, field) is None:
+                raise InvalidRequestError(f"{where}.{field}: a namespace must have it", f"{where}.{field}")
+        for inner, one in enumerate(tool.tools or ()):
+            yield one, tool.name, f"{where}.tools[{inner}]"
+
+
+def _tool(tool: ResponsesTool, namespace: str | None, where: str) -> Tool:
     if tool.type not in _CALLABLE:
         raise InvalidRequestError(
             f"{where}.type: {tool.type[:100]!r} is a tool that OpenAI's servers run themselves; here the client runs "
@@ -54,8 +100,9 @@ def _tool(tool: ResponsesTool, where: str) -> Tool:
         )
     if tool.name is None:
         raise InvalidRequestError(f"{where}.name: a tool of type {tool.type!r} must have it", f"{where}.name")
+    name = full_name(namespace, tool.name)
     if tool.type == "function":
-        return Tool(type="function", function=_function(tool, tool.parameters, tool.strict))
+        return _function(name, tool, tool.parameters, tool.strict)
     text: dict[str, Any] = {"type": "string"}
     if (pattern := _pattern(tool, where)) is not None:
         text["pattern"] = pattern
@@ -65,11 +112,12 @@ def _tool(tool: ResponsesTool, where: str) -> Tool:
         "required": [CUSTOM_ARGUMENT],
         "additionalProperties": False,
     }
-    return Tool(type="function", function=_function(tool, schema, strict=pattern is not None))
+    return _function(name, tool, schema, strict=pattern is not None)
 
 
-def _function(tool: ResponsesTool, parameters: dict[str, Any] | None, strict: bool | None) -> Function:
-    return Function(name=tool.name or "", description=tool.description, parameters=parameters, strict=strict)
+def _function(name: str, tool: ResponsesTool, parameters: dict[str, Any] | None, strict: bool | None) -> Tool:
+    function = Function(name=name, description=tool.description, parameters=parameters, strict=strict)
+    return Tool(type="function", function=function)
 
 
 def _pattern(tool: ResponsesTool, where: str) -> str | None:
@@ -90,25 +138,24 @@ def _pattern(tool: ResponsesTool, where: str) -> str | None:
 
 
 def _choice(
-    choice: ResponsesToolChoice | None, tools: Sequence[ResponsesTool]
+    choice: ResponsesToolChoice | None, called: Mapping[str, CalledTool]
 ) -> Literal["none", "auto", "required"] | ToolChoice | None:
     if not isinstance(choice, ResponsesChoice):
         return choice
-    types = {tool.name: tool.type for tool in tools}
     if choice.type == "allowed_tools":
         for field in ("mode", "tools"):
             if getattr(choice, field) is None:
                 path = f"tool_choice.{field}"
                 raise InvalidRequestError(f"{path}: a choice of type allowed_tools must have it", path)
         named = [
-            ChosenTool(function=_named(tool, f"tool_choice.tools[{index}]", types))
+            ChosenTool(function=_named(tool, f"tool_choice.tools[{index}]", called))
             for index, tool in enumerate(choice.tools or ())
         ]
         return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=named))
-    return ChosenTool(function=_named(choice, "tool_choice", types))
+    return ChosenTool(function=_named(choice, "tool_choice", called))
 
 
-def _named(choice: ResponsesChoice | NamedTool, where: str, types: dict[str | None, str]) -> ChosenFunction:
+def _named(choice: ResponsesChoice | NamedTool, where: str, called: Mapping[str, CalledTool]) -> ChosenFunction:
     if choice.type not in _CALLABLE:
         raise InvalidRequestError(
             f"{where}.type: {choice.type[:100]!r} is no tool that is offered; there are functions and custom tools",
@@ -116,8 +163,11 @@ def _named(choice: ResponsesChoice | NamedTool, where: str, types: dict[str | No
         )
     if choice.name is None:
         raise InvalidRequestError(f"{where}.name: a choice of type {choice.type!r} must have it", f"{where}.name")
-    if types.get(choice.name, choice.type) != choice.type:
+    name = full_name(choice.namespace, choice.name)
+    tool = called.get(name)
+    if tool is not None and tool.custom != (choice.type == "custom"):
+        kind = "custom" if tool.custom else "function"
         raise InvalidRequestError(
-            f"{where}.type: {choice.name!r} is a {types[choice.name]} tool, not a {choice.type} one", f"{where}.type"
+            f"{where}.type: {choice.name!r} is a {kind} tool, not a {choice.type} one", f"{where}.type"
         )
-    return ChosenFunction(name=choice.name)
+    return ChosenFunction(name=name)

@@ -181,6 +181,29 @@ async def test_a_custom_tool_is_called_with_text() -> None:
     assert result["content"] == "ok"
 
 
+async def test_tools_of_a_namespace_are_called_by_both_names() -> None:
+    files = {"type": "namespace", "name": "mcp__files__", "description": "d", "tools": [F, PATCH]}
+    words = ["<tool_call>", '\n{"name": "mcp__files__patch", "arguments": {"input": "a"}}\n', "</tool_call>"]
+    words += ["<tool_call>", '\n{"name": "mcp__files__f", "arguments": {}}\n', "</tool_call>"]
+    engine = saying(*words)
+    async with serving(engine) as server:
+        patch, f = (await respond(server, tools=[files, F]))["output"]
+        offered = engine.chats[-1].tools
+        await server.post(PATH, input=[patch, f], tools=[files])
+        chosen = {"type": "function", "name": "f", "namespace": "mcp__files__"}
+        assert (await server.post(PATH, input="a", tools=[files], tool_choice=chosen)).status_code == 200
+        error = await refusal(server, tools=[{**files, "tools": [F, {"type": "web_search"}]}])
+        assert error["param"] == "tools[0].tools[1].type"
+        error = await refusal(server, tools=[{**files, "tools": [{**F, "name": f"f{n}"} for n in range(128)]}, F])
+        assert error["message"] == "tools: there are 129 with those in namespaces, at most 128"
+    assert offered is not None
+    assert [tool["function"]["name"] for tool in offered] == ["mcp__files__f", "mcp__files__patch", "f"]
+    assert (patch["namespace"], patch["name"], patch["input"]) == ("mcp__files__", "patch", "a")
+    assert (f["namespace"], f["name"], f["type"]) == ("mcp__files__", "f", "function_call")
+    calls = engine.chats[2].messages[0]["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == ["mcp__files__patch", "mcp__files__f"]
+
+
 async def test_an_answer_that_says_nothing_is_an_empty_message() -> None:
     async with serving(saying("<think>", "a", "</think>", "")) as server:
         response = await respond(server)
@@ -346,6 +369,7 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is a tool that OpenAI's servers run"),
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type", "'mcp'"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "must have"),
+        ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools", "must have"),
         ({"tools": [F, F]}, "tools[1].name", "another tool"),
         ({"tools": [{**F, "parameters": {"type": "array"}}]}, "tools[0].parameters.type", "object"),
         (

@@ -58,7 +58,7 @@ def parts(opens_thought: bool, summaries: bool) -> tuple[ResponseHead, Output, C
     reading = AnswerReading(ServerConfig(), AnswerFormat(calls="hermes", thoughts=True), tools.use)
     head = ResponseHead("resp_1", "m", BODY, SamplingParams(), stored=False)
     reader = reading.reader(opens_thought, lambda token_id: b"x")
-    return head, Output(summaries=summaries, encrypted=summaries, custom=tools.custom), reader
+    return head, Output(summaries=summaries, encrypted=summaries, called=tools.called), reader
 
 
 def streamed(texts: Sequence[str], reason: FinishReason, usage: Usage, *form: bool) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="typ
     status: Status
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET  # where the tool stands in one
     arguments: str  # JSON
 
 
@@ -60,6 +61,7 @@ class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     status: Status
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     input: str
 
 

@@ -34,6 +34,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     # a call of a tool, and what it gave
     call_id: str | None = None
     name: WrittenName | None = None
+    namespace: WrittenName | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[InputPart] | None = None

@@ -10,7 +10,7 @@ from msgspec import Meta
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.requests import Count, Drawing, Int, Logprobs, ReasoningEffort
 from aengine.http.bodies.responses_api.items import InputItem
-from aengine.http.bodies.responses_api.tools import ResponsesTool, ResponsesToolChoice
+from aengine.http.bodies.responses_api.tools import MAX_TOOLS, ResponsesTool, ResponsesToolChoice
 from aengine.structured import Structured
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -80,7 +80,7 @@ class ResponsesRequest(Drawing, kw_only=True):
     max_output_tokens: Count | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    tools: Annotated[list[ResponsesTool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ResponsesToolChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
     max_tool_calls: Int | None = None  # of OpenAI's own tools, which there are none of

@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from aengine.http.bodies.chat import FunctionName
 
+MAX_TOOLS = 128  # of a request, those in namespaces included
+
 
 class CustomFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The form of a custom tool's input. Grammars are regexes; Lark's are refused."""
@@ -19,7 +21,7 @@ class CustomFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A `function`, whose arguments are JSON, or a `custom` tool, whose input is text.
+    """A `function`, whose arguments are JSON, or a `custom` tool, whose input is text, or a `namespace` of such tools.
 
     All other types are refused, with a sentence: OpenAI's servers run those themselves.
     """
@@ -30,11 +32,13 @@ class ResponsesTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     parameters: dict[str, Any] | None = None  # a JSON schema; None: it has no parameters
     strict: bool | None = None  # a call that the model makes by itself has arguments of this schema as well
     format: CustomFormat | None = None  # None: text
+    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None  # of a namespace, which holds none
 
 
 class NamedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     type: str
     name: str | None = None
+    namespace: str | None = None
 
 
 class ResponsesChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -42,6 +46,7 @@ class ResponsesChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     type: str
     name: str | None = None
+    namespace: str | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[NamedTool], Meta(min_length=1)] | None = None
 

@@ -61,7 +61,7 @@ class Responses(Endpoint):
         output = Output(
             summaries=(reasoning.summary or reasoning.generate_summary) is not None,
             encrypted=ENCRYPTED in include,
-            custom=tools.custom,
+            called=tools.called,
         )
         (reader,) = chat.readers
         logprobs = None if chat.logprobs is None else MessageLogprobs(chat.logprobs, reader.thought)
