@@ -8,7 +8,7 @@ from typing import Any
 from aengine.http.door.errors import ErrorBody
 from aengine.http.openai.reading import ChoiceReader
 from aengine.http.responses.head import Ending, ResponseHead, ending_of, usage_body
-from aengine.http.responses.items import Event, Item, MessageItem, Output
+from aengine.http.responses.items import CallItem, Event, Item, MessageItem, Output
 from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.http.streams import sse
 from aengine.http.streams.responses import EventEncoder
@@ -41,6 +41,7 @@ class ResponseEventEncoder(EventEncoder):
         self._number = 0  # of the next event
         self._reason: FinishReason | None = None
         self._more = b""  # an event with more text of the last item, with places for its number and the text
+        self._plain: MessageItem | None = None  # the last item, where all that comes is its text
 
     def opening(self) -> bytes:
         begun = self._head.body(Ending("in_progress"), [], None)
@@ -49,6 +50,11 @@ class ResponseEventEncoder(EventEncoder):
         )
 
     def event(self, fragment: Fragment) -> bytes:
+        if (plain := self._plain) is not None and fragment.finish_reason is None:
+            if not (text := fragment.text):  # held back: bytes of a character, the start of a stop string
+                return b""
+            plain.pieces.append(text)
+            return self._text(plain, text)
         if self._logprobs is not None:
             self._logprobs.feed(fragment.token_ids, fragment.logprobs)
         elif self._thought is not None:
@@ -62,7 +68,11 @@ class ResponseEventEncoder(EventEncoder):
                 deltas += self._parser.finish()
         if fragment.finish_reason is not None:
             self._reason = fragment.finish_reason
-        return b"".join(map(self._add, deltas))
+        events = b"".join(map(self._add, deltas))
+        last = self._output.last
+        if self._parser.plain and self._logprobs is None and isinstance(last, MessageItem):
+            self._plain = last
+        return events
 
     def closing(self, usage: Usage | None) -> bytes:
         ending = ending_of(self._reason)
@@ -95,6 +105,8 @@ class ResponseEventEncoder(EventEncoder):
         item, events = self._output.last, b""
         if item is None or not item.continues(delta):
             if item is not None:
+                if self._logprobs is not None and not isinstance(delta, ContentDelta):
+                    self._logprobs.drop()
                 events += self._end_item(Ending("completed"))
             item = self._output.begin(delta)
             events += self._begin_item(item)
@@ -110,8 +122,8 @@ class ResponseEventEncoder(EventEncoder):
         return self._more % (sse.encode(self._number - 1), sse.encode(text))
 
     def _begin_item(self, item: Item) -> bytes:
-        if self._logprobs is not None and not isinstance(item, MessageItem):
-            self._logprobs.drop()
+        if self._logprobs is not None and item.index and isinstance(self._output.items[item.index - 1], CallItem):
+            self._logprobs.drop(but_last=True)
         more: Event = {"type": f"{item.text_event}.delta", "sequence_number": sse.HOLE, **item.place, "delta": sse.HOLE}
         if isinstance(item, MessageItem):
             more["logprobs"] = ()

@@ -29,11 +29,11 @@ class Item(ABC):
         self.id = f"{self.prefix}_{uuid.uuid4().hex}"
         self.index = index
         self.status: Status = "in_progress"
-        self._pieces: list[str] = []
+        self.pieces: list[str] = []  # of its text
 
     @property
     def text(self) -> str:
-        return "".join(self._pieces)
+        return "".join(self.pieces)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Item(ABC):
     def add(self, delta: Delta) -> str:
         """Add a piece; returns the text that it brings."""
         text = delta.arguments if isinstance(delta, CallDelta) else delta.text
-        self._pieces.append(text)
+        self.pieces.append(text)
         return text
 
     def end(self) -> str:
@@ -184,12 +184,12 @@ class CustomCallItem(CallItem):
 
     def add(self, delta: Delta) -> str:
         text = self._input.feed(delta.arguments) if isinstance(delta, CallDelta) else ""
-        self._pieces.append(text)
+        self.pieces.append(text)
         return text
 
     def end(self) -> str:
         text = self._input.finish()
-        self._pieces.append(text)
+        self.pieces.append(text)
         return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -33,9 +34,9 @@ class MessageLogprobs:
         if kept and (body := self._form.body(kept)) is not None:
             self._waiting.append(sse.encode(body["content"])[1:-1])
 
-    def drop(self) -> None:
-        """Forget what waits: it belonged to no message."""
-        self._waiting.clear()
+    def drop(self, *, but_last: bool = False) -> None:
+        """Forget what waits, which belonged to a call; but perhaps what was fed last."""
+        self._waiting = self._waiting[-1:] if but_last else []
 
     def take(self) -> msgspec.Raw:
         """The list of those that wait."""
@@ -49,12 +50,15 @@ class MessageLogprobs:
         self.take()
         return msgspec.Raw(b"[%b]" % b",".join(self._told))
 
-    async def whole(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> object:
-        """The list of a whole answer's, encoded a slice at a time."""
+    async def whole(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], characters: int | None) -> object:
+        """The list of a whole answer's, encoded a slice at a time; up to so many characters, where calls follow."""
         kept: list[TokenLogprob] = []
         for start in range(0, len(token_ids), _SLICE):
             kept += self._outside_thought(token_ids[start : start + _SLICE], logprobs[start : start + _SLICE])
             await asyncio.sleep(0)
+        if characters is not None:
+            ends = accumulate((len(one.token) for one in kept), initial=0)
+            kept = [one for one, begin in zip(kept, ends, strict=False) if begin < characters]
         body = await self._form.encoded_body(kept)
         return () if body is None else body["content"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aengine.http.openai.reading import ChoiceReader
 from aengine.http.responses.head import ResponseHead, ending_of, usage_body
-from aengine.http.responses.items import MessageItem, Output
+from aengine.http.responses.items import CallItem, MessageItem, Output
 from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.text.answer.deltas import ContentDelta, Delta
 from aengine.types import Completion
@@ -22,10 +22,7 @@ async def response_body(
 ) -> dict[str, Any]:
     """The whole response: the same items as in a stream's last event."""
     choice, parser, thought = completion.choices[0], reader.parser, reader.thought
-    told: object = ()
-    if logprobs is not None:
-        told = await logprobs.whole(choice.token_ids, choice.logprobs or ())
-    elif thought is not None:
+    if logprobs is None and thought is not None:
         for start in range(0, len(choice.token_ids), _TOKENS):
             if thought.over:
                 break
@@ -44,9 +41,13 @@ async def response_body(
     for item in output.items:
         item.end()
         item.status = "completed" if ending.status == "completed" or item is not output.last else "incomplete"
-    messages = [item for item in output.items if isinstance(item, MessageItem)]
-    if messages:  # one, but for text behind calls
-        messages[0].logprobs = told
+    if logprobs is not None:
+        message = next((item for item in output.items if isinstance(item, MessageItem)), None)
+        called = any(isinstance(item, CallItem) for item in output.items)
+        characters = len(message.text) if message is not None and called else None
+        told = await logprobs.whole(choice.token_ids, choice.logprobs or (), characters)
+        if message is not None:
+            message.logprobs = told
     return head.body(ending, output.bodies(), usage_body(completion.usage, reader.thought_tokens))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
-from aengine.errors import EngineFailedError, InvalidRequestError
+from aengine.errors import EngineFailedError, InvalidRequestError, QueueFullError
 from aengine.text.answer.parser import AnswerFormat
 from aengine.types import Fragment, Usage
 from tests.http.fake_engine import WORDS, FakeEngine
@@ -222,7 +222,7 @@ async def test_what_is_cut_short_is_incomplete() -> None:
 
 
 async def test_logprobs_are_those_of_the_message() -> None:
-    words = ["<think>", "a", "</think>", "Par", "is"]
+    words = ["<think>", "a", "</think>", "\n\n", "Par", "is"]
     ids = {100 + place: word.encode() for place, word in enumerate(words)}
     engine = saying(*words)
     engine.tokenizer.token_bytes = ids.__getitem__  # type: ignore[method-assign]
@@ -230,10 +230,37 @@ async def test_logprobs_are_those_of_the_message() -> None:
         response = await respond(server, include=["message.output_text.logprobs"], top_logprobs=1)
         none = await respond(server)
     logprobs = response["output"][1]["content"][0]["logprobs"]
-    assert [one["token"] for one in logprobs] == ["Par", "is"]
+    assert [one["token"] for one in logprobs] == ["\n\n", "Par", "is"]
     assert logprobs[0]["top_logprobs"] == [{"token": "other0", "logprob": -2.0, "bytes": list(b"other0")}]
     assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
     assert none["output"][1]["content"][0]["logprobs"] == []
+
+
+async def test_logprobs_of_calls_are_none_of_the_messages() -> None:
+    more = {"include": ["message.output_text.logprobs"], "tools": [F]}
+    for words in (["I ", "look.\n", *CALL], CALL):
+        engine = saying(*words, form=AnswerFormat(calls="hermes"))
+        async with serving(engine) as server:
+            output = (await respond(server, **more))["output"]
+        told = [one["token"] for item in output[:-1] for one in item["content"][0]["logprobs"]]
+        assert told == words[: -len(CALL)]
+
+
+async def test_logprobs_are_bounded() -> None:
+    more: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 9}
+    async with serving(max_answer_candidates=30) as server:
+        for stream in (False, True):
+            assert (await server.post(PATH, input="one", stream=stream, max_output_tokens=3, **more)).status_code == 200
+            error = await refusal(server, stream=stream, max_output_tokens=4, **more)
+            assert error["param"] == "top_logprobs"
+            assert "max_answer_candidates" in error["message"]
+
+
+async def test_a_full_queue_answers_at_once() -> None:
+    async with serving(FakeEngine(refuse=QueueFullError("full", 7.0))) as server:
+        answer = await server.post(PATH, input="one", stream=True)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+    assert answer.json()["error"]["code"] == "queue_full"
 
 
 async def test_the_parameters_reach_the_engine() -> None:
