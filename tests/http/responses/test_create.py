@@ -480,3 +480,34 @@ async def test_openais_own_client_has_no_field_that_is_merely_unknown(caplog: py
         for name in ResponseCreateParamsBase.__annotations__:
             await server.post(PATH, **{"input": "one", name: "x"})
     assert caplog.text == ""
+
+
+async def test_a_request_as_codex_sends_it(caplog: pytest.LogCaptureFixture) -> None:
+    """All of its fields; of a thought it sends back the summary and what is sealed, of its items no id."""
+    engine = saying(*ALL)
+    shell = {**F, "name": "f", "description": "Runs a command."}
+    said = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "permissions"}]}
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do it"}]}
+    body = {
+        "model": "fake",
+        "instructions": "You are a coding agent.",
+        "tools": [shell, {"type": "namespace", "name": "mcp__docs__", "description": "", "tools": [F]}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "a-thread",
+        "text": {"verbosity": "medium"},
+        "client_metadata": {"x-codex-installation-id": "1"},
+    }
+    async with serving(engine) as server:
+        thought, message, call, _ = (await respond(server, input=[said, asked], **body))["output"]
+        kept = [{name: value for name, value in item.items() if name != "id"} for item in (thought, message, call)]
+        given = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
+        await respond(server, input=[said, asked, *kept, given], **body)
+    system, user, answer, result = engine.chats[-1].messages
+    assert system == {"role": "system", "content": "You are a coding agent.\n\npermissions"}
+    assert (user["content"], answer["content"], result["content"]) == ("do it", "I look.", "done")
+    assert answer["reasoning_content"] == "I call."
+    assert caplog.text == ""
