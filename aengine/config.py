@@ -189,6 +189,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "all choices (about 200 bytes of memory each)",
         ),
     ] = 2**20
+    kept_responses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**20,
+            description="responses of /v1/responses kept in memory for previous_response_id and for being read again; "
+            "0: none",
+        ),
+    ] = 0
+    kept_response_bytes: Annotated[
+        int, Meta(ge=1, description="most bytes of kept responses and their inputs; the oldest are forgotten")
+    ] = 64 * 2**20
     stalled_reader_timeout: Annotated[
         float,
         Meta(

@@ -6,9 +6,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from aengine.http.bodies import message_answers, messages, requests, responses
+from aengine.http.bodies.responses_api import answer as response_answers
+from aengine.http.bodies.responses_api.request import ResponsesRequest
 from aengine.http.door.anthropic_errors import OVERLOADED, MessagesErrorBody
 from aengine.http.door.door import Door
 from aengine.http.door.errors import HANDLERS
@@ -21,15 +25,18 @@ from aengine.http.endpoints.health import Health
 from aengine.http.endpoints.messages import Messages
 from aengine.http.endpoints.metrics import Metrics
 from aengine.http.endpoints.models import Models
-from aengine.http.endpoints.openapi import OpenApi, Operation
+from aengine.http.endpoints.openapi import Handler, OpenApi, Operation
 from aengine.http.endpoints.page import Page
+from aengine.http.endpoints.responses.create import Responses
+from aengine.http.endpoints.responses.kept import KeptResponseEndpoints
 from aengine.http.endpoints.tokenize import Tokens
 from aengine.http.state import ServerState
 from aengine.text.tokens.info import TokenizerInfo
 
 READS = (400, 408, 413, 415)  # refusals of what reads a body,
 SERVES = (503,)  # of what needs the engine,
-NAMES = (404,)  # and of what may name a model
+NAMES = (404,)  # and of what may name a model, or a response
+KEPT = "/v1/responses/{response_id}"
 
 
 def operations(state: ServerState) -> list[Operation]:
@@ -37,6 +44,7 @@ def operations(state: ServerState) -> list[Operation]:
     generate, completions, chat = Generate(state), Completions(state), Chat(state)
     models, health, metrics = Models(state), Health(state), Metrics(state)
     tokens, admin, anthropic = Tokens(state), Admin(state), Messages(state)
+    made, kept = Responses(state), KeptResponseEndpoints(state)
     all_three = (*READS, *NAMES, *SERVES)
     generated = (responses.Generated, requests.GenerateRequest, True, all_three)
     completed = (responses.CompletionBody, requests.CompletionRequest, True, all_three)
@@ -45,6 +53,11 @@ def operations(state: ServerState) -> list[Operation]:
     in_its_form = (nothing_else, MessagesErrorBody)
     messaged = (message_answers.MessageBody, messages.MessagesRequest, True, (*all_three, OVERLOADED), *in_its_form)
     counted = (message_answers.TokenCount, messages.CountTokensRequest, False, all_three, *in_its_form)
+    responded = (response_answers.ResponseBody, ResponsesRequest, True, all_three)
+    reread = (response_answers.ResponseBody, None, False, (400, *NAMES))
+    deleted = (response_answers.DeletedResponse, None, False, NAMES)
+    items = (response_answers.InputItemList, None, False, (400, *NAMES))
+    paging = {"limit": "integer", "order": "string", "after": "string"}
     tokenized = (responses.Tokenized, requests.TokenizeRequest, False, all_three)
     detokenized = (responses.Detokenized, requests.DetokenizeRequest, False, all_three)
     settings = (TokenizerInfo, None, False, (*NAMES, *SERVES))
@@ -61,6 +74,10 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("POST", "/v1/chat/completions", chat.create, "The assistant's next message.", *chatted),
         Operation("POST", "/v1/messages", anthropic.create, "The same, as Anthropic has it.", *messaged),
         Operation("POST", "/v1/messages/count_tokens", anthropic.count_tokens, "The length of its prompt.", *counted),
+        Operation("POST", "/v1/responses", made.create, "A response to a conversation's items.", *responded),
+        Operation("GET", KEPT, kept.retrieve, "A response that is kept.", *reread, query={"stream": "boolean"}),
+        Operation("DELETE", KEPT, kept.delete, "Forget a response that is kept.", *deleted),
+        Operation("GET", f"{KEPT}/input_items", kept.input_items, "What it answers.", *items, query=paging),
         Operation("POST", "/tokenize", tokens.tokenize, "The token ids of a prompt or a chat.", *tokenized),
         Operation("POST", "/detokenize", tokens.detokenize, "The text of token ids.", *detokenized),
         Operation("GET", "/tokenizer_info", tokens.info, "The tokenizer's settings.", *settings),
@@ -79,7 +96,10 @@ def http_app(state: ServerState) -> Starlette:
     """The HTTP side of a server; its engine comes and goes through `state`."""
     described = operations(state)
     document = OpenApi(described, secured=bool(state.config.api_keys))
-    routes = [Route(operation.path, operation.handler, methods=[operation.method]) for operation in described]
+    handlers: dict[str, dict[str, Handler]] = {}
+    for operation in described:
+        handlers.setdefault(operation.path, {})[operation.method] = operation.handler
+    routes = [Route(path, _by_method(methods), methods=list(methods)) for path, methods in handlers.items()]
     undescribed = [("/openapi.json", document.show), *([("/", Page().show)] if state.config.page else [])]
     served = [
         *((operation.method, operation.path) for operation in described),
@@ -93,3 +113,15 @@ def http_app(state: ServerState) -> Starlette:
     )
     app.router.redirect_slashes = False  # the redirect would be built from the client's Host header
     return app
+
+
+def _by_method(handlers: dict[str, Handler]) -> Handler:
+    """The handler of a path; a route of its own for each method would not know of the others' in its 405."""
+    if len(handlers) == 1:
+        return next(iter(handlers.values()))
+
+    async def handle(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await handlers[method](request)
+
+    return handle

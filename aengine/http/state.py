@@ -13,6 +13,7 @@ from aengine.http.door.turnstile import Turnstile
 from aengine.http.engine_like import EngineLike
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
+from aengine.http.responses.kept import KeptResponses
 
 Phase = Literal["loading", "ready", "failed", "stopping"]
 
@@ -29,6 +30,7 @@ class ServerState:
         self.bodies = BodyReader(config)
         self.turnstile = Turnstile()
         self.unknown_fields = UnknownFields()
+        self.kept_responses = KeptResponses(config.kept_responses, config.kept_response_bytes)
         self.in_flight: InFlight | None = None  # what is being answered, once the server has been started
 
     def ready(self, engine: EngineLike) -> None:

@@ -34,7 +34,8 @@ def tool_use_of(body: CountTokensRequest) -> ToolUse:
         chosen,
         forced=choice.type in ("any", "tool"),
         parallel=not choice.disable_parallel_tool_use,
-        schema_path="tools[{}].input_schema",
+        place="tools[{}]".format,
+        schema="input_schema",
     )
 
 

@@ -5,7 +5,7 @@ The engine checks the ranges of sampling parameters (`SamplingParams.validate`);
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Protocol, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,7 @@ from aengine.sampling_params import (
     MAX_STOP_STRINGS,
     SamplingParams,
 )
+from aengine.structured import Structured
 
 
 def _range(**schema: int | float) -> Meta:
@@ -45,10 +46,9 @@ BadWord = Annotated[str, _range(minLength=1, maxLength=MAX_BAD_WORD_LENGTH)]
 Bias = Annotated[float, _range(minimum=-100, maximum=100)]
 
 
-class Sampling(msgspec.Struct, kw_only=True):
-    """The sampling fields that every generating endpoint takes under the same name and with the same meaning."""
+class Drawing(msgspec.Struct, kw_only=True):
+    """The fields that every generating endpoint takes under the same name and with the same meaning."""
 
-    max_tokens: Count | None = None  # 0 only with echo
     min_tokens: Count | None = None
     temperature: Temperature | None = None
     top_k: TopK | None = None
@@ -65,15 +65,54 @@ class Sampling(msgspec.Struct, kw_only=True):
     allowed_token_ids: Annotated[list[TokenId], _range(minItems=1)] | None = None
     include_stop: bool | None = None
     include_stop_str_in_output: bool | None = None  # another name of include_stop
-    prompt_logprobs: Logprobs | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     shown_special_ids: Annotated[list[TokenId], _range(maxItems=MAX_LOGIT_BIAS)] | None = None
-    n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
     model: str | None = None
     priority: Int | None = None
     cache_salt: str | None = None
     user: str | None = None  # taken, not used
+
+    def params(
+        self,
+        defaults: SamplingParams,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        structured: Structured | None = None,
+    ) -> SamplingParams:
+        """The request's sampling parameters over `defaults`.
+
+        `max_tokens` is the endpoint's own default, where the request has no field of that name; `logprobs` and
+        `structured` are the endpoint's readings.
+        """
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
+        for name in _SAMPLING_FIELDS:
+            value = getattr(self, name, None)
+            if value is not None:
+                fields[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(self.stop, str):
+            fields["stop"] = (self.stop,)
+        if self.include_stop_str_in_output:
+            fields["include_stop"] = True
+        forms = {}
+        for name in _FORM_FIELDS:
+            if (form := getattr(self, name, None)) is not None:
+                forms[name] = form
+        if forms:
+            structured = single_form(forms)
+        if structured is not None:
+            fields["structured"] = structured
+        params = msgspec.structs.replace(defaults, **fields)
+        return params.with_rule_temperature() if self.temperature is None else params
+
+
+class Sampling(Drawing, kw_only=True):
+    """The fields that the endpoints for completions, chats and `/generate` share beyond these."""
+
+    max_tokens: Count | None = None  # 0 only with echo
+    prompt_logprobs: Logprobs | None = None
+    n: Annotated[int, _range(minimum=1, maximum=MAX_N)] | None = None
     # What the output must match.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -81,30 +120,6 @@ class Sampling(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-
-    def params(self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The request's sampling parameters over `defaults`. `max_tokens` is the endpoint's own default, `logprobs` its
-        reading.
-        """
-        fields: dict[str, Any] = {}
-        for name in _SAMPLING_FIELDS:
-            value = getattr(self, name)
-            if value is not None:
-                fields[name] = tuple(value) if isinstance(value, list) else value
-        if self.max_tokens is None:
-            fields["max_tokens"] = max_tokens
-        if isinstance(self.stop, str):
-            fields["stop"] = (self.stop,)
-        if self.include_stop_str_in_output:
-            fields["include_stop"] = True
-        forms = {}
-        for name in _FORM_FIELDS:
-            if (form := getattr(self, name)) is not None:
-                forms[name] = form
-        if forms and (structured := single_form(forms)) is not None:
-            fields["structured"] = structured
-        params = msgspec.structs.replace(defaults, **fields, logprobs=logprobs)
-        return params.with_rule_temperature() if self.temperature is None else params
 
 
 _SAMPLING_FIELDS = [name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__]
@@ -244,7 +259,20 @@ class TemplateOptions(TypedDict):
     continue_final_message: bool
 
 
-def template_options(body: GenerateRequest | ChatRequest | TokenizeRequest) -> TemplateOptions:
+class OfATemplate(Protocol):
+    """A request with options for its chat template."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def reasoning_effort(self) -> ReasoningEffort | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+
+def template_options(body: OfATemplate) -> TemplateOptions:
     """The request's options for its chat template, as arguments of `encode_chat`. Raises `InvalidRequestError` where
     that contradicts itself.
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from aengine.errors import InvalidRequestError
 from aengine.http.bodies.messages import CountTokensRequest, MessagesRequest
+from aengine.http.bodies.refusal import Unsupported
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
+from aengine.http.bodies.responses_api.request import ResponsesRequest
+from aengine.http.bodies.responses_api.unsupported import REFUSED_IN_RESPONSES
 from aengine.http.bodies.structured import StructuredOutputs
 from aengine.http.door.body import decode
 
@@ -20,18 +22,6 @@ _log = logging.getLogger("aengine")
 
 _MOST_NAMES = 256  # that are remembered as logged
 _LONGEST_NAME = 64  # characters that are logged
-
-
-class Unsupported(NamedTuple):
-    """The reason or the alternative for a refused field, and the values besides null that ask for nothing."""
-
-    remedy: str
-    harmless: tuple[Any, ...] = ()
-
-    def check(self, name: str, value: msgspec.Raw) -> None:
-        given = msgspec.json.decode(value)
-        if given is not None and given not in self.harmless:
-            raise InvalidRequestError(f"{name}: {self.remedy}", name)
 
 
 def _off(remedy: str) -> Unsupported:
@@ -129,13 +119,13 @@ _OF_NO_CONSEQUENCE = (
     "guided_decoding_backend structured_outputs.backend structured_outputs.disable_fallback "
     "return_token_offsets return_mm_kwargs routed_experts_prompt_start return_routed_experts routed_experts_start_len "
     "return_cached_tokens_details logprob_start_len bootstrap_host bootstrap_port bootstrap_room routed_dp_rank "
-    "disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch "
+    "client_metadata disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch "
     # of Anthropic's; what a server may do with a context, and whom to ask where it refuses, is the server's own choice
     "betas anthropic_beta anthropic_version cache_control context_management diagnostics inference_geo speed "
     "user_profile_id workspace_id billing_policy fallbacks fallback_credit_token"
 )
 
-_STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest)
+_STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest, ResponsesRequest)
 _OF_A_PROMPT = (  # what its tokens depend on
     "functions",
     "reasoning",
@@ -150,10 +140,10 @@ _OF_MESSAGES: tuple[type[msgspec.Struct], ...] = (MessagesRequest, CountTokensRe
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
 _NAMES = {struct: frozenset(struct.__struct_fields__) for struct in (*_STRUCTS, *_OF_MESSAGES)}
 _NAMES[CountTokensRequest] = _NAMES[MessagesRequest]  # what an answer alone would take is passed over
-_ELSEWHERE = frozenset().union(*(_NAMES[struct] for struct in _STRUCTS)) - _WITHOUT_EFFECT
+_HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
+_ELSEWHERE = frozenset().union(*(_NAMES[struct] for struct in _STRUCTS)) - _HARMLESS
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 
-_HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -200,14 +190,16 @@ def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported 
         return REFUSED_IN_MESSAGES[name]
     if struct is CountTokensRequest or (struct in _OF_MESSAGES and name in _HARMLESS):  # a count needs a prompt alone
         return None
+    if struct is ResponsesRequest and name in REFUSED_IN_RESPONSES:
+        return REFUSED_IN_RESPONSES[name]
     if name == "add_special_tokens":
-        usual = struct is not ChatRequest
+        usual = struct not in (ChatRequest, ResponsesRequest)
         return Unsupported("prompts get the tokenizer's special tokens, chats those of their template", (usual,))
     if name in ("tool_choice", "parallel_tool_calls") and struct is GenerateRequest:
         return _CALLS_ARE_TEXT
     if name == "max_completion_tokens":
         return Unsupported("it is called max_tokens here")
-    if name in _ELSEWHERE:
+    if name in _ELSEWHERE and name not in REFUSED:
         return Unsupported(f"{path} has no such field", _NOTHING)
     return REFUSED.get(name)
 

@@ -12,6 +12,7 @@ from aengine.http.door.errors import HTTPError, error_response
 
 # The path exactly as the router will see it; `/` is the static page, which asks its reader for the key.
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+CALLER = "aengine.caller"  # in the ASGI scope: the digest of the key that the request names, where keys are asked for
 
 
 class ApiKeyMiddleware:
@@ -48,12 +49,15 @@ class ApiKeyMiddleware:
             if scheme.lower() == b"bearer":
                 keys.append(key)
         # Both at once is what clients of Anthropic's do whose user has set both: one that is good will do.
-        accepted = [self._accepts(key.strip()) for key in keys]
-        return any(accepted)
+        callers = [caller for key in keys if (caller := self._caller(key.strip())) is not None]
+        if callers:
+            scope[CALLER] = callers[0]
+        return bool(callers)
 
-    def _accepts(self, key: bytes) -> bool:
+    def _caller(self, key: bytes) -> str | None:
+        """The digest of a key, None for one that is not accepted."""
         digest = sha256(key).digest()
         matched = False
         for accepted in self._digests:  # all of them, whichever matches
             matched |= hmac.compare_digest(accepted, digest)
-        return matched
+        return digest.hex() if matched else None

@@ -32,7 +32,7 @@ class OriginMiddleware:
         self._cors = CORSMiddleware(
             app,
             allow_origins=self._allowed,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,  # a page on the internet, a server at home
             expose_headers=("x-request-id", "request-id", "retry-after"),

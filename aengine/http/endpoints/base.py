@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from itertools import repeat
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import ContextLengthError
+from aengine.errors import ContextLengthError, renamed_param
+from aengine.http.bodies.chat import tools_for_template
+from aengine.http.bodies.requests import TemplateOptions
 from aengine.http.door.body import LARGE, decode
 from aengine.http.endpoints.candidates import CandidateBudget
+from aengine.http.endpoints.prompts import Prompt, cut
 from aengine.http.engine_like import EngineLike, StreamLike
+from aengine.http.openai.logprobs import ChatLogprobs
+from aengine.http.openai.reading import AnswerReading, ChoiceReader
+from aengine.http.openai.tools import ToolUse
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
 from aengine.http.streams.responses import DocumentResponse, EventEncoder, EventStreamResponse
@@ -21,6 +28,14 @@ from aengine.sampling_params import SamplingParams
 from aengine.types import Completion
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class SubmittedChat(NamedTuple):
+    """A chat that the engine answers: one reader a choice, and the form of logprobs where they were asked for."""
+
+    stream: StreamLike
+    readers: list[ChoiceReader]
+    logprobs: ChatLogprobs | None
 
 
 class Endpoint:
@@ -38,6 +53,58 @@ class Endpoint:
             await asyncio.sleep(0)  # that took a while, and so will the rest
         self._state.unknown_fields.check(body, type(read), request.scope["path"])
         return engine, read
+
+    async def _submit_chat(
+        self,
+        engine: EngineLike,
+        messages: list[dict[str, Any]],
+        tools: ToolUse,
+        params: SamplingParams,
+        options: TemplateOptions,
+        *,
+        names: Mapping[str, str],
+        request_id: str,
+        priority: int | None,
+        cache_salt: str | None,
+        streamed: bool,
+        last_tokens: int | None = None,
+    ) -> SubmittedChat:
+        """Render a chat and enqueue it, with readers for its answers. `names` are the request's names for parameters of
+        the engine; of the prompt only the `last_tokens` are kept.
+
+        Raises `InvalidRequestError`, `QueueFullError` and their like.
+        """
+        enable_thinking = (options["template_kwargs"] or {}).get("enable_thinking")
+        reading = AnswerReading(
+            self._state.config,
+            engine.answer_format,
+            tools,
+            may_think=not engine.answer_format.thinking_is_opt_in if enable_thinking is None else bool(enable_thinking),
+            structured=params.structured,
+        )
+        with renamed_param(names):
+            prompt = await engine.encode_chat(
+                messages,
+                tools=tools_for_template(tools.offered) if tools.offered else None,
+                context=engine.max_model_len if last_tokens is None else None,
+                **options,
+            )
+            token_ids: Prompt = prompt.token_ids
+            if last_tokens is not None:
+                token_ids = await cut(token_ids, last_tokens, engine.tokenizer)
+            if params.logprobs is not None or params.prompt_logprobs is not None:
+                budget = self._candidates(engine, params, copies=1, streamed=streamed)
+                token_ids, params = await budget.add(token_ids)
+            stream = await engine.submit(
+                token_ids,
+                reading.engine_params(params, prompt.opens_thought),
+                request_id=request_id,
+                priority=priority or 0,
+                cache_salt=cache_salt,
+            )
+        bytes_of = engine.tokenizer.token_bytes
+        readers = list(map(reading.reader, repeat(prompt.opens_thought, params.n), repeat(bytes_of)))
+        return SubmittedChat(stream, readers, None if params.logprobs is None else ChatLogprobs(bytes_of))
 
     def _candidates(self, engine: EngineLike, params: SamplingParams, **counts: Any) -> CandidateBudget:
         return CandidateBudget(self._state.config.max_answer_candidates, engine, params, **counts)

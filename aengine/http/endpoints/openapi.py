@@ -21,7 +21,7 @@ _REFUSALS = {
     400: "The body cannot be read, or asks for what cannot be; `param` names the field.",
     401: "No API key, or not one of the server's.",
     403: "The web page that sent this may not.",
-    404: "The request names a model that is not served, or what a knob of the server keeps back.",
+    404: "It names a model that is not served, a response that is not kept, or what a knob of the server keeps back.",
     408: "The body took too long to arrive.",
     413: "The body is too long.",
     415: "The body is not JSON.",
@@ -43,6 +43,7 @@ class Operation(msgspec.Struct, frozen=True):
     refusals: Sequence[int] = ()  # statuses that come as errors
     also: dict[int, Any] = {}  # other statuses, whose body is no error: their struct
     error: Any = ErrorBody  # the struct of refusals
+    query: dict[str, str] = {}  # the types of parameters behind the path, none of which must be there
 
     @property
     def template(self) -> str:
@@ -107,10 +108,13 @@ def _operation(operation: Operation, schema_of: dict[Any, Any], secured: bool) -
         "responses": {str(status): answers[status] for status in sorted(answers)},
     }
     names = [part[1:-1] for part in operation.template.split("/") if part.startswith("{")]
-    if names:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": {"type": kind}}
+        for name, kind in operation.query.items()
+    ]
+    if parameters:
+        described["parameters"] = parameters
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema_of[operation.body]}}}
     if secured:

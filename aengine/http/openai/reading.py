@@ -131,7 +131,7 @@ class AnswerReading:
                 tool.function.name,
                 tool.function.parameters if self._tools.forced or tool.function.strict else {"type": "object"},
                 bool(tool.function.strict),
-                self._tools.schema_path.format(index),
+                f"{self._tools.place(index)}.{self._tools.schema}",
             )
             for index, tool in enumerate(self._tools.offered)
             if tool.function.name in names

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.chat import AllowedToolsChoice, ChosenTool, Tool
+from aengine.http.bodies.chat import AllowedToolsChoice, ChosenTool, Tool, ToolChoice
 from aengine.http.bodies.requests import ChatRequest
 
 
 class ToolUse(NamedTuple):
-    """The tools of a request. `callable_tools` are all that are offered, or those that were chosen."""
+    """The tools of a request. `callable_tools` are all that are offered, or those that were chosen.
+
+    place: where in the request a tool's function stands, by its number; for errors.
+    """
 
     offered: list[Tool]
     callable_tools: list[Tool]
     forced: bool
     parallel: bool
-    schema_path: str = "tools[{}].function.parameters"  # of a tool's schema in the request, for errors
+    place: Callable[[int], str]
+    schema: str = "parameters"  # the name of a function's schema
 
     @property
     def names(self) -> frozenset[str]:
@@ -29,47 +33,66 @@ class ToolUse(NamedTuple):
         return {tool.function.name: tool.function.parameters for tool in self.callable_tools}
 
 
-NO_TOOLS = ToolUse([], [], forced=False, parallel=True)
+def _in_chats(index: int) -> str:
+    return f"tools[{index}].function"
+
+
+NO_TOOLS = ToolUse([], [], False, True, _in_chats)
 
 
 def tool_use(body: ChatRequest) -> ToolUse:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field.
+    """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field."""
+    return choose_tools(body.tools or [], body.tool_choice, parallel=body.parallel_tool_calls is not False)
 
-    With `tool_choice: "none"` the model does not hear of the tools, so that it cannot call them.
+
+def choose_tools(
+    tools: list[Tool],
+    choice: Literal["none", "auto", "required"] | ToolChoice | None,
+    *,
+    parallel: bool,
+    place: Callable[[int], str] = _in_chats,
+    chosen: str = "tool_choice.function",
+    allowed: str = "tool_choice.allowed_tools.tools[{}].function",
+) -> ToolUse:
+    """What may be called of the tools, and whether one must be.
+
+    `place`, `chosen` and `allowed` are where functions stand in the request: the tools', that of the one that is
+    chosen, and those of the allowed ones.
+
+    With `tool_choice: "none"` the model does not hear of the tools, so that it cannot call them. Raises
+    `InvalidRequestError`, naming the field.
     """
-    tools, choice = body.tools or [], body.tool_choice
     names: set[str] = set()
     for index, tool in enumerate(tools):
+        where = place(index)
         if tool.function.name in names:
-            path = f"tools[{index}].function.name"
+            path = f"{where}.name"
             raise InvalidRequestError(f"{path}: there is another tool of the name {tool.function.name!r}", path)
         names.add(tool.function.name)
         kind = (tool.function.parameters or {}).get("type", "object")
         if kind != "object":
-            path = f"tools[{index}].function.parameters"
+            path = f"{where}.parameters"
             raise InvalidRequestError(f'{path}: the schema must be of "type": "object", got {kind!r}', f"{path}.type")
-    parallel = body.parallel_tool_calls is not False
     if choice is None or choice == "auto":
-        return ToolUse(tools, tools, forced=False, parallel=parallel)
+        return ToolUse(tools, tools, False, parallel, place)
     if choice == "none":
-        return ToolUse([], [], forced=False, parallel=parallel)
+        return ToolUse([], [], False, parallel, place)
     if not tools:
         raise InvalidRequestError("tool_choice: there are no tools to choose from", "tool_choice")
     if isinstance(choice, ChosenTool):
-        return ToolUse(tools, _chosen(tools, [choice], "tool_choice"), forced=True, parallel=False)
+        return ToolUse(tools, _chosen(tools, [choice], chosen), True, False, place)
     if isinstance(choice, AllowedToolsChoice):
-        allowed = choice.allowed_tools
-        chosen = _chosen(tools, allowed.tools, "tool_choice.allowed_tools.tools[{}]")
-        return ToolUse(tools, chosen, forced=allowed.mode == "required", parallel=parallel)
-    return ToolUse(tools, tools, forced=True, parallel=parallel)
+        among = _chosen(tools, choice.allowed_tools.tools, allowed)
+        return ToolUse(tools, among, choice.allowed_tools.mode == "required", parallel, place)
+    return ToolUse(tools, tools, True, parallel, place)
 
 
 def _chosen(tools: Sequence[Tool], named: Sequence[ChosenTool], where: str) -> list[Tool]:
-    """The tools with these names; `where` is the place of each one's name, a gap for its number in it."""
+    """The tools with these names; `where` is the place of each one's function, a gap for its number in it."""
     known = {tool.function.name for tool in tools}
     for index, each in enumerate(named):
         if each.function.name not in known:
-            path = f"{where.format(index)}.function.name"
+            path = f"{where.format(index)}.name"
             raise InvalidRequestError(f"{path}: {each.function.name!r} is not among the tools", path)
     names = {each.function.name for each in named}
     return [tool for tool in tools if tool.function.name in names]

@@ -54,7 +54,7 @@ class EventEncoder(Protocol):
         ...
 
     def error(self, body: object) -> bytes:
-        """The event that ends a stream which fails on its way."""
+        """The events that end a stream which fails on its way; `body` is what a refusal would bring."""
         return sse.event(body)
 
 

@@ -34,3 +34,8 @@ def template(payload: object) -> bytes:
     Each `HOLE` in the payload takes one value, as JSON, in the payload's order.
     """
     return event(payload).replace(b"%", b"%%").replace(encode(HOLE), b"%b")
+
+
+def typed_template(payload: Mapping[str, object]) -> bytes:
+    """The same with the payload's `type` as the event's name."""
+    return b"event: %b\n%b" % (str(payload["type"]).encode(), template(payload))

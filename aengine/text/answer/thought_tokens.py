@@ -15,12 +15,12 @@ class ThoughtTokens:
     within a thought already.
     """
 
-    __slots__ = ("_begin_marker", "_begun", "_bytes_of", "_end_marker", "_length", "_starts", "_tail", "count", "over")
+    __slots__ = ("_begin_marker", "_bytes_of", "_end_marker", "_length", "_starts", "_tail", "begun", "count", "over")
 
     def __init__(self, bytes_of: Callable[[int], bytes], markers: ThoughtMarkers, opened: bool) -> None:
         self._bytes_of = bytes_of
         self._begin_marker, self._end_marker = markers.begin.encode(), markers.end.encode()
-        self._begun = opened
+        self.begun = opened  # there is a thought
         self._tail = b""  # the beginning of a marker, maybe
         self._length = 0  # bytes of the thought
         self._starts: deque[int] = deque(maxlen=len(self._end_marker))  # where in them the latest tokens begin
@@ -33,7 +33,7 @@ class ThoughtTokens:
             if self.over:
                 return
             data = self._bytes_of(token_id)
-            if self._begun:
+            if self.begun:
                 self._think(data)
             else:
                 self._begin(data)
@@ -41,7 +41,7 @@ class ThoughtTokens:
     def _begin(self, data: bytes) -> None:
         self._tail = (self._tail + data).lstrip()
         if self._tail.startswith(self._begin_marker):
-            data, self._tail, self._begun = self._tail.removeprefix(self._begin_marker), b"", True
+            data, self._tail, self.begun = self._tail.removeprefix(self._begin_marker), b"", True
             if data:
                 self._think(data)
         elif not self._begin_marker.startswith(self._tail):

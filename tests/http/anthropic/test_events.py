@@ -23,7 +23,7 @@ from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 from tests.http.fake_engine import FakeStream
 
 TOOL = Tool(type="function", function=Function(name="look", parameters={"type": "object"}))
-TOOLS = ToolUse([TOOL], [TOOL], forced=False, parallel=True)
+TOOLS = ToolUse([TOOL], [TOOL], forced=False, parallel=True, place="tools[{}]".format)
 READING = AnswerReading(ServerConfig(), AnswerFormat(calls="hermes", thoughts=True), TOOLS)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "%s"}}\n</tool_call>'
 ANSWERS = (

@@ -231,7 +231,7 @@ async def test_a_page_that_may_call_is_told_so() -> None:
         200,
         {
             "access-control-allow-origin": PAGE["origin"],
-            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-methods": "GET, POST, DELETE",
             "access-control-allow-headers": "authorization",
             "access-control-max-age": "600",
             "content-type": "text/plain; charset=utf-8",

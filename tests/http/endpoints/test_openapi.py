@@ -121,8 +121,28 @@ def make_likelier(body: Any) -> None:
         for message in body.get("messages") or ():
             for part in message["content"] if isinstance(message.get("content"), list) else ():
                 part["type"], part["text"] = "text", part.get("text") or ""
-        if "messages" not in body and not isinstance(body.get("prompt"), str):
+        if "input" in body:
+            make_response_likelier(body)
+        elif "messages" not in body and not isinstance(body.get("prompt"), str):
             body["prompt"] = "a prompt"
+
+
+def make_response_likelier(body: dict[str, Any]) -> None:
+    """Most texts are no type of an item, a part or a tool, and no id of a response."""
+    for name in ("previous_response_id", "truncation", "top_logprobs", "max_output_tokens"):
+        body.pop(name, None)
+    for item in body["input"] if isinstance(body["input"], list) else ():
+        kind = {"call_id": "function_call_output", "summary": "reasoning"}
+        item["type"] = next((kind[name] for name in kind if name in item), "message")
+        if item["type"] == "message":
+            item["role"] = item.get("role") or "user"
+        for name in ("content", "output", "summary"):
+            item[name] = item.get(name) or []
+            for part in item[name] if isinstance(item[name], list) else ():
+                part["type"], part["text"] = "input_text", part.get("text") or ""
+    for tool in body.get("tools") or ():
+        tool["type"], tool["name"] = ("custom" if tool.get("strict") else "function"), tool.get("name") or "f"
+        tool.pop("format", None)
 
 
 @pytest.mark.anyio

@@ -1,0 +1,112 @@
+"""`POST /v1/responses`."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.http.bodies.requests import template_options
+from aengine.http.bodies.responses_api.items import InputItem
+from aengine.http.bodies.responses_api.request import ENCRYPTED, LOGPROBS, Reasoning, ResponsesRequest
+from aengine.http.door.auth import CALLER
+from aengine.http.endpoints.base import Endpoint
+from aengine.http.responses.events import Keep, ResponseEventEncoder, keep_nothing
+from aengine.http.responses.head import ResponseHead
+from aengine.http.responses.input import messages_of
+from aengine.http.responses.items import Output
+from aengine.http.responses.kept import KeptResponse, items_of
+from aengine.http.responses.logprobs import MessageLogprobs
+from aengine.http.responses.tools import read_tools
+from aengine.http.responses.whole import response_body
+from aengine.http.streams.slices import document
+from aengine.types import Completion
+
+_NAMES = {"prompt": "input", "messages": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+
+
+class Responses(Endpoint):
+    async def create(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _decoder)
+        model = self._state.check_model(body.model)
+        body.refuse_unsupported()
+        caller: str | None = request.scope.get(CALLER)
+        tools = read_tools(body)
+        include = body.include or ()
+        params = body.params(
+            engine.default_params,
+            max_tokens=body.max_output_tokens,
+            logprobs=(body.top_logprobs or 0) if LOGPROBS in include else None,
+            structured=body.structured(),
+        )
+        chat = await self._submit_chat(
+            engine,
+            self._messages(body, caller),
+            tools.use,
+            params,
+            template_options(body),
+            names=_NAMES,
+            request_id=(response_id := f"resp_{uuid.uuid4().hex}"),
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            streamed=False,  # the last events of a stream have them once more
+        )
+        kept = bool(self._state.kept_responses.most) and body.store is not False
+        head = ResponseHead(response_id, model, body, params, stored=kept)
+        reasoning = body.reasoning or Reasoning()
+        output = Output(
+            summaries=(reasoning.summary or reasoning.generate_summary) is not None,
+            encrypted=ENCRYPTED in include,
+            called=tools.called,
+        )
+        (reader,) = chat.readers
+        logprobs = None if chat.logprobs is None else MessageLogprobs(chat.logprobs, reader.thought)
+        keep = self._keep(body, response_id, caller) if kept else keep_nothing
+        if body.stream:
+            return self._stream(chat.stream, ResponseEventEncoder(head, output, reader, logprobs, keep))
+
+        async def whole(completion: Completion) -> object:
+            answer = await response_body(head, completion, output, reader, logprobs)
+            keep(answer)
+            return answer
+
+        return self._whole(chat.stream, whole)
+
+    def _messages(self, body: ResponsesRequest, caller: str | None) -> list[dict[str, Any]]:
+        """The conversation: what is kept of it, and the request's input."""
+        items = _items(body)
+        earlier: list[InputItem] = []
+        if body.previous_response_id is not None:
+            kept = self._state.kept_responses
+            earlier = items_of(kept.turns(caller, body.previous_response_id, "previous_response_id"))
+        return messages_of(body.instructions, items, earlier)
+
+    def _keep(self, body: ResponsesRequest, response_id: str, caller: str | None) -> Keep:
+        """What keeps the response once it is finished. Items of its input get ids, by which they are listed."""
+        items = _items(body)
+        for item in items:
+            item.id = item.id or f"{_prefix(item)}_{uuid.uuid4().hex}"
+        given = msgspec.json.encode(items)
+
+        def keep(answer: dict[str, Any]) -> None:
+            response = b"".join(document(answer))
+            self._state.kept_responses.keep(
+                caller, KeptResponse(response_id, body.previous_response_id, given, response)
+            )
+
+        return keep
+
+
+def _items(body: ResponsesRequest) -> list[InputItem]:
+    return [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+
+
+def _prefix(item: InputItem) -> str:
+    """The beginning of an item's id."""
+    return {"reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}.get(
+        item.type or "", "msg" if item.type in (None, "message") else "out"
+    )

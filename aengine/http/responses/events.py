@@ -1,0 +1,151 @@
+"""Encodes the events of a response that is streamed, in OpenAI's order and numbered through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aengine.http.door.errors import ErrorBody
+from aengine.http.openai.reading import ChoiceReader
+from aengine.http.responses.head import Ending, ResponseHead, ending_of, usage_body
+from aengine.http.responses.items import CallItem, Event, Item, MessageItem, Output
+from aengine.http.responses.logprobs import MessageLogprobs
+from aengine.http.streams import sse
+from aengine.http.streams.responses import EventEncoder
+from aengine.text.answer.deltas import ContentDelta, Delta
+from aengine.types import FinishReason, Fragment, Usage
+
+Keep = Callable[[dict[str, Any]], None]  # what is done with a finished response
+
+
+def keep_nothing(body: dict[str, Any]) -> None:
+    """For a response that is not kept."""
+
+
+class ResponseEventEncoder(EventEncoder):
+    """Encodes one response: `reader` tells thoughts and calls from content, `output` makes items of them."""
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        output: Output,
+        reader: ChoiceReader,
+        logprobs: MessageLogprobs | None = None,
+        keep: Keep = keep_nothing,
+    ) -> None:
+        self._head = head
+        self._output = output
+        self._parser, self._thought = reader
+        self._logprobs = logprobs
+        self._keep = keep
+        self._number = 0  # of the next event
+        self._reason: FinishReason | None = None
+        self._more = b""  # an event with more text of the last item, with places for its number and the text
+        self._plain: MessageItem | None = None  # the last item, where all that comes is its text
+
+    def opening(self) -> bytes:
+        begun = self._head.body(Ending("in_progress"), [], None)
+        return self._event({"type": "response.created", "response": begun}) + self._event(
+            {"type": "response.in_progress", "response": begun}
+        )
+
+    def event(self, fragment: Fragment) -> bytes:
+        if (plain := self._plain) is not None and fragment.finish_reason is None:
+            if not (text := fragment.text):  # held back: bytes of a character, the start of a stop string
+                return b""
+            plain.pieces.append(text)
+            return self._text(plain, text)
+        if self._logprobs is not None:
+            self._logprobs.feed(fragment.token_ids, fragment.logprobs)
+        elif self._thought is not None:
+            self._thought.feed(fragment.token_ids)
+        deltas: list[Delta]
+        if self._parser.plain:
+            deltas = [ContentDelta(fragment.text)] if fragment.text else []
+        else:
+            deltas = self._parser.feed(fragment.text)
+            if fragment.finish_reason is not None:
+                deltas += self._parser.finish()
+        if fragment.finish_reason is not None:
+            self._reason = fragment.finish_reason
+        events = b"".join(map(self._add, deltas))
+        last = self._output.last
+        if self._parser.plain and self._logprobs is None and isinstance(last, MessageItem):
+            self._plain = last
+        return events
+
+    def closing(self, usage: Usage | None) -> bytes:
+        ending = ending_of(self._reason)
+        events = b""
+        if ending.status == "completed" and self._output.says_nothing:
+            events += self._add(ContentDelta(""))  # an empty message, which readers expect
+        events += self._end_item(ending)
+        body = self._body(ending, usage)
+        if ending.status != "failed":
+            self._keep(body)
+        return events + self._event({"type": f"response.{ending.status}", "response": body})
+
+    def error(self, body: object) -> bytes:
+        if not isinstance(body, ErrorBody):
+            raise TypeError(f"an error's body is an ErrorBody, not a {type(body).__name__}")
+        error = body.error
+        told = {"type": "error", "code": error.code or error.type, "message": error.message, "param": error.param}
+        code = "invalid_prompt" if error.type == "invalid_request_error" else "server_error"
+        ending = Ending("failed", error={"code": code, "message": error.message})
+        if (last := self._output.last) is not None:
+            last.status = "incomplete"
+        return self._event(told) + self._event({"type": "response.failed", "response": self._body(ending, None)})
+
+    def _body(self, ending: Ending, usage: Usage | None) -> dict[str, Any]:
+        thought_tokens = 0 if self._thought is None else self._thought.count
+        used = None if usage is None else usage_body(usage, thought_tokens)
+        return self._head.body(ending, self._output.bodies(), used)
+
+    def _add(self, delta: Delta) -> bytes:
+        item, events = self._output.last, b""
+        if item is None or not item.continues(delta):
+            if item is not None:
+                if self._logprobs is not None and not isinstance(delta, ContentDelta):
+                    self._logprobs.drop()
+                events += self._end_item(Ending("completed"))
+            item = self._output.begin(delta)
+            events += self._begin_item(item)
+        text = item.add(delta)
+        return events + self._text(item, text) if text else events
+
+    def _text(self, item: Item, text: str) -> bytes:
+        """The event with more text of the item."""
+        if self._logprobs is not None and isinstance(item, MessageItem):
+            more = {"type": f"{item.text_event}.delta", "delta": text, "logprobs": self._logprobs.take()}
+            return self._event(more, item.place)
+        self._number += 1
+        return self._more % (sse.encode(self._number - 1), sse.encode(text))
+
+    def _begin_item(self, item: Item) -> bytes:
+        if self._logprobs is not None and item.index and isinstance(self._output.items[item.index - 1], CallItem):
+            self._logprobs.drop(but_last=True)
+        more: Event = {"type": f"{item.text_event}.delta", "sequence_number": sse.HOLE, **item.place, "delta": sse.HOLE}
+        if isinstance(item, MessageItem):
+            more["logprobs"] = ()
+        self._more = sse.typed_template(more)
+        added = {"type": "response.output_item.added", "output_index": item.index, "item": item.body()}
+        return self._event(added) + b"".join(self._event(event, item.place) for event in item.opening())
+
+    def _end_item(self, ending: Ending) -> bytes:
+        """The events that end the last item; it is cut short where the answer is."""
+        item = self._output.last
+        if item is None:
+            return b""
+        held = item.end()
+        events = self._text(item, held) if held else b""
+        item.status = "completed" if ending.status == "completed" else "incomplete"
+        if self._logprobs is not None and isinstance(item, MessageItem):
+            item.logprobs = self._logprobs.all()
+        events += b"".join(self._event(event, item.place) for event in item.closing())
+        done = {"type": "response.output_item.done", "output_index": item.index, "item": item.body()}
+        return events + self._event(done)
+
+    def _event(self, event: Event, place: dict[str, Any] | None = None) -> bytes:
+        kind, number = event["type"], self._number
+        self._number += 1
+        return sse.typed_event({"type": kind, "sequence_number": number, **(place or {}), **event})

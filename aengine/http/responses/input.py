@@ -1,0 +1,130 @@
+"""Translates input items to messages, as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from aengine.errors import InvalidRequestError
+from aengine.http.bodies.responses_api.items import InputItem, joined_text
+from aengine.http.responses.thoughts import unsealed
+from aengine.http.responses.tools import full_name
+
+_SYSTEM = ("system", "developer")
+
+
+def messages_of(
+    instructions: str | None, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
+) -> list[dict[str, Any]]:
+    """The messages of a conversation: the `earlier` items, which have been read before, and the request's.
+
+    What an answer consisted of (thought, message, calls) becomes one message of the assistant again, and all
+    instructions at the beginning one of the system: many templates know no second one. Raises
+    `InvalidRequestError`, naming the item's field.
+    """
+    conversation = _Conversation()
+    if instructions is not None:
+        conversation.messages.append({"role": "system", "content": instructions})
+    for item in earlier:
+        conversation.add(item, "previous_response_id")
+    for index, item in enumerate(items):
+        conversation.add(item, f"input[{index}]")
+    return conversation.messages
+
+
+class _Conversation:
+    """The messages so far; the last one may be an answer of which more items are to come."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._answer: dict[str, Any] | None = None
+
+    def add(self, item: InputItem, where: str) -> None:
+        match item.type:
+            case "message" | None:
+                self._add_message(item, where)
+            case "reasoning":
+                self._add_thought(_thought(item, where))
+            case "function_call":
+                self._add_call(item, _given(item, "arguments", where), where)
+            case "custom_tool_call":
+                arguments = msgspec.json.encode({"input": _given(item, "input", where)}).decode()
+                self._add_call(item, arguments, where)
+            case "function_call_output" | "custom_tool_call_output":
+                _given(item, "output", where)
+                output = joined_text(item.output, f"{where}.output")
+                call_id = _given(item, "call_id", where)
+                self._append({"role": "tool", "tool_call_id": call_id, "content": output})
+            case "item_reference":
+                raise InvalidRequestError(f"{where}: send the item itself; {item.type} is not supported", where)
+            case _:
+                raise InvalidRequestError(
+                    f"{where}.type: items of type {item.type[:100]!r} are not known here; there are messages, "
+                    "reasoning, calls of functions and custom tools, and their outputs",
+                    f"{where}.type",
+                )
+
+    def _add_message(self, item: InputItem, where: str) -> None:
+        if item.role is None:
+            path = f"{where}.role"
+            raise InvalidRequestError(f"{path}: a message must have it, and every other item a type", path)
+        _given(item, "content", where)
+        content = joined_text(item.content, f"{where}.content")
+        if item.role == "assistant":
+            self._add_text(content)
+        elif item.role in _SYSTEM and len(self.messages) == 1 and self.messages[0]["role"] in _SYSTEM:
+            self.messages[0]["content"] += f"\n\n{content}"
+        else:
+            self._append({"role": item.role, "content": content})
+
+    def _append(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        self._answer = None
+
+    def _begin_answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = {"role": "assistant", "content": None}
+        self.messages.append(answer)
+        self._answer = answer
+        return answer
+
+    def _add_thought(self, thought: str) -> None:
+        if not thought:
+            return
+        answer = self._answer
+        if answer is None or answer["content"] is not None or "tool_calls" in answer:
+            answer = self._begin_answer()
+        answer["reasoning_content"] = answer.get("reasoning_content", "") + thought
+
+    def _add_text(self, content: str) -> None:
+        answer = self._answer
+        if answer is None or (answer["content"] is not None and "tool_calls" not in answer):
+            answer = self._begin_answer()
+        answer["content"] = (answer["content"] or "") + content
+
+    def _add_call(self, item: InputItem, arguments: str, where: str) -> None:
+        answer = self._answer or self._begin_answer()
+        function = {"name": full_name(item.namespace, _given(item, "name", where)), "arguments": arguments}
+        call = {"id": _given(item, "call_id", where), "type": "function", "function": function}
+        answer.setdefault("tool_calls", []).append(call)
+
+
+def _thought(item: InputItem, where: str) -> str:
+    """A reasoning item's text: its content, what was sealed of it, or its summary."""
+    if item.content:
+        return joined_text(item.content, f"{where}.content")
+    if item.encrypted_content:
+        thought = unsealed(item.encrypted_content, f"{where}.encrypted_content")
+        if thought is not None:
+            return thought
+    return joined_text(item.summary, f"{where}.summary", "\n\n")
+
+
+def _given(item: InputItem, name: str, where: str) -> Any:
+    """The item's field. Raises `InvalidRequestError` where it is missing."""
+    value = getattr(item, name)
+    if value is None:
+        path = f"{where}.{name}"
+        raise InvalidRequestError(f"{path}: an item of type {item.type or 'message'!r} must have it", path)
+    return value

@@ -1,0 +1,232 @@
+"""The items of an answer while they are being written, and the events that tell of each."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from aengine.http.responses.custom_input import CustomInput
+from aengine.http.responses.thoughts import sealed
+from aengine.http.responses.tools import CalledTool
+from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
+
+Status = Literal["in_progress", "completed", "incomplete"]
+Event = dict[str, Any]  # its type, and what it has beside the item's place
+
+
+class Item(ABC):
+    """One item: its text grows until it is done."""
+
+    prefix: ClassVar[str]  # of its id
+    text_event: ClassVar[str]  # the event of more text, without `.delta` or `.done`
+    text_field: ClassVar[str] = "text"  # of the event that has all of it
+    part_event: ClassVar[str] = ""  # the event of the part that the text stands in; empty: there is none
+    part_place: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, index: int) -> None:
+        self.id = f"{self.prefix}_{uuid.uuid4().hex}"
+        self.index = index
+        self.status: Status = "in_progress"
+        self.pieces: list[str] = []  # of its text
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The fields that say in events which item, and which part of it, they are about."""
+        return {"item_id": self.id, "output_index": self.index, **self.part_place}
+
+    @abstractmethod
+    def continues(self, delta: Delta) -> bool:
+        """Whether the delta is a piece of this item."""
+
+    def add(self, delta: Delta) -> str:
+        """Add a piece; returns the text that it brings."""
+        text = delta.arguments if isinstance(delta, CallDelta) else delta.text
+        self.pieces.append(text)
+        return text
+
+    def end(self) -> str:
+        """End the item; returns text that was held back."""
+        return ""
+
+    @abstractmethod
+    def body(self) -> dict[str, Any]:
+        """The item as the answer has it."""
+
+    def part(self, text: str) -> dict[str, Any]:
+        """The part that the text stands in."""
+        return {"type": "", "text": text}
+
+    def opening(self) -> list[Event]:
+        """The events between the item's own and its text's."""
+        return [{"type": f"{self.part_event}.added", "part": self.part("")}] if self.part_event else []
+
+    def closing(self) -> list[Event]:
+        """The events between its text's and the item's own."""
+        text = self.text
+        events: list[Event] = [{"type": f"{self.text_event}.done", self.text_field: text}]
+        if self.part_event:
+            events.append({"type": f"{self.part_event}.done", "part": self.part(text)})
+        return events
+
+
+class MessageItem(Item):
+    """What the user reads."""
+
+    prefix, text_event = "msg", "response.output_text"
+    part_event, part_place = "response.content_part", {"content_index": 0}
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.logprobs: object = ()  # a list as JSON has it
+
+    def continues(self, delta: Delta) -> bool:
+        return isinstance(delta, ContentDelta)
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
+
+    def body(self) -> dict[str, Any]:
+        content = [] if self.status == "in_progress" else [self.part(self.text)]
+        return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
+
+    def closing(self) -> list[Event]:
+        done, part = super().closing()
+        return [{**done, "logprobs": self.logprobs}, part]
+
+
+class ReasoningItem(Item):
+    """The thought before an answer: as content, or where a summary was asked for as that."""
+
+    prefix = "rs"
+
+    def __init__(self, index: int, *, encrypted: bool) -> None:
+        super().__init__(index)
+        self._encrypted = encrypted
+
+    def continues(self, delta: Delta) -> bool:
+        return isinstance(delta, ReasoningDelta)
+
+    def body(self) -> dict[str, Any]:
+        begun = self.status == "in_progress"
+        parts = [] if begun else [self.part(self.text)]
+        body = {"id": self.id, "type": "reasoning", "status": self.status, **self._fields(parts)}
+        if self._encrypted:
+            body["encrypted_content"] = None if begun else sealed(self.text)
+        return body
+
+    @abstractmethod
+    def _fields(self, parts: list[dict[str, Any]]) -> dict[str, Any]: ...
+
+
+class ThoughtItem(ReasoningItem):
+    text_event = "response.reasoning_text"
+    part_event, part_place = "response.content_part", {"content_index": 0}
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": text}
+
+    def _fields(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"summary": [], "content": parts}
+
+
+class SummaryItem(ReasoningItem):
+    text_event = "response.reasoning_summary_text"
+    part_event, part_place = "response.reasoning_summary_part", {"summary_index": 0}
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"type": "summary_text", "text": text}
+
+    def _fields(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"summary": parts}
+
+
+class CallItem(Item):
+    """A call of a function."""
+
+    prefix, text_event, text_field = "fc", "response.function_call_arguments", "arguments"
+    kind: ClassVar[str] = "function_call"
+
+    def __init__(self, index: int, delta: CallDelta, tool: CalledTool) -> None:
+        super().__init__(index)
+        self._number = delta.index
+        self._call_id = delta.id
+        self._tool = {"name": tool.name} | ({"namespace": tool.namespace} if tool.namespace is not None else {})
+
+    def continues(self, delta: Delta) -> bool:
+        return isinstance(delta, CallDelta) and delta.index == self._number
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": self.kind,
+            "status": self.status,
+            "call_id": self._call_id,
+            **self._tool,
+            self.text_field: self.text,
+        }
+
+
+class CustomCallItem(CallItem):
+    """A call of a tool whose input is text."""
+
+    prefix, text_event, text_field = "ctc", "response.custom_tool_call_input", "input"
+    kind = "custom_tool_call"
+
+    def __init__(self, index: int, delta: CallDelta, tool: CalledTool) -> None:
+        super().__init__(index, delta, tool)
+        self._input = CustomInput()
+
+    def add(self, delta: Delta) -> str:
+        text = self._input.feed(delta.arguments) if isinstance(delta, CallDelta) else ""
+        self.pieces.append(text)
+        return text
+
+    def end(self) -> str:
+        text = self._input.finish()
+        self.pieces.append(text)
+        return text
+
+
+class Output:
+    """The items of one answer. `called` are the tools, by the names under which the model calls them."""
+
+    def __init__(self, *, summaries: bool, encrypted: bool, called: Mapping[str, CalledTool]) -> None:
+        self._summaries = summaries
+        self._encrypted = encrypted
+        self._called = called
+        self.items: list[Item] = []
+
+    @property
+    def last(self) -> Item | None:
+        """The item that is being written; None before the first."""
+        return self.items[-1] if self.items else None
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether there is neither a message nor a call."""
+        return all(isinstance(item, ReasoningItem) for item in self.items)
+
+    def begin(self, delta: Delta) -> Item:
+        """The next item, which begins with this piece; it is still to be added."""
+        index = len(self.items)
+        item: Item
+        match delta:
+            case ContentDelta():
+                item = MessageItem(index)
+            case ReasoningDelta():
+                kind = SummaryItem if self._summaries else ThoughtItem
+                item = kind(index, encrypted=self._encrypted)
+            case CallDelta():
+                tool = self._called[delta.name or ""]
+                item = (CustomCallItem if tool.custom else CallItem)(index, delta, tool)
+        self.items.append(item)
+        return item
+
+    def bodies(self) -> list[dict[str, Any]]:
+        return [item.body() for item in self.items]

@@ -1,0 +1,95 @@
+"""Whatever a model writes, and however it is cut: the events are in order, and make the whole response."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aengine.config import ServerConfig
+from aengine.http.bodies.responses_api.request import ResponsesRequest
+from aengine.http.bodies.responses_api.tools import ResponsesTool
+from aengine.http.openai.reading import AnswerReading, ChoiceReader
+from aengine.http.responses.events import ResponseEventEncoder
+from aengine.http.responses.head import ResponseHead
+from aengine.http.responses.items import Output
+from aengine.http.responses.tools import read_tools
+from aengine.http.responses.whole import response_body
+from aengine.http.streams.slices import document
+from aengine.sampling_params import SamplingParams
+from aengine.text.answer.parser import AnswerFormat
+from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
+from tests.http.responses.streams import check_order, parse, without_ids
+
+F, P = ResponsesTool(type="function", name="f"), ResponsesTool(type="custom", name="p")
+BODY = ResponsesRequest(input="a", tools=[F, P])
+PIECES = (
+    *(
+        "<think>",
+        "</think>",
+        "\n",
+        "a",
+        " é👋",
+        '"',
+        "\\",
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "f", "arguments": {',
+    ),
+    *(
+        "}}",
+        '{"a": 1',
+        '{"name": "p", "arguments": {"input": "',
+        '"}}',
+        "\\u00e9",
+        "\\ud83d",
+        '{"name": "g", "arguments": {}}',
+    ),
+)
+
+
+def parts(opens_thought: bool, summaries: bool) -> tuple[ResponseHead, Output, ChoiceReader]:
+    tools = read_tools(BODY)
+    reading = AnswerReading(ServerConfig(), AnswerFormat(calls="hermes", thoughts=True), tools.use)
+    head = ResponseHead("resp_1", "m", BODY, SamplingParams(), stored=False)
+    reader = reading.reader(opens_thought, lambda token_id: b"x")
+    return head, Output(summaries=summaries, encrypted=summaries, called=tools.called), reader
+
+
+def streamed(texts: Sequence[str], reason: FinishReason, usage: Usage, *form: bool) -> dict[str, Any]:
+    head, output, reader = parts(*form)
+    encoder = ResponseEventEncoder(head, output, reader)
+    events = encoder.opening()
+    for text in texts:
+        events += encoder.event(Fragment(text, (1,)))
+    events += encoder.event(Fragment("", (2,), finish_reason=reason))
+    return check_order(parse((events + encoder.closing(usage)).decode()))
+
+
+def whole(text: str, tokens: int, reason: FinishReason, usage: Usage, *form: bool) -> dict[str, Any]:
+    head, output, reader = parts(*form)
+    completion = Completion("r", (Choice(0, text, (1,) * tokens + (2,), reason),), usage)
+    body = asyncio.run(response_body(head, completion, output, reader, None))
+    response: dict[str, Any] = json.loads(b"".join(document(body)))
+    return response
+
+
+@pytest.mark.hypothesis
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=16),
+    st.sampled_from(["stop", "length", "abort", "error"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_events_make_the_whole_response(
+    texts: list[str], reason: Any, opens_thought: bool, summaries: bool
+) -> None:
+    usage = Usage(3, len(texts) + 1, 1)
+    told = streamed(texts, reason, usage, opens_thought, summaries)
+    given = whole("".join(texts), len(texts), reason, usage, opens_thought, summaries)
+    assert without_ids(told) == without_ids(given)

@@ -1,0 +1,106 @@
+"""Input items as messages for the chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from aengine.http.bodies.responses_api.items import InputItem
+from aengine.http.responses.input import messages_of
+from aengine.http.responses.thoughts import sealed
+
+
+def read(*items: dict[str, Any], instructions: str | None = None) -> list[dict[str, Any]]:
+    return messages_of(instructions, msgspec.convert(items, list[InputItem]))
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def called(*names: str) -> list[dict[str, Any]]:
+    return [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in names]
+
+
+def call(name: str) -> dict[str, Any]:
+    return {
+        "type": "function_call",
+        "id": "fc",
+        "call_id": name,
+        "name": name,
+        "arguments": "{}",
+        "status": "completed",
+    }
+
+
+def result(name: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": name, "output": f"of {name}"}
+
+
+def message(text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "id": "msg", "status": "completed", "role": "assistant", "content": [part]}
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def test_messages_with_and_without_a_type() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    assert read(user("a"), {"type": "message", "role": "user", "content": parts}) == [user("a"), user("ab")]
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert read(refused) == [said("no")]
+
+
+def test_instructions_at_the_beginning_are_one_message() -> None:
+    developer, system = {"role": "developer", "content": "b"}, {"role": "system", "content": "c"}
+    assert read(developer, system, user("x"), system, instructions="a") == [
+        {"role": "system", "content": "a\n\nb\n\nc"},
+        user("x"),
+        system,
+    ]
+    assert read(developer, user("x")) == [developer, user("x")]
+
+
+def test_what_one_answer_consisted_of_is_one_message() -> None:
+    assert read(thought("t"), message("m"), call("f"), call("g"), result("f"), result("g"), message("n")) == [
+        said("m", reasoning_content="t", tool_calls=called("f", "g")),
+        {"role": "tool", "tool_call_id": "f", "content": "of f"},
+        {"role": "tool", "tool_call_id": "g", "content": "of g"},
+        said("n"),
+    ]
+    assert read(message("m"), call("f"), message("n")) == [said("mn", tool_calls=called("f"))]
+
+
+def test_another_answer_is_another_message() -> None:
+    assert read(message("m"), message("n")) == [said("m"), said("n")]
+    assert read(thought("t"), call("f"), thought("u"), call("g")) == [
+        said(None, reasoning_content="t", tool_calls=called("f")),
+        said(None, reasoning_content="u", tool_calls=called("g")),
+    ]
+    assert read(message("m"), user("x"), call("f")) == [said("m"), user("x"), said(None, tool_calls=called("f"))]
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ({"content": [{"type": "reasoning_text", "text": "a"}], "encrypted_content": sealed("b")}, "a"),
+        ({"content": [], "encrypted_content": sealed("bé")}, "bé"),
+        ({"encrypted_content": sealed("b"), "summary": [{"type": "summary_text", "text": "c"}]}, "b"),
+        ({"encrypted_content": "gAAAAA of another server", "summary": [{"type": "summary_text", "text": "c"}]}, "c"),
+        ({"summary": [{"type": "summary_text", "text": "c"}, {"type": "summary_text", "text": "d"}]}, "c\n\nd"),
+    ],
+)
+def test_a_thought_is_its_content_what_is_sealed_of_it_or_its_summary(item: dict[str, Any], text: str) -> None:
+    assert read({"type": "reasoning", "id": "rs", **item}, message("m")) == [said("m", reasoning_content=text)]
+
+
+def test_a_thought_of_which_nothing_is_left() -> None:
+    assert read({"type": "reasoning", "id": "rs", "summary": []}, message("m")) == [said("m")]
