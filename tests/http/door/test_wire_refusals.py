@@ -68,8 +68,6 @@ SOON: dict[str, Any] = {"retry_after": "1"}
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 async def test_what_the_engine_refuses(error: Exception, expected: Answer) -> None:
-    if isinstance(error, KeyError):  # a bug leaves the middleware behind that tells the id
-        del (expected := Answer(expected.status, {**expected.headers}, expected.body)).headers["x-request-id"]
     async with serving(FakeEngine(refuse=error)) as server:
         assert await ask(server, "POST", "/generate", WORK) == expected
 
