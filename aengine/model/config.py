@@ -13,6 +13,7 @@ from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.model.families import FAMILIES
 from aengine.model.families.parts import hidden_size
 from aengine.model.fields import Fields, read_json_object, shown
+from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
 from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8
@@ -47,6 +48,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "{}"  # what config.json says of it, as it says it: JSON
     to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
     ranks: int = 1  # that it is spread over
+    lora: LoraRoom | None = None  # the room that is kept for adapters
 
     @property
     def quantized(self) -> QuantConfig | None:
@@ -83,6 +85,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"{' or '.join(fitting)}"
                 )
         return msgspec.structs.replace(self, ranks=ranks)
+
+    def with_room(self, lora: LoraRoom | None) -> ModelConfig:
+        """The same, with room for adapters."""
+        return msgspec.structs.replace(self, lora=lora)
 
     @property
     def parameters(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
@@ -16,9 +18,15 @@ class LoadedLinear:
 
     loaded: Linear  # what its format made of the tensors
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, adapt: Callable[[Linear], Linear] | None = None) -> None:
+        """adapt: makes what computes of what the format made; None: that computes itself."""
         self.inputs = inputs
         self.outputs = outputs
+        self._adapt = adapt
+
+    def load(self, made: Linear) -> None:
+        """The tensors are there, and this is what their format made of them."""
+        self.loaded = made if self._adapt is None else self._adapt(made)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.loaded(x)

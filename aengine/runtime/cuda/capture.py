@@ -84,7 +84,7 @@ def make_executor(
     def send(values: Sequence[int]) -> Tensor:
         return upload(np.array(values, dtype=np.int64), device)
 
-    rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send)
+    rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send, decoder.adapters is not None)
     sampler = Sampler(rows.count, decoder.config.vocab_size, device)
     executor = GraphedExecutor(decoder, kv, sampler, rows)
     # One for all graphs: only one runs at a time.

@@ -1,0 +1,33 @@
+"""How much room a start-up makes for adapters: enough for those that are named, and for others where any may come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from aengine.errors import AdapterError
+from aengine.model.lora.read import Linears, kinds_of
+from aengine.model.lora.room import LoraRoom, kind_of
+
+LEAST_RANK = 16
+# What few adapters change, and where room is made only for those that are named.
+RARE = {"mlp.shared_expert_gate"}
+
+
+def survey(folders: Mapping[str, Path], linears: Linears, places: int, max_rank: int | None, loading: bool) -> LoraRoom:
+    """The room for so many places. folders: of the adapters that are named.
+
+    max_rank: None: the highest of theirs. loading: whether others may come, which change any linear of the layers.
+    Raises `AdapterError`, which names the adapter.
+    """
+    rank, kinds = LEAST_RANK, set[str]()
+    for name, folder in folders.items():
+        try:
+            own, changed = kinds_of(folder, linears)
+        except AdapterError as error:
+            raise AdapterError(f"lora: {name}: {error}") from None
+        rank = max(rank, own)
+        kinds |= changed
+    if loading:
+        kinds |= {kind_of(site) for site in linears.sites if site.startswith("model.layers.")} - RARE
+    return LoraRoom(places=places, rank=max_rank or rank, kinds=tuple(sorted(kinds)))
