@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -31,16 +32,27 @@ def write_adapter(model: PreTrainedModel, folder: Path, seed: int = 0, **setting
     """Write a random adapter of the model into `folder`; the model with its weights merged."""
     torch.manual_seed(seed)
     settings = {"r": 4, "lora_alpha": 6, "target_modules": ALL} | settings
-    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(init_lora_weights=False, **settings))
-    adapted.save_pretrained(folder, save_embedding_layers=False)
-    return merge(model, folder)
+    save = {"save_embedding_layers": settings.pop("save_embedding_layers", False)}
+    with quiet():
+        adapted = get_peft_model(copy.deepcopy(model), LoraConfig(init_lora_weights=False, **settings))
+        adapted.save_pretrained(folder, **save)
+        return merge(model, folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*", category=UserWarning)
+        warnings.filterwarnings("ignore", message=".*save_embedding_layers.*", category=UserWarning)
+        yield
 
 
 def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """The model with the weights of the adapter in `folder` merged by PEFT."""
-    merged = PeftModel.from_pretrained(copy.deepcopy(model), folder).merge_and_unload()
-    gc.collect()
-    return merged.eval()
+    adapted = PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
+    if model.config.tie_word_embeddings and "lm_head" in adapted.peft_config["default"].target_modules:
+        return adapted  # merged, it would change the embedding as well
+    return adapted.merge_and_unload().eval()
 
 
 def load(folder: Path, adapters: Sequence[Path], dtype: torch.dtype = torch.float32, **room: object) -> Decoder:
