@@ -113,10 +113,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [layer.attention.window for layer in self.layers]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """About how many bytes the weights take on each rank, where floats are of `dtype`."""
+        """About how many bytes the weights, adapters included, take on each rank, where floats are of `dtype`."""
         quantized = self.quantized
         inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
         ends = self.end_parameters * dtype.itemsize
+        if self.lora is not None:
+            ends += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
         return (ends + (self.parameters - self.end_parameters) * inner // 8) // self.ranks
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:

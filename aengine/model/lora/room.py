@@ -17,6 +17,7 @@ class LoraRoom(msgspec.Struct, frozen=True, kw_only=True):
     places: int
     rank: int  # the largest that an adapter may have
     kinds: tuple[str, ...]  # of linears that adapters may change, as `kind_of` says
+    numbers: int = 0  # of the factors of one place
 
     @property
     def kept_rank(self) -> int:

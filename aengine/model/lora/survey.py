@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from aengine.errors import AdapterError
 from aengine.model.lora.read import Linears, kinds_of
 from aengine.model.lora.room import LoraRoom, kind_of
@@ -30,4 +32,11 @@ def survey(folders: Mapping[str, Path], linears: Linears, places: int, max_rank:
         kinds |= changed
     if loading:
         kinds |= {kind_of(site) for site in linears.sites if site.startswith("model.layers.")} - RARE
-    return LoraRoom(places=places, rank=max_rank or rank, kinds=tuple(sorted(kinds)))
+    room = LoraRoom(places=places, rank=max_rank or rank, kinds=tuple(sorted(kinds)))
+    numbers = sum(
+        room.kept_rank * (part.inputs + part.outputs)
+        for name, site in linears.sites.items()
+        for part in site.parts.values()
+        if kind_of(name) in kinds
+    )
+    return msgspec.structs.replace(room, numbers=numbers)
