@@ -26,6 +26,7 @@ from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights import Fp8Weight, QuantizedWeight, dequantize
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.experts import ExpertAdapters
 from aengine.kernels.lora.torch_adapted import TorchAdapted
 
 
@@ -56,6 +57,9 @@ class TritonKernels:
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> Linear:
         return TorchAdapted(linear, weights, tokens)
+
+    def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
+        raise NotImplementedError("adapters of experts have no kernels")
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
         """Where there is no kernel for their shape or on this device, of the dequantised matrices."""

@@ -49,9 +49,13 @@ class LoadedExperts:
 
     loaded: Experts
 
-    def __init__(self, experts: int, hidden: int) -> None:
+    def __init__(self, experts: int, hidden: int, adapt: Callable[[Experts], Experts] | None = None) -> None:
         self.experts = experts
         self.hidden = hidden
+        self._adapt = adapt
+
+    def load(self, made: Experts) -> None:
+        self.loaded = made if self._adapt is None else self._adapt(made)
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         return self.loaded.add_to(h, ids, weights, residual)

@@ -18,7 +18,7 @@ from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.dummy import fill_random
-from aengine.model.lora.read import Linears
+from aengine.model.lora.linears import Linears
 from aengine.model.lora.room import LoraRoom
 
 
@@ -26,7 +26,9 @@ def adaptable_linears(config: ModelConfig) -> Linears:
     """What adapters can change in the model that `config` describes. No memory is kept for any."""
     room = LoraRoom(places=0, rank=1, kinds=())
     memory = Decoder(config.with_room(room), TorchKernels(), TorchAttention()).adapters
-    return Linears({} if memory is None else memory.sites)
+    if memory is None:
+        raise RuntimeError("a decoder with room for adapters has none")
+    return Linears(memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,10 @@ class Parameters:
         """
         forms = self._forms(name, spec)
         share = self._share(name, hidden, spec, forms)
-        experts = LoadedExperts(share.count, hidden)
+        memory = self.adapters
+        adapters = None if memory is None else memory.experts(name, hidden, spec, share)
+        adapt = None if memory is None or adapters is None else partial(memory.adapted_experts, weights=adapters)
+        experts = LoadedExperts(share.count, hidden, adapt)
         self.groups.append(
             DenseExperts(experts, name, spec, self._storage, share, self._to_fp8)
             if forms is None

@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 
 from aengine.model.lora.adapter import Adapter
+from aengine.model.lora.linears import Linears
 from aengine.model.lora.memory import AdapterMemory, Filling
-from aengine.model.lora.read import Linears, read_adapter
+from aengine.model.lora.read import read_adapter
 
 
 class AdapterPlaces(Protocol):
@@ -71,7 +72,7 @@ class RankedPlaces:
         self._memories = memories
         self._fillers = fillers
         self._dtype = dtype
-        self._linears = Linears(memories[0].sites)
+        self._linears = Linears(memories[0])
         self._room = memories[0].room
         self.count = self._room.places
         self.max_rank = self._room.rank

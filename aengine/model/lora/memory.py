@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.base import Kernels
+from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.experts import ExpertAdapters
 from aengine.model.dense import Stored
 from aengine.model.lora.adapter import Adapter, Factors
 from aengine.model.lora.room import LoraRoom, kind_of
+from aengine.model.ranks.shard import ExpertsShare
+from aengine.model.spec import ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +25,15 @@ class Site:
     """A linear of the model, which may be several fused ones."""
 
     parts: Mapping[str, Stored]  # by their names in checkpoints, in order; what the rank keeps of each
-    weights: AdapterWeights | None  # None: there is no room for adapters here
+    weights: AdapterWeights | None  # None: there is no room for adapters, or not on this rank
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOfExperts:
+    """Experts that files may hold all in one."""
+
+    hidden: int
+    spec: ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +50,8 @@ class AdapterMemory:
     def __init__(self, room: LoraRoom, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
         self.room = room
         self.tokens = TokenAdapters()
-        self.sites: dict[str, Site] = {}  # by the name of the first part
+        self.sites: dict[str, Site] = {}  # by the name of the first part; of experts, those of the other ranks as well
+        self.layers_of_experts: dict[str, LayerOfExperts] = {}  # by the name of them all
         self._kernels = kernels
         self._dtype = dtype
         self._device = device
@@ -60,6 +73,29 @@ class AdapterMemory:
         self.sites[name] = Site(parts, weights)
         return weights
 
+    def experts(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> ExpertAdapters | None:
+        """Make room for the adapters of a layer's experts; name: of them all in the checkpoint.
+
+        None where there is to be none.
+        """
+        self.layers_of_experts[name] = LayerOfExperts(hidden, spec)
+        made = ExpertAdapters([], [])
+        for expert in range(spec.count):
+            gate, up, down = (f"{name}.{expert}.{part}" for part in (spec.gate, spec.up, spec.down))
+            rows = Stored(spec.inner, hidden, rows=share.columns)
+            columns = Stored(hidden, spec.inner, columns=share.columns)
+            if not share.experts[0] <= expert < share.experts[1]:  # another rank has it
+                self.sites[gate] = Site({gate: rows, up: rows}, None)
+                self.sites[down] = Site({down: columns}, None)
+                continue
+            first = self.site({gate: rows, up: rows}, hidden, 2 * rows.kept[0])
+            second = self.site({down: columns}, columns.kept[1], hidden)
+            if first is None or second is None:
+                continue
+            made.gate_up.append(first)
+            made.down.append(second)
+        return made if made.down else None
+
     def has(self, name: str) -> bool:
         """Whether adapters may change the linear whose first part has that name."""
         site = self.sites.get(name)
@@ -67,6 +103,9 @@ class AdapterMemory:
 
     def adapted(self, linear: Linear, weights: AdapterWeights) -> Linear:
         return self._kernels.adapted(linear, weights, self.tokens)
+
+    def adapted_experts(self, experts: Experts, weights: ExpertAdapters) -> Experts:
+        return self._kernels.adapted_experts(experts, weights, self.tokens)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)

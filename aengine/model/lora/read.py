@@ -2,58 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from aengine.errors import AdapterError
-from aengine.model.dense import Stored
 from aengine.model.lora.adapter import Adapter, Factors
 from aengine.model.lora.files import Pair, read_pairs
+from aengine.model.lora.linears import Change, Linears
 from aengine.model.lora.memory import Site
-from aengine.model.lora.room import LoraRoom, kind_of
+from aengine.model.lora.room import EXPERTS, LoraRoom, kind_of
 from aengine.model.lora.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One of the linears that a site fuses."""
-
-    site: str
-    name: str
-    stored: Stored
-
-
-class Linears:
-    """The linears of a model that adapters can change, by the names that files have for them."""
-
-    def __init__(self, sites: Mapping[str, Site]) -> None:
-        self.sites = sites
-        self._parts = {name: _Part(site, name, one) for site in sites for name, one in sites[site].parts.items()}
-
-    def part(self, pair: Pair) -> _Part:
-        """What the factors change. Raises `AdapterError` where there is no such linear, or one of another shape."""
-        part = self._parts.get(pair.module) or self._parts.get(f"model.{pair.module}")
-        if part is None:
-            kinds = sorted({kind_of(name).rpartition(".")[-1] for name in self._parts})
-            raise AdapterError(
-                f"{pair.a.path}: {pair.a.name} changes {pair.module}, which is no linear of this model that adapters "
-                f"can change ({', '.join(kinds)})"
-            )
-        stored = part.stored
-        expected = {"lora_A": (pair.a.shape[0], stored.inputs), "lora_B": (stored.outputs, pair.a.shape[0])}
-        for factor, shape in zip((pair.a, pair.b), expected.values()):
-            if factor.shape != shape:
-                raise AdapterError(
-                    f"{factor.path}: {factor.name} has shape {list(factor.shape)}, for this model it is {list(shape)}; "
-                    f"the adapter belongs to another base model"
-                )
-        return part
-
-    def modules(self) -> Iterator[str]:
-        yield from self._parts
 
 
 def read_adapter(folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dtype) -> Adapter:
@@ -63,52 +23,58 @@ def read_adapter(folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dt
     what cannot be applied exactly, or does not fit the room that the model keeps. Blocks for as long as reading takes.
     """
     settings = Settings.from_folder(folder)
-    pairs = _by_part(read_pairs(folder), linears)
-    _check_targets(folder, settings, pairs, linears)
-    rank = max(pair.a.shape[0] for pair in pairs.values())
+    found = list(_changes(folder, settings, linears))
+    rank = max(change.rank for _, changes in found for change in changes)
     if rank > room.rank:
         raise AdapterError(f"{folder}: its rank is {rank}, there is room for {room.rank}: raise max_lora_rank")
+    for _, changes in found:
+        for change in changes:
+            if kind_of(linears.site(change.name)[0]) not in room.kinds:
+                raise AdapterError(
+                    f"{folder}: it changes {change.name}, for which no memory is kept: name it, or one like it, in "
+                    f"lora when the engine starts"
+                )
     factors: dict[str, Factors] = {}
-    for name, pair in pairs.items():
-        site = linears.part(pair).site
-        if linears.sites[site].weights is None:
-            raise AdapterError(
-                f"{folder}: it changes {name}, for which no memory is kept: name it, or one like it, in lora when the "
-                f"engine starts"
-            )
-        if site not in factors:
-            factors[site] = _empty(linears.sites[site], rank, dtype)
-        _fill(factors[site], linears.sites[site], name, pair, settings.scale(name, pair.a.shape[0]))
+    for pair, changes in found:
+        a, b = pair.a.read(), pair.b.read()
+        for change in changes:
+            scale = settings.scale(change.module, change.rank)
+            name, site, part = linears.site(change.name)
+            if name not in factors:
+                factors[name] = _empty(site, rank, dtype)
+            first = sum(one.outputs for one in list(site.parts.values())[:part])
+            own, second = change.unpack(a, b)
+            factors[name].a[part, : change.rank] = own
+            factors[name].b[first : first + len(second), : change.rank] = second * scale
     return Adapter(rank, factors)
 
 
 def kinds_of(folder: Path, linears: Linears) -> tuple[int, set[str]]:
     """An adapter's rank, and the kinds of linears that it changes. Reads headers alone. Raises as `read_adapter`."""
-    Settings.from_folder(folder)
-    pairs = read_pairs(folder).values()
-    return max(pair.a.shape[0] for pair in pairs), {kind_of(linears.part(pair).site) for pair in pairs}
+    found = [change for _, changes in _changes(folder, Settings.from_folder(folder), linears) for change in changes]
+    return max(change.rank for change in found), {kind_of(linears.site(change.name)[0]) for change in found}
 
 
-def _by_part(pairs: Mapping[str, Pair], linears: Linears) -> dict[str, Pair]:
-    """By the names that the model has for what they change."""
-    found: dict[str, Pair] = {}
-    for pair in pairs.values():
-        name = linears.part(pair).name
-        if name in found:
-            raise AdapterError(f"{pair.a.path}: {pair.a.name} and {found[name].a.name} change the same linear")
-        found[name] = pair
-    return found
-
-
-def _check_targets(folder: Path, settings: Settings, pairs: Mapping[str, Pair], linears: Linears) -> None:
-    """Raise unless the file holds factors of all linears that the settings name, and of no other."""
-    for module in linears.modules():
-        named = settings.targets.takes(module)
-        if named and module not in pairs:
-            raise AdapterError(f"{folder}: target_modules names {module}, the file holds no factors of it")
-        if named is False and module in pairs:
+def _changes(folder: Path, settings: Settings, linears: Linears) -> Iterator[tuple[Pair, list[Change]]]:
+    """The pairs of factors in a file, and what each changes. Raises `AdapterError`: one twice, too many, too few."""
+    changed: dict[str, Pair] = {}
+    for pair in read_pairs(folder).values():
+        changes = linears.changes(pair, settings.peft_version)
+        for change in changes:
+            if change.name in changed:
+                other = changed[change.name]
+                raise AdapterError(f"{pair.a.path}: {pair.a.name} and {other.a.name} change the same linear")
+            changed[change.name] = pair
+        yield pair, changes
+    for name in linears.names():
+        if EXPERTS in name:  # other versions of transformers hold them otherwise, and settings name what they hold
+            continue
+        named = settings.targets.takes(name)
+        if named and name not in changed:
+            raise AdapterError(f"{folder}: target_modules names {name}, the file holds no factors of it")
+        if named is False and name in changed:
             raise AdapterError(
-                f"{folder}: the file holds factors of {module}, which target_modules, exclude_modules or "
+                f"{folder}: the file holds factors of {name}, which target_modules, exclude_modules or "
                 f"layers_to_transform leave out"
             )
 
@@ -119,12 +85,3 @@ def _empty(site: Site, rank: int, dtype: torch.dtype) -> Factors:
     return Factors(
         torch.zeros((len(parts), rank, parts[0].inputs), dtype=dtype), torch.zeros((outputs, rank), dtype=dtype)
     )
-
-
-def _fill(factors: Factors, site: Site, name: str, pair: Pair, scale: float) -> None:
-    names = list(site.parts)
-    index = names.index(name)
-    first = sum(site.parts[other].outputs for other in names[:index])
-    rank, outputs = pair.a.shape[0], site.parts[name].outputs
-    factors.a[index, :rank] = pair.a.read()
-    factors.b[first : first + outputs, :rank] = pair.b.read().mul_(scale)

@@ -8,7 +8,10 @@ import msgspec
 
 RANKS = (8, 16, 32, 64, 128, 256)  # that memory is kept for: what kernels multiply with
 
+EXPERTS = ".experts."  # in the names of experts' matrices
+
 _LAYER = re.compile(r"model\.layers\.\d+\.")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class LoraRoom(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,5 +29,5 @@ class LoraRoom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(module: str) -> str:
-    """What the module is called in every layer."""
-    return _LAYER.sub("", module)
+    """What the module is called in every layer, and of every expert."""
+    return _EXPERT.sub(EXPERTS, _LAYER.sub("", module))

@@ -133,7 +133,7 @@ class QuantizedExperts:
         elif self._by_turns and isinstance(gate_up, Mxfp4Weight):
             gate_up = Mxfp4Weight(gate_first(gate_up.codes), gate_first(gate_up.scale))
         down = self._fused[1].unpack() or self._down.take()
-        self._experts.loaded = self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype)
+        self._experts.load(self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype))
 
 
 def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:

@@ -13,16 +13,16 @@ from aengine.model.lora.survey import survey
 from aengine.runtime.adapters import Filler, RankedPlaces
 
 
-def make_room(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+def make_room(config: EngineConfig, model: ModelConfig, experts: bool) -> ModelConfig:
     """The model with room for the adapters that `config` names, whose folders are looked into, and for as many others
-    as it asks for. Raises `AdapterError`.
+    as it asks for. experts: whether the device can compute with adapters of experts. Raises `AdapterError`.
     """
     places = config.lora_places()
     if not places:
         return model
     folders = {name: Path(folder) for name, folder in config.lora.items()}
     linears = adaptable_linears(model)
-    return model.with_room(survey(folders, linears, places, config.max_lora_rank, config.lora_loading))
+    return model.with_room(survey(folders, linears, places, config.max_lora_rank, config.lora_loading, experts))
 
 
 def places_of(decoders: Sequence[Decoder], fillers: Sequence[Filler]) -> RankedPlaces | None:

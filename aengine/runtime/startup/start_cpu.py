@@ -32,7 +32,7 @@ from aengine.sampling.sampler import Sampler
 def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
     """Load the model. Raises `ConfigError` and `CheckpointError`. wait_for_text: as `start_runtime`."""
     phases = Phases()
-    model = make_room(config, model)
+    model = make_room(config, model, experts=True)
     model = model.over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     device = torch.device("cpu")
     if config.attention not in ("auto", "torch"):

@@ -62,7 +62,7 @@ def start_cuda(
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
-    model = make_room(config, model)
+    model = make_room(config, model, experts=False)
     gpus = choose_gpus(config, model, dtype, device)
     model = model.over(len(gpus))
     lora = model.lora is not None

@@ -49,3 +49,19 @@ def test_whatever_the_settings_say(settings: dict[str, object], tmp_path: Path) 
     base = write_checkpoint("qwen3-bias-untied", tmp_path / "base")
     merged = write_adapter(base, tmp_path / "adapter", **settings)
     assert_mixed(load(tmp_path / "base", [tmp_path / "adapter"]), [base, merged], chunk=9)
+
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral", "qwen2-moe", "olmoe"])
+@pytest.mark.parametrize("parameters", [EXPERTS, EXPERTS[:1], EXPERTS[1:]], ids=["both", "gate and up", "down"])
+def test_adapters_of_all_experts_in_one(case: str, parameters: list[str], tmp_path: Path) -> None:
+    base = write_checkpoint(case, tmp_path / "base")
+    adapters = [tmp_path / "one", tmp_path / "two"]
+    models = [
+        base,
+        write_adapter(base, adapters[0], 1, target_modules=["q_proj"], target_parameters=parameters, r=3),
+        write_adapter(base, adapters[1], 2, target_modules=["o_proj"]),
+    ]
+    assert_mixed(load(tmp_path / "base", adapters), models, chunk=9)
