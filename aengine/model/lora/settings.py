@@ -84,7 +84,7 @@ class Settings:
             if name in _REFUSED and _is_set(value):
                 raise _refused(fields, name, f"is not supported: {_REFUSED[name]}; {MERGE}")
             if name not in _READ | _WITHOUT_EFFECT | _REFUSED.keys() and _is_set(value):
-                raise _refused(fields, shown(name), f"is {shown(value)}, and is not known here; {MERGE}")
+                raise _refused(fields, name[:60], f"is {shown(value)}, and is not known here; {MERGE}")
         _check_beginning(fields, values.get("init_lora_weights", True))
         _check_task(fields, values.get("task_type"))
         bias = fields.text("bias", "none")

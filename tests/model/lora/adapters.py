@@ -18,6 +18,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import adaptable_linears, load_model
+from aengine.model.lora.room import LoraRoom
 from aengine.model.lora.survey import survey
 from aengine.runtime.adapters import HostFiller, RankedPlaces
 
@@ -58,14 +59,18 @@ def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 def load(folder: Path, adapters: Sequence[Path], dtype: torch.dtype = torch.float32, **room: object) -> Decoder:
     """The checkpoint in `folder` with the adapters in its places from 1 on. room: in place of what `survey` takes."""
     config = ModelConfig.from_folder(folder)
-    options = {"places": len(adapters), "max_rank": None, "loading": False} | room
-    names = {path.name: path for path in adapters}
-    config = config.with_room(survey(names, adaptable_linears(config), **options))  # type: ignore[arg-type]
+    config = config.with_room(room_for(config, adapters, **room))
     decoder = load_model(
         folder, config, device=torch.device("cpu"), dtype=dtype, kernels=TorchKernels(), attention=TorchAttention()
     )
     put([decoder], adapters, dtype)
     return decoder
+
+
+def room_for(config: ModelConfig, adapters: Sequence[Path], **room: object) -> LoraRoom:
+    options = {"places": len(adapters), "max_rank": None, "loading": False} | room
+    names = {path.name: path for path in adapters}
+    return survey(names, adaptable_linears(config), **options)  # type: ignore[arg-type]
 
 
 def put(decoders: Sequence[Decoder], adapters: Sequence[Path], dtype: torch.dtype = torch.float32) -> None:
