@@ -17,13 +17,17 @@ from aengine.model.groups import FLOATS
 from aengine.model.lora.settings import MERGE
 
 WEIGHTS = "adapter_model.safetensors"
+MAX_HEADER_BYTES = 16 * 2**20  # parsed while others are served; of factors of 12,000 experts, each by itself
 _PICKLED = "adapter_model.bin"
 _PREFIX = re.compile(r"(base_model\.model\.)?")
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _KINDS = (
     (re.compile(r".*lora_magnitude_vector.*"), "is DoRA's"),
     (re.compile(r".*lora_embedding_[AB].*"), "adapts an embedding, which is not supported"),
-    (re.compile(r".*\bembed_tokens\b.*|.*\blm_head\.(base_layer\.)?weight"), "is a whole embedding or output matrix"),
+    (
+        re.compile(r".*\bembed_tokens\b.*|.*\blm_head\.(base_layer\.)?weight"),
+        "is a whole embedding or output matrix (a copy of the base's is left out by save_embedding_layers=False)",
+    ),
     (re.compile(r".*\.bias"), "is a bias"),
 )
 
@@ -81,7 +85,7 @@ def read_pairs(folder: Path) -> dict[str, Pair]:
             f"adapter with safe_serialization=True"
         )
     try:
-        header = read_header(path)
+        header = read_header(path, MAX_HEADER_BYTES)
     except WeightsError as error:
         raise AdapterError(str(error)) from None
     found: dict[str, dict[str, Factor]] = {}
