@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ class Rows:
         # The places of the rows' adapters, on the device and on the host; the padding row has none.
         self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
         self.adapters = [NO_ADAPTER] * max_rows
+        self._adapted = 0  # how many have one, or had one until they end
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
         """Set the length and the pages of rows that change owner."""
@@ -78,12 +79,13 @@ class Rows:
                 self.adapters[new.row] = place
                 changed.append(new.row)
         if changed:
+            self._adapted = sum(place != NO_ADAPTER for place in self.adapters)
             rows, places = self.upload(changed + [self.adapters[row] for row in changed]).view(2, -1)
             adapter[rows] = places.to(torch.int32)
 
-    def adapters_of(self, rows: Collection[int]) -> Tensor | None:
+    def adapters_of(self, rows: Iterable[int]) -> Tensor | None:
         """The places of all rows' adapters, [rows] int32, where one of these has an adapter; else None."""
-        return self.adapter if self.adapter is not None and any(self.adapters[row] for row in rows) else None
+        return self.adapter if self._adapted and any(self.adapters[row] for row in rows) else None
 
     def grow(self, new_pages: Sequence[tuple[int, int, int]]) -> None:
         """Append pages: (row, index in its page table, page)."""

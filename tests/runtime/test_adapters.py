@@ -100,17 +100,19 @@ def written(
     ]
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[("cpu", 1), ("cpu", 2), pytest.param(("cuda", 1), marks=pytest.mark.gpu)])
 def runtime(request: pytest.FixtureRequest, written: tuple[Path, list[PreTrainedModel]]) -> Iterator[Runtime]:
     """With room for all three adapters, which are not there yet, and for one more."""
     folder, _ = written
+    device, ranks = request.param
     config = EngineConfig(
-        device="cpu",
+        device=device,
+        dtype="float32",
         lora={str(place): str(folder / str(place)) for place in (1, 2, 3)},
         max_loras=4,
         max_num_seqs=8,
         num_pages=8 * PAGES_PER_ROW + 1,
-        tensor_parallel_size=request.param,
+        tensor_parallel_size=ranks,
         progress=False,
         torch_threads=1,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class GraphedExecutor(StepExecutor):
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
-        adapters = rows.adapters_of([*plan.decode, *(chunk.row for chunk in plan.prefill)])
+        adapters = rows.adapters_of(itertools.chain(plan.decode, (chunk.row for chunk in plan.prefill)))
         hidden, draw_rows, draw_positions, sums = graphs.replay(plan, shape, adapters is not None)
         for row in plan.decode:
             rows.lengths[row] += 1

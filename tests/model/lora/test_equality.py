@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.config import ModelConfig
+from aengine.model.load import load_model
 
 from ..checkpoints import CASES, write_checkpoint
+from ..harness import Harness, Running
 from .adapters import ALL, assert_mixed, load, write_adapter
 
 ALWAYS = ("qwen3", "qwen2-moe-some-layers")  # the others among the slow tests
@@ -65,3 +74,37 @@ def test_adapters_of_all_experts_in_one(case: str, parameters: list[str], tmp_pa
         write_adapter(base, adapters[1], 2, target_modules=["o_proj"]),
     ]
     assert_mixed(load(tmp_path / "base", adapters), models, chunk=9)
+
+
+class Operations(TorchDispatchMode):
+    """Notes what torch is asked to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_batch_without_adapters_computes_what_it_computes_without_room_for_any(tmp_path: Path) -> None:
+    base = write_checkpoint("qwen2-moe", tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", target_modules="all-linear", target_parameters=EXPERTS)
+    config = ModelConfig.from_folder(tmp_path / "base")
+    cpu = torch.device("cpu")
+    plain = load_model(
+        tmp_path / "base", config, device=cpu, dtype=torch.float32, kernels=TorchKernels(), attention=TorchAttention()
+    )
+    adapted = load(tmp_path / "base", [tmp_path / "adapter"])
+    assert plain.adapters is None
+    operations, results = [], []
+    for decoder, place in ((plain, 0), (adapted, 0), (adapted, 1)):
+        harness = Harness(decoder, page_size=16)
+        sequences = [Running(list(range(5, 5 + length)), adapter=place) for length in (3, 8)]
+        with Operations() as noted:
+            harness.run(sequences, 4)
+        operations.append(noted.names)
+        results.append([one.tokens for one in sequences])
+    assert operations[0] == operations[1] != operations[2]
+    assert results[0] == results[1]
