@@ -128,8 +128,9 @@ def places(runtime: Runtime) -> AdapterPlaces:
     return runtime.adapters
 
 
-def test_a_step_of_all_adapters_and_none_with_prompt_logprobs(
-    runtime: Runtime, written: tuple[Path, list[PreTrainedModel]]
+@pytest.mark.parametrize("scored", [False, True])  # where prompts are scored, all tokens go on to the output matrix
+def test_a_step_of_all_adapters_and_none(
+    scored: bool, runtime: Runtime, written: tuple[Path, list[PreTrainedModel]]
 ) -> None:
     folder, models = written
 
@@ -139,7 +140,8 @@ def test_a_step_of_all_adapters_and_none_with_prompt_logprobs(
         for place in (1, 2, 3):
             await adapters.put(adapters.read(folder / str(place)), place)
         rows = dict(enumerate([0, 1, 2, 3, 3, 2, 1, 0]))
-        result = await driver.begin(rows, prompt_logprobs=1)
+        result = await driver.begin(rows, **({"prompt_logprobs": 1} if scored else {}))
+        assert len(result.scores) == scored * len(rows)
         for row, scores in enumerate(result.scores):
             prompt = PROMPTS[row % len(PROMPTS)]
             with torch.no_grad():
