@@ -13,8 +13,6 @@ from aengine.scheduling.adapters import Load, LoadedAdapter
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Sequence
 
-MOST_LOADS = 2  # at once: one is copied while the next one is prepared
-
 _Key = tuple[float, int, int]  # smallest first
 
 
@@ -31,9 +29,10 @@ class AdapterQueue:
     gives way after two outputs' time at most, however many requests come for it; and it has its turn again by rank.
     """
 
-    def __init__(self, places: int) -> None:
-        """places: the device's, numbered from 1."""
+    def __init__(self, places: int, most_loads: int = 1) -> None:
+        """places: the device's, numbered from 1; most_loads: at once."""
         self.places = places
+        self._most_loads = most_loads
         self.loads = 0  # begun so far
         self.evictions = 0
         self._plain = WaitingQueue()  # those without an adapter
@@ -117,7 +116,7 @@ class AdapterQueue:
 
     def next_load(self) -> Load | None:
         """Begin the next load that is due and has a place. It is over with `arrived` or `failed`."""
-        if len(self._coming) >= MOST_LOADS:
+        if len(self._coming) >= self._most_loads:
             return None
         first = self._first_absent()
         if first is None:

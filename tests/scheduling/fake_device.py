@@ -134,9 +134,7 @@ class FakeDevice:
         self.tokens = 0  # that went through the model
         self.tables: dict[int, list[int]] = {}  # page tables and
         self.lengths: dict[int, int] = {}  # lengths of rows, as of the last step launched
-        self.places: dict[int, int] = {
-            0: 0
-        }  # what lies in the places of adapters: generations, or what is half written
+        self.places: dict[int, int] = {0: 0}  # generations that lie in the places of adapters
         self.adapters: dict[int, int] = {}  # places that rows name, as of the last step launched
         self.lost: set[int] = set()  # rows whose state nobody knows, because a step that named them failed
         self.allocator = WatchedAllocator(num_pages, self)

@@ -72,9 +72,10 @@ class Stepper:
         lookahead: int = 1,
         vocab: int = VOCAB,
         places: int = 0,
+        most_loads: int = 1,
         load_steps: int = 2,
     ) -> None:
-        self.adapters = AdapterQueue(places) if places else None
+        self.adapters = AdapterQueue(places, most_loads) if places else None
         self.scheduler = Scheduler(
             num_pages=num_pages,
             page_size=page_size,
