@@ -104,6 +104,11 @@ class AdapterQueue:
                 del self._queues[adapter]
 
     @property
+    def awaited(self) -> bool:
+        """Whether a load may be due, as far as that can be told without looking."""
+        return bool(self._absent or self._ahead)
+
+    @property
     def resident(self) -> Collection[LoadedAdapter]:
         """The adapters that have a place, those on their way included; the least recently used first."""
         return self._resident.keys()
@@ -140,9 +145,9 @@ class AdapterQueue:
         self._vacate(load.adapter)
         return list(self._queues.get(load.adapter, ()))
 
-    def waits(self, adapter: LoadedAdapter) -> bool:
-        """Whether a sequence in the queue has the adapter."""
-        return adapter in self._queues
+    def waiting_for(self, adapter: LoadedAdapter) -> int:
+        """The number of sequences in the queue that have the adapter."""
+        return len(self._queues.get(adapter, ()))
 
     def forget(self, adapter: LoadedAdapter) -> bool:
         """Give an adapter's place back unless a sequence has the adapter or it is on its way; whether it is gone."""
