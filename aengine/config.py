@@ -120,7 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_loras: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_LORAS)] | None,
         Meta(
-            description="most adapters on the device at once, the others wait in host memory; default: as many as are named, 8 at most"
+            description="most adapters on the device at once, the others wait in host memory; default: as many as are "
+            "named, 8 at most"
         ),
     ] = None
     max_lora_rank: Annotated[
@@ -287,6 +288,17 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
         if isinstance(value, float) and not math.isfinite(value):
             raise _refused(name, "Expected a finite number", values)
     return config
+
+
+def check_names(engine: EngineConfig, server: ServerConfig) -> None:
+    """Check what both have to say about adapters. Raises `ConfigError`, naming the knob."""
+    if server.served_model_name in engine.lora:
+        raise ConfigError(f"lora: {server.served_model_name!r} is the model's own name (served_model_name)")
+    if engine.lora_loading and not server.lora_folders and not server.lora_hub:
+        raise ConfigError(
+            "lora_loading: clients may load no adapter as long as neither lora_folders says below which folders nor "
+            "lora_hub allows Hugging Face ids (--lora-folders or AENGINE_LORA_FOLDERS, --lora-hub or AENGINE_LORA_HUB)"
+        )
 
 
 def _choices(kind: type[msgspec.Struct], knob: str) -> tuple[object, ...]:

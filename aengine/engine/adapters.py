@@ -73,6 +73,10 @@ class Adapters:
         """The adapter of that name. Raises `ModelNotFoundError`."""
         return self._entry(name).adapter
 
+    def has(self, name: str) -> bool:
+        """Whether requests may name it."""
+        return name in self._named
+
     def list(self) -> list[AdapterInfo]:
         """All that requests may name, in the order in which they were loaded."""
         return [

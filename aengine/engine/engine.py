@@ -211,9 +211,9 @@ class Engine:
         `EngineNotReadyError`, `EngineClosedError` or `EngineFailedError` where the engine does not serve.
         """
         ready = self._serving()
-        ready.adapter(adapter)
         params = resolved_params(ready.default_params, params, sampling, self.vocab_size)
-        check_routing(priority, cache_salt)
+        check_routing(priority, cache_salt, adapter)
+        ready.adapter(adapter)
         banned = await banned_sequences(params.bad_words, ready.tokenizer)
         if isinstance(prompt, str):
             token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
@@ -240,6 +240,7 @@ class Engine:
 
         With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
         """
+        check_routing(priority, cache_salt, adapter)
         self._serving().adapter(adapter)
         prompt = await self.encode_chat(
             messages,
@@ -355,6 +356,16 @@ class Engine:
     def adapters(self) -> list[AdapterInfo]:
         """The adapters that requests may name."""
         return adapters.list() if (adapters := self._ready().adapters) is not None else []
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether requests may name it."""
+        adapters = self._ready().adapters
+        return adapters is not None and adapters.has(name)
+
+    @property
+    def lora_loading(self) -> bool:
+        """Whether clients of a server may load and unload adapters."""
+        return self.config.lora_loading
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
         """Load an adapter, a PEFT folder or a Hugging Face id, while requests go on; then requests may name it.

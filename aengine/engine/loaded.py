@@ -75,12 +75,10 @@ class Loaded:
             adapters=None if adapters is None else adapters.queue,
         )
 
-    def adapter(self, name: object) -> LoadedAdapter | None:
-        """The adapter of that name, None for None. Raises `ModelNotFoundError`, `InvalidRequestError` for no name."""
+    def adapter(self, name: str | None) -> LoadedAdapter | None:
+        """The adapter of that name, None for None. Raises `ModelNotFoundError`."""
         if name is None:
             return None
-        if not isinstance(name, str):
-            raise InvalidRequestError(f"adapter must be text, got {type(name).__name__}", "adapter")
         if self.adapters is None:
             raise ModelNotFoundError(f"the adapter {name[:200]!r} is not loaded, and there is no room for adapters")
         return self.adapters.named(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aengine.config import ServerConfig
 from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFoundError
@@ -15,6 +15,13 @@ from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.loop_delay import LoopDelay
 
 Phase = Literal["loading", "ready", "failed", "stopping"]
+
+
+class ChosenModel(NamedTuple):
+    """What a request is answered by: the name that its answer shows, and the adapter, None for the model alone."""
+
+    name: str
+    adapter: str | None
 
 
 class ServerState:
@@ -65,6 +72,12 @@ class ServerState:
         if self.engine is None:
             raise EngineNotReadyError(self.reason)
         return self.engine
+
+    def choose_model(self, name: str | None) -> ChosenModel:
+        """The model or the adapter of that name; the model for None. Raises `ModelNotFoundError`."""
+        if name is not None and name != self.model_name and self.require_engine().has_adapter(name):
+            return ChosenModel(name, name)
+        return ChosenModel(self.check_model(name), None)
 
     def check_model(self, name: str | None) -> str:
         """The served model's name. Raises `ModelNotFoundError` when `name` is given and is another."""
