@@ -128,7 +128,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[int, Meta(ge=1, le=MAX_LORA_RANK)] | None,
         Meta(description="highest rank of an adapter; default: that of those named, 16 at least"),
     ] = None
-    lora_loading: Annotated[bool, Meta(description="load and unload adapters over HTTP while serving")] = False
+    lora_loading: Annotated[
+        bool, Meta(description="adapters may be loaded and unloaded while serving, over HTTP too")
+    ] = False
     lora_host_gib: Annotated[
         Annotated[float, Meta(gt=0, le=2**20)] | None,
         Meta(description="most host memory for adapters, in GiB; default: a quarter of what the machine has"),
@@ -145,6 +147,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def lora_places(self) -> int:
         """How many adapters the device has room for; 0: there are none."""
+        if not self.lora and not self.lora_loading:
+            return 0
         return self.max_loras or (_LORAS if self.lora_loading else min(len(self.lora), _LORAS))
 
 

@@ -40,7 +40,7 @@ def test_adapters_are_names_with_folders() -> None:
     ("knobs", "places"),
     [
         ({}, 0),
-        ({"max_loras": 4}, 4),  # to be loaded later
+        ({"max_loras": 4}, 0),  # there is nothing to put there
         ({"lora": "a=x,b=y"}, 2),
         ({"lora": {f"a{i}": "x" for i in range(20)}}, 8),
         ({"lora": "a=x", "max_loras": 4}, 4),

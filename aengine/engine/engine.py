@@ -385,9 +385,7 @@ class Engine:
     def _adapters(self) -> Adapters:
         adapters = self._serving().adapters
         if adapters is None:
-            raise ConfigError(
-                "max_loras: the device has no room for adapters; start with max_loras, which says for how many it is"
-            )
+            raise ConfigError("lora_loading: the device has no room for adapters; start with lora_loading=True")
         return adapters
 
     # ---- what is known about the engine -------------------------------------------------------------------

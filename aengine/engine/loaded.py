@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
@@ -20,7 +20,7 @@ from aengine.engine.live import begin, make_sibling
 from aengine.engine.without_collections import without_collections
 from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelNotFoundError
 from aengine.model.fields import Fields, read_json_object
-from aengine.model.hub import resolve_model
+from aengine.model.hub import resolve_adapter, resolve_model
 from aengine.runtime.driver import open_contexts
 from aengine.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.adapters import LoadedAdapter
@@ -61,7 +61,7 @@ class Loaded:
         self.timeline = timeline
         self.grammars = grammars
         self.adapters = adapters  # None: there is room for none
-        self.default_params = msgspec.structs.replace(SamplingParams(), **generation.sampling)
+        self.default_params = replace(SamplingParams(), **generation.sampling)
         self.scheduler = Scheduler(
             num_pages=runtime.pool.num_pages,
             page_size=config.page_size,
@@ -170,7 +170,9 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         making = beside.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
         try:
             timeline = None if config.timeline is None else Timeline(config.timeline)
-            runtime = (start or start_runtime)(config, folder, model, making.result)
+            # The room for adapters depends on those that are named.
+            here = {name: str(resolve_adapter(path)) for name, path in config.lora.items()}
+            runtime = (start or start_runtime)(replace(config, lora=here), folder, model, making.result)
             try:
                 adapters = _read_adapters(config, runtime)
             except BaseException:
