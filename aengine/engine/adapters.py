@@ -223,3 +223,4 @@ class Adapters:
         for gone in self._leaving.values():
             gone.set()
         await self._ended.wait()
+        await anyio.to_thread.run_sync(self._places.close)

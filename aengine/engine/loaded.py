@@ -176,6 +176,8 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             try:
                 adapters = _read_adapters(config, runtime)
             except BaseException:
+                if runtime.adapters is not None:
+                    runtime.adapters.close()
                 runtime.runner.close()
                 raise
             grammars = making.result()
