@@ -75,13 +75,17 @@ class ServerState:
 
     def choose_model(self, name: str | None) -> ChosenModel:
         """The model or the adapter of that name; the model for None. Raises `ModelNotFoundError`."""
-        if name is not None and name != self.model_name and self.require_engine().has_adapter(name):
+        engine = self.require_engine()
+        served = self.config.served_model_name or engine.model_name
+        if name is None or name == served:
+            return ChosenModel(served, None)
+        if engine.has_adapter(name):
             return ChosenModel(name, name)
-        return ChosenModel(self.check_model(name), None)
+        raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
 
     def check_model(self, name: str | None) -> str:
-        """The served model's name. Raises `ModelNotFoundError` when `name` is given and is another."""
-        served = self.config.served_model_name or self.require_engine().model_name
-        if name is not None and name != served:
-            raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
-        return served
+        """The served model's name, for what adapters cannot do. Raises `ModelNotFoundError` when another is named."""
+        model = self.choose_model(name)
+        if model.adapter is not None:
+            raise ModelNotFoundError(f"{model.adapter!r} is an adapter, which does not do this")
+        return model.name
