@@ -1,0 +1,94 @@
+"""What each row's own adapter adds to a product of few rows, within the product's kernel: B inner, where inner = A x.
+
+For one row it is a few multiply-adds more at the end. For several, B's rows of all adapters that occur are further
+columns of the weight, and inner further columns of x, which are zero but for a row's own adapter.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDTH = 64  # columns that several adapters share
+
+
+@triton.jit
+def load_b_row(b_ptr, place, n, N: tl.constexpr, RANK: tl.constexpr):
+    """Rows n of one place's B, [len(n), RANK]."""
+    rows = b_ptr + place.to(tl.int64) * (N * RANK) + tl.minimum(n, N - 1) * RANK
+    return tl.load(rows[:, None] + tl.arange(0, RANK)[None, :])
+
+
+@triton.jit
+def low_rank_row(b, inner_ptr, parts, place, R: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr):
+    """What the adapter of the only row adds: b [rows, RANK], parts [rows] -> [rows]."""
+    at = inner_ptr + parts[:, None] * RANK + tl.arange(0, RANK)[None, :]
+    inner = tl.load(at)
+    for split in tl.static_range(1, SPLITS):
+        inner += tl.load(at + split * R)
+    return tl.where(place > 0, tl.sum(b.to(tl.float32) * inner, axis=1), 0.0)
+
+
+@triton.jit
+def load_inner(
+    inner_ptr, rows, m, part, R: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """inner of one part, over and over: [len(rows), WIDTH]."""
+    at = inner_ptr + rows[:, None] * R + part * RANK + (tl.arange(0, WIDTH) % RANK)[None, :]
+    inner = tl.zeros([rows.shape[0], WIDTH], tl.float32)
+    for split in tl.static_range(SPLITS):
+        inner += tl.load(at + split * m * R, mask=(rows < m)[:, None], other=0.0)
+    return inner
+
+
+@triton.jit
+def add_low_rank(
+    acc, inner, b_ptr, n, positions, tiles_ptr, count, capacity, first, step,
+    N: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """acc and every `step`-th of the tiles, WIDTH columns at a time.
+
+    inner [M, WIDTH] in b's dtype, positions [M]: where each row lies among the sorted ones.
+    """
+    AT_ONCE: tl.constexpr = WIDTH // RANK
+    VECTOR: tl.constexpr = 16 if RANK > 16 else RANK
+    column = tl.arange(0, WIDTH)
+    b_rows = (b_ptr + tl.minimum(n, N - 1) * RANK)[:, None]
+    for at in tl.range(first * AT_ONCE, count, step * AT_ONCE, num_stages=STAGES):
+        tile = at + column // RANK
+        known = tile < count
+        adapter = tl.load(tiles_ptr + tile, mask=known, other=0)
+        start = tl.load(tiles_ptr + capacity + tile, mask=known, other=0)
+        end = tl.load(tiles_ptr + 2 * capacity + tile, mask=known, other=0)
+        offset = (adapter + 1).to(tl.int64) * (N * RANK) + column % RANK
+        offset = tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
+        b = tl.load(b_rows + offset[None, :], mask=known[None, :], other=0.0)
+        own = (positions[:, None] >= start[None, :]) & (positions[:, None] < end[None, :])
+        x = tl.where(own, inner, 0.0).to(b.dtype)
+        if WEIGHT_FIRST:
+            acc = tl.dot(b, tl.trans(x), acc, input_precision=PRECISION)
+        else:
+            acc = tl.dot(x, tl.trans(b), acc, input_precision=PRECISION)
+    return acc
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What adapters add to a product of m rows with a weight of n rows: parts of it have factors of their own."""
+
+    inner: Tensor  # [splits, m, parts * rank] float32: their sum over the splits is A x
+    b: Tensor  # [places, n, rank], the rank a power of two
+    parts: Tensor  # [n] int8: the part of each row of the weight
+    places: Tensor  # [m] int32: of each row
+    positions: Tensor  # [m] int32: of each row among those sorted by adapter; -1 without one
+    tiles: Tensor  # [3, capacity] int32: the adapter, that of place 1 being 0, the first position, that behind the last
+    count: Tensor  # [1] int32: the number of tiles
+
+    @property
+    def rank(self) -> int:
+        return self.b.shape[-1]

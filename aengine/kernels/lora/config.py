@@ -1,0 +1,38 @@
+"""How the kernels of adapters are cut up, by shape."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from aengine.kernels.launch import Launch, power_of_two
+from aengine.kernels.lora.expand import ExpandConfig
+from aengine.kernels.lora.shrink import ShrinkConfig
+from aengine.kernels.lora.shrink_row import ShrinkRowConfig
+
+
+@lru_cache
+def shrink_row_config(r: int, k: int) -> ShrinkRowConfig:
+    """Of one row: all loads of a program are on their way at once."""
+    block_k = min(2048, power_of_two(k))
+    return ShrinkRowConfig(2 if r >= 16 else 1, block_k, max(1, block_k // 512))
+
+
+@lru_cache
+def shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, launch: Launch) -> ShrinkConfig:
+    """tiles: at most so many, of `height` tokens."""
+    block_r = min(64, max(16, power_of_two(r)))
+    blocks = -(-r // block_r)
+    splits = 1
+    while splits < 4 and tiles * blocks * splits < launch.processors and k // (2 * splits) >= 512:
+        splits *= 2
+    if element_size > 2:
+        return ShrinkConfig(16, 32, splits, 2, 4, 16)
+    return ShrinkConfig(block_r, 128, splits, 3, 4, 128)
+
+
+@lru_cache
+def expand_config(height: int, element_size: int) -> ExpandConfig:
+    """height: of a tile of tokens."""
+    if element_size > 2:
+        return ExpandConfig(32, 4)
+    return ExpandConfig(128, 4)
