@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDTH = 64  # columns that several adapters share
+LARGEST = 64  # rank
+WIDTH = 32  # columns that adapters of lower rank share: with more, inner takes the registers of another program
 
 
 @triton.jit
@@ -35,41 +36,34 @@ def low_rank_row(b, inner_ptr, parts, place, R: tl.constexpr, RANK: tl.constexpr
 
 @triton.jit
 def load_inner(
-    inner_ptr, rows, m, part, R: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr
+    inner_ptr, rows, own, m, part, R: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """inner of one part, over and over: [len(rows), WIDTH]."""
+    """inner of one part, over and over, zero without an adapter: [len(rows), WIDTH]."""
     at = inner_ptr + rows[:, None] * R + part * RANK + (tl.arange(0, WIDTH) % RANK)[None, :]
     inner = tl.zeros([rows.shape[0], WIDTH], tl.float32)
     for split in tl.static_range(SPLITS):
-        inner += tl.load(at + split * m * R, mask=(rows < m)[:, None], other=0.0)
+        inner += tl.load(at + split * m * R, mask=(own >= 0)[:, None], other=0.0)
     return inner
 
 
 @triton.jit
 def add_low_rank(
-    acc, inner, b_ptr, n, positions, tiles_ptr, count, capacity, first, step,
+    acc, inner, b_ptr, n, own, tiles_ptr, count, first, step,
     N: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """acc and every `step`-th of the tiles, WIDTH columns at a time.
-
-    inner [M, WIDTH] in b's dtype, positions [M]: where each row lies among the sorted ones.
-    """
+    """acc and every `step`-th of the tiles, WIDTH columns at a time; inner [M, WIDTH] in b's dtype."""
     AT_ONCE: tl.constexpr = WIDTH // RANK
     VECTOR: tl.constexpr = 16 if RANK > 16 else RANK
     column = tl.arange(0, WIDTH)
     b_rows = (b_ptr + tl.minimum(n, N - 1) * RANK)[:, None]
     for at in tl.range(first * AT_ONCE, count, step * AT_ONCE, num_stages=STAGES):
         tile = at + column // RANK
-        known = tile < count
-        adapter = tl.load(tiles_ptr + tile, mask=known, other=0)
-        start = tl.load(tiles_ptr + capacity + tile, mask=known, other=0)
-        end = tl.load(tiles_ptr + 2 * capacity + tile, mask=known, other=0)
-        offset = (adapter + 1).to(tl.int64) * (N * RANK) + column % RANK
+        place = tl.load(tiles_ptr + tile, mask=tile < count, other=0)
+        offset = place.to(tl.int64) * (N * RANK) + column % RANK
         offset = tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
-        b = tl.load(b_rows + offset[None, :], mask=known[None, :], other=0.0)
-        own = (positions[:, None] >= start[None, :]) & (positions[:, None] < end[None, :])
-        x = tl.where(own, inner, 0.0).to(b.dtype)
+        b = tl.load(b_rows + offset[None, :], mask=(tile < count)[None, :], other=0.0)
+        x = tl.where(own[:, None] == tile[None, :], inner, 0.0).to(b.dtype)
         if WEIGHT_FIRST:
             acc = tl.dot(b, tl.trans(x), acc, input_precision=PRECISION)
         else:
@@ -85,8 +79,8 @@ class LowRank:
     b: Tensor  # [places, n, rank], the rank a power of two
     parts: Tensor  # [n] int8: the part of each row of the weight
     places: Tensor  # [m] int32: of each row
-    positions: Tensor  # [m] int32: of each row among those sorted by adapter; -1 without one
-    tiles: Tensor  # [3, capacity] int32: the adapter, that of place 1 being 0, the first position, that behind the last
+    own: Tensor  # [m] int32: each row's tile, which are rows with the same adapter; -1 without one
+    tiles: Tensor  # [3, capacity] int32: first the place of each tile
     count: Tensor  # [1] int32: the number of tiles
 
     @property

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import LIGHT, Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.low_rank import WIDTH, LowRank, add_low_rank, load_inner
+from aengine.kernels.linear.low_rank import LARGEST, WIDTH, LowRank, add_low_rank, load_inner
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
 from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
@@ -40,7 +40,7 @@ def not_before(x, OVERLAP: tl.constexpr):
 
 
 @keep_variants
-@triton.jit(do_not_specialize=["m", "capacity"])
+@triton.jit(do_not_specialize=["m"])
 def _small_linear_kernel(
     x_ptr,  # [m, K]
     w_ptr,  # [N, K]
@@ -52,11 +52,10 @@ def _small_linear_kernel(
     inner_ptr,  # [INNER_SPLITS, m, R] float32; this and those up to `count_ptr` RANK only
     b_ptr,  # [places, N, RANK]
     parts_ptr,  # [N] int8
-    positions_ptr,  # [m]
-    tiles_ptr,  # [3, capacity]
+    own_ptr,  # [m]
+    tiles_ptr,  # [tiles]
     count_ptr,  # [1]
     m,
-    capacity,
     N: tl.constexpr,
     K: tl.constexpr,
     M: tl.constexpr,  # m, padded to the height of a matrix product
@@ -92,7 +91,7 @@ def _small_linear_kernel(
     w_early = tl.load(w_rows + early_k)
     if RANK:
         part = tl.load(parts_ptr + tile * BLOCK_N).to(tl.int32)  # of the whole tile
-        positions = tl.load(positions_ptr + rows_m, mask=rows_m < m, other=-1)
+        own = tl.load(own_ptr + rows_m, mask=rows_m < m, other=-1)
         count = tl.load(count_ptr)
     if OVERLAP:
         gdc_wait()
@@ -100,7 +99,7 @@ def _small_linear_kernel(
     if ADD and SPLITS == 1:  # on its way while the weights stream
         residual = _load_residual(residual_ptr, m, n, rows_m, N)
     if RANK:
-        inner = load_inner(inner_ptr, rows_m, m, part, R, RANK, INNER_SPLITS, WIDTH).to(b_ptr.dtype.element_ty)
+        inner = load_inner(inner_ptr, rows_m, own, m, part, R, RANK, INNER_SPLITS, WIDTH).to(b_ptr.dtype.element_ty)
     acc = tl.zeros([BLOCK_N, M] if WEIGHT_FIRST else [M, BLOCK_N], tl.float32)
     for step in tl.range(EARLY, PIECE, BLOCK_K, num_stages=STAGES):
         if (PIECE - EARLY) % BLOCK_K == 0:
@@ -116,7 +115,7 @@ def _small_linear_kernel(
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
     if RANK:
         acc = add_low_rank(
-            acc, inner, b_ptr, n, positions, tiles_ptr, count, capacity, split, SPLITS,
+            acc, inner, b_ptr, n, own, tiles_ptr, count, split, SPLITS,
             N, RANK, WIDTH, WEIGHT_FIRST, PRECISION, STAGES,
         )  # fmt: skip
 
@@ -280,7 +279,7 @@ class SmallLinear:
 
     def adds(self, m: int, weight: Tensor, outputs: Sequence[int], rank: int) -> bool:
         """Whether what adapters of this rank add to m rows goes along: outputs of each part of the weight."""
-        if not weight.is_contiguous() or rank > WIDTH or rank & (rank - 1):
+        if not weight.is_contiguous() or rank > LARGEST or rank & (rank - 1):
             return False
         config = linear_config(m, *weight.shape, weight.element_size(), launch_for(weight.device))
         if isinstance(config, LinearConfig):  # a tile is of one part
@@ -325,7 +324,7 @@ class SmallLinear:
         )
         _small_linear_kernel[(tiles * config.splits,)](
             x, weight, x if bias is None else bias, x if residual is None else residual,
-            out, parts, arrived, *_tensors(low_rank, x), m, 0 if low_rank is None else low_rank.tiles.shape[1],
+            out, parts, arrived, *_tensors(low_rank, x), m,
             N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
             STAGES=config.stages, EARLY=config.early, WEIGHT_FIRST=config.weight_first, BIAS=bias is not None,
             ADD=residual is not None, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
@@ -339,7 +338,7 @@ def _tensors(low_rank: LowRank | None, absent: Tensor) -> tuple[Tensor, ...]:
         return (absent,) * 6
     return (
         *(low_rank.inner, low_rank.b, low_rank.parts),
-        *(low_rank.positions, low_rank.tiles, low_rank.count),
+        *(low_rank.own, low_rank.tiles, low_rank.count),
     )
 
 
@@ -347,4 +346,4 @@ def _sizes(low_rank: LowRank | None) -> dict[str, int]:
     if low_rank is None:
         return {"RANK": 0, "R": 0, "INNER_SPLITS": 1, "WIDTH": 0}
     splits, _, r = low_rank.inner.shape
-    return {"RANK": low_rank.rank, "R": r, "INNER_SPLITS": splits, "WIDTH": WIDTH}
+    return {"RANK": low_rank.rank, "R": r, "INNER_SPLITS": splits, "WIDTH": max(WIDTH, low_rank.rank)}

@@ -47,7 +47,7 @@ def _expand_kernel(
         gdc_launch_dependents()
     known = tile < tl.load(count_ptr)
     if known | (tile == 0):  # of every launch some program has to wait
-        adapter = tl.load(tiles_ptr + tile, mask=known, other=0)
+        place = tl.load(tiles_ptr + tile, mask=known, other=0)
         start = tl.load(tiles_ptr + capacity + tile, mask=known, other=0)
         end = tl.load(tiles_ptr + 2 * capacity + tile, mask=known, other=0)
         at = start + tl.arange(0, HEIGHT)
@@ -58,7 +58,7 @@ def _expand_kernel(
         part_n = tl.load(part_ptr + tl.minimum(n, N - 1)).to(tl.int32)
         first = tl.min(part_n, axis=0)
         last = tl.max(part_n, axis=0)
-        b_rows = (b_ptr + (adapter + 1).to(tl.int64) * (N * RANK) + tl.minimum(n, N - 1) * RANK)[:, None]
+        b_rows = (b_ptr + place.to(tl.int64) * (N * RANK) + tl.minimum(n, N - 1) * RANK)[:, None]
         if OVERLAP:
             gdc_wait()
         y_at = y_ptr + token * N + n[None, :]
@@ -87,10 +87,10 @@ class ExpandConfig:
 
 def expand(inner: Tensor, b: Tensor, parts: Tensor, y: Tensor, order: TokenOrder, config: ExpandConfig) -> Tensor:
     """inner as of `shrink`, b [places, n, rank], parts int8 [n], y [tokens, n], which is added to and returned."""
-    (splits, tokens, r), (_, n, rank), plan = inner.shape, b.shape, order.plan
+    (splits, tokens, r), (_, n, rank) = inner.shape, b.shape
     overlap = launch_for(y.device).overlap
-    _expand_kernel[(plan.capacity * -(-n // config.block_n),)](
-        y, inner, b, parts, plan.order, plan.tiles, plan.count, tokens, plan.capacity,
+    _expand_kernel[(order.capacity * -(-n // config.block_n),)](
+        y, inner, b, parts, order.order, order.tiles, order.count, tokens, order.capacity,
         N=n, R=r, RANK=rank, SPLITS=splits, HEIGHT=order.height, BLOCK_N=config.block_n,
         BLOCK_R=min(64, max(16, power_of_two(rank))), PRECISION="ieee" if b.element_size() > 2 else "tf32",
         OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,

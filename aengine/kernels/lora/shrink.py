@@ -52,7 +52,7 @@ def _shrink_kernel(
         gdc_launch_dependents()
     known = tile < tl.load(count_ptr)
     if known | (tile == 0):  # of every launch some program has to wait
-        adapter = tl.load(tiles_ptr + tile, mask=known, other=0)
+        place = tl.load(tiles_ptr + tile, mask=known, other=0)
         start = tl.load(tiles_ptr + capacity + tile, mask=known, other=0)
         end = tl.load(tiles_ptr + 2 * capacity + tile, mask=known, other=0)
         at = start + tl.arange(0, HEIGHT)
@@ -60,7 +60,7 @@ def _shrink_kernel(
         token = tl.load(order_ptr + at, mask=used, other=0)
         r = block * BLOCK_R + tl.arange(0, BLOCK_R)
         left = tl.minimum(PIECE, K - split * PIECE)  # columns of this piece
-        a_rows = (a_ptr + (adapter + 1).to(tl.int64) * (R * K) + tl.minimum(r, R - 1) * K + split * PIECE)[:, None]
+        a_rows = (a_ptr + place.to(tl.int64) * (R * K) + tl.minimum(r, R - 1) * K + split * PIECE)[:, None]
         x_rows = (x_ptr + token.to(tl.int64) * K + split * PIECE)[:, None]
         early_k = tl.arange(0, EARLY)[None, :]
         k = tl.arange(0, BLOCK_K)[None, :]
@@ -95,12 +95,12 @@ def shrink(x: Tensor, a: Tensor, order: TokenOrder, config: ShrinkConfig) -> Ten
 
     The sum over the splits is A x; rows of tokens without an adapter are undefined.
     """
-    (tokens, k), (_, r, _), plan = x.shape, a.shape, order.plan
+    (tokens, k), (_, r, _) = x.shape, a.shape
     overlap = launch_for(x.device).overlap
     inner = x.new_empty(config.splits, tokens, r, dtype=torch.float32)
     blocks = -(-r // config.block_r)
-    _shrink_kernel[(plan.capacity * blocks * config.splits,)](
-        x, a, inner, plan.order, plan.tiles, plan.count, tokens, plan.capacity,
+    _shrink_kernel[(order.capacity * blocks * config.splits,)](
+        x, a, inner, order.order, order.tiles, order.count, tokens, order.capacity,
         R=r, K=k, HEIGHT=order.height, BLOCK_R=config.block_r, BLOCK_K=config.block_k, SPLITS=config.splits,
         STAGES=config.stages, EARLY=config.early, PRECISION="ieee" if x.element_size() > 2 else "tf32",
         OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,

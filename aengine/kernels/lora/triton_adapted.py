@@ -63,7 +63,7 @@ class TritonAdapted:
 
     def _inner(self, x: Tensor) -> Tensor:
         order, a = self._order, self._weights.a
-        tiles, launch = order.plan.capacity, launch_for(x.device)
+        tiles, launch = order.capacity, launch_for(x.device)
         config = shrink_config(tiles, order.height, *a.shape[1:], a.element_size(), launch)
         return shrink(x.contiguous(), a, order, config)
 
@@ -112,6 +112,4 @@ class DenseAdapted(TritonAdapted):
 
     def _of(self, inner: Tensor) -> LowRank:
         order = self._order
-        return LowRank(
-            inner, self._weights.b, self._parts, order.places, order.positions, order.plan.tiles, order.plan.count
-        )
+        return LowRank(inner, self._weights.b, self._parts, order.places, order.own, order.tiles, order.count)
