@@ -60,8 +60,9 @@ class TritonKernels:
         order = self._orders.get(tokens)
         if order is None:
             order = self._orders[tokens] = TokenOrder(len(weights.a), tokens)
-        adapted = DenseAdapted if isinstance(linear, TritonLinear) else TritonAdapted
-        return adapted(linear, weights, tokens, order)
+        if isinstance(linear, TritonLinear):
+            return DenseAdapted(linear, weights, tokens, order)
+        return TritonAdapted(linear, weights, tokens, order)
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
         """Where there is no kernel for their shape or on this device, of the dequantised matrices."""
