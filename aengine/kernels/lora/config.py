@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from aengine.kernels.launch import Launch, power_of_two
@@ -19,7 +20,14 @@ def shrink_row_config(r: int, k: int) -> ShrinkRowConfig:
 
 @lru_cache
 def shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, launch: Launch) -> ShrinkConfig:
-    """tiles: at most so many, of `height` tokens."""
+    """tiles: at most so many, of `height` tokens. Where there is less shared memory, fewer copies are on their way."""
+    config = _shrink_config(tiles, height, r, k, element_size, launch)
+    while config.stages > 1 and config.shared_memory(height, element_size) > launch.shared_memory:
+        config = replace(config, stages=config.stages - 1)
+    return config
+
+
+def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, launch: Launch) -> ShrinkConfig:
     block_r = min(64, max(16, power_of_two(r)))
     blocks = -(-r // block_r)
     splits = 1

@@ -66,7 +66,7 @@ def _expand_kernel(
         y = tl.load(y_at, mask=inside, other=0.0)
         acc = tl.zeros([HEIGHT, BLOCK_N], tl.float32)
         for part in range(first, last + 1):  # mostly one
-            for begin in tl.static_range(0, RANK, BLOCK_R):
+            for begin in tl.range(0, RANK, BLOCK_R, num_stages=1):
                 within = (begin + r < RANK)[None, :]
                 b = tl.load(b_rows + begin + r[None, :], mask=within & (part_n == part)[:, None], other=0.0)
                 inner = tl.zeros([HEIGHT, BLOCK_R], tl.float32)
@@ -93,6 +93,6 @@ def expand(inner: Tensor, b: Tensor, parts: Tensor, y: Tensor, order: TokenOrder
         y, inner, b, parts, order.order, order.tiles, order.count, tokens, order.capacity,
         N=n, R=r, RANK=rank, SPLITS=splits, HEIGHT=order.height, BLOCK_N=config.block_n,
         BLOCK_R=min(64, max(16, power_of_two(rank))), PRECISION="ieee" if b.element_size() > 2 else "tf32",
-        OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+        OVERLAP=overlap, num_warps=config.warps, num_stages=1, launch_pdl=overlap,
     )  # fmt: skip
     return y

@@ -89,6 +89,11 @@ class ShrinkConfig:
     warps: int
     early: int
 
+    def shared_memory(self, height: int, element_size: int) -> int:
+        """Bytes at most: copies on their way, with those that are being multiplied, and what came early."""
+        columns = (self.stages + 1) * self.block_k + self.early
+        return columns * (self.block_r + height) * element_size + 4 * self.block_r * height
+
 
 def shrink(x: Tensor, a: Tensor, order: TokenOrder, config: ShrinkConfig) -> Tensor:
     """x [tokens, k], a [places, r, k], both contiguous -> float32 [splits, tokens, r].
