@@ -28,6 +28,7 @@ from aengine.kernels.linear.weights import Fp8Weight, QuantizedWeight, dequantiz
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
+from aengine.kernels.parts import Parts
 
 
 class TritonKernels:
@@ -39,6 +40,7 @@ class TritonKernels:
         self._int4_product = Int4Product()
         self._route = Route()
         self._route_rows = RouteRows()
+        self._adapter_parts = Parts()
         self._orders: dict[TokenAdapters, TokenOrder] = {}
 
     def norm(self, weight: Tensor, eps: float) -> norms.TritonNorm:
@@ -61,8 +63,8 @@ class TritonKernels:
         if order is None:
             order = self._orders[tokens] = TokenOrder(len(weights.a), tokens)
         if isinstance(linear, TritonLinear):
-            return DenseAdapted(linear, weights, tokens, order)
-        return TritonAdapted(linear, weights, tokens, order)
+            return DenseAdapted(linear, weights, tokens, order, self._adapter_parts)
+        return TritonAdapted(linear, weights, tokens, order, self._adapter_parts)
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
         """Where there is no kernel for their shape or on this device, of the dequantised matrices."""

@@ -35,15 +35,10 @@ def low_rank_row(b, inner_ptr, parts, place, R: tl.constexpr, RANK: tl.constexpr
 
 
 @triton.jit
-def load_inner(
-    inner_ptr, rows, own, m, part, R: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr
-):
+def load_inner(inner_ptr, rows, own, part, R: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr):
     """inner of one part, over and over, zero without an adapter: [len(rows), WIDTH]."""
     at = inner_ptr + rows[:, None] * R + part * RANK + (tl.arange(0, WIDTH) % RANK)[None, :]
-    inner = tl.zeros([rows.shape[0], WIDTH], tl.float32)
-    for split in tl.static_range(SPLITS):
-        inner += tl.load(at + split * m * R, mask=(own >= 0)[:, None], other=0.0)
-    return inner
+    return tl.load(at, mask=(own >= 0)[:, None], other=0.0)
 
 
 @triton.jit
@@ -75,7 +70,7 @@ def add_low_rank(
 class LowRank:
     """What adapters add to a product of m rows with a weight of n rows: parts of it have factors of their own."""
 
-    inner: Tensor  # [splits, m, parts * rank] float32: their sum over the splits is A x
+    inner: Tensor  # [m, parts * rank] float32: A x; of one row [splits, parts * rank], still to be added up
     b: Tensor  # [places, n, rank], the rank a power of two
     parts: Tensor  # [n] int8: the part of each row of the weight
     places: Tensor  # [m] int32: of each row

@@ -49,7 +49,7 @@ def _small_linear_kernel(
     out_ptr,  # [m, N]
     part_ptr,  # [tiles, SPLITS, M, BLOCK_N] float32
     arrived_ptr,  # [tiles] int32, zero between launches
-    inner_ptr,  # [INNER_SPLITS, m, R] float32; this and those up to `count_ptr` RANK only
+    inner_ptr,  # [m, R] float32; this and those up to `count_ptr` RANK only
     b_ptr,  # [places, N, RANK]
     parts_ptr,  # [N] int8
     own_ptr,  # [m]
@@ -71,7 +71,6 @@ def _small_linear_kernel(
     OVERLAP: tl.constexpr,
     RANK: tl.constexpr = 0,  # of adapters; 0: there are none
     R: tl.constexpr = 0,
-    INNER_SPLITS: tl.constexpr = 1,
     WIDTH: tl.constexpr = 0,
 ):
     split = tl.program_id(0) % SPLITS
@@ -99,7 +98,7 @@ def _small_linear_kernel(
     if ADD and SPLITS == 1:  # on its way while the weights stream
         residual = _load_residual(residual_ptr, m, n, rows_m, N)
     if RANK:
-        inner = load_inner(inner_ptr, rows_m, own, m, part, R, RANK, INNER_SPLITS, WIDTH).to(b_ptr.dtype.element_ty)
+        inner = load_inner(inner_ptr, rows_m, own, part, R, RANK, WIDTH).to(b_ptr.dtype.element_ty)
     acc = tl.zeros([BLOCK_N, M] if WEIGHT_FIRST else [M, BLOCK_N], tl.float32)
     for step in tl.range(EARLY, PIECE, BLOCK_K, num_stages=STAGES):
         if (PIECE - EARLY) % BLOCK_K == 0:
@@ -344,6 +343,5 @@ def _tensors(low_rank: LowRank | None, absent: Tensor) -> tuple[Tensor, ...]:
 
 def _sizes(low_rank: LowRank | None) -> dict[str, int]:
     if low_rank is None:
-        return {"RANK": 0, "R": 0, "INNER_SPLITS": 1, "WIDTH": 0}
-    splits, _, r = low_rank.inner.shape
-    return {"RANK": low_rank.rank, "R": r, "INNER_SPLITS": splits, "WIDTH": max(WIDTH, low_rank.rank)}
+        return {"RANK": 0, "R": 0, "WIDTH": 0}
+    return {"RANK": low_rank.rank, "R": low_rank.inner.shape[1], "WIDTH": max(WIDTH, low_rank.rank)}

@@ -28,14 +28,13 @@ def shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, la
 
 
 def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, launch: Launch) -> ShrinkConfig:
-    block_r = min(64, max(16, power_of_two(r)))
-    blocks = -(-r // block_r)
-    splits = 1
-    while splits < 4 and tiles * blocks * splits < launch.processors and k // (2 * splits) >= 512:
-        splits *= 2
     if element_size > 2:
-        return ShrinkConfig(16, 32, splits, 2, 4, 16)
-    return ShrinkConfig(block_r, 128, splits, 3, 4, 128)
+        return ShrinkConfig(16, 32, 2 if k >= 512 else 1, 2, 4, 16)
+    if height > 16:
+        return ShrinkConfig(min(64, max(16, power_of_two(r))), 64, 2 if k >= 1024 else 1, 4, 4, 64)
+    # All of A is on its way before the wait.
+    piece = 512 if k > 512 else max(16, power_of_two(k))
+    return ShrinkConfig(16, piece, -(-k // piece), 1, 4, piece)
 
 
 @lru_cache

@@ -81,13 +81,13 @@ def shrink_row(
 ) -> tuple[Tensor, Tensor]:
     """x [1, k], or [1, 2 * k] with silu, a [places, r, k], place int32 [1], all contiguous -> inner, activated.
 
-    inner float32 [splits, 1, r], whose sum over the splits is A x: with silu of SiLU(gate) * up, which is `activated`
+    inner float32 [splits, r], whose sum over the splits is A x: with silu of SiLU(gate) * up, which is `activated`
     [1, k]; with a norm of x times the norm's weight alone. Without silu `activated` is x.
     """
     _, r, k = a.shape
     overlap = launch_for(x.device).overlap
     splits = -(-k // config.block_k)
-    inner = x.new_empty(splits, 1, r, dtype=torch.float32)
+    inner = x.new_empty(splits, r, dtype=torch.float32)
     activated = x.new_empty(1, k) if silu else x
     _shrink_row_kernel[(-(-r // config.block_r) * splits,)](
         x, a, x if norm is None else norm.weight, inner, activated, place,

@@ -13,9 +13,10 @@ from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.config import expand_config, shrink_config, shrink_row_config
 from aengine.kernels.lora.expand import expand
 from aengine.kernels.lora.order import TokenOrder
-from aengine.kernels.lora.shrink import shrink
+from aengine.kernels.lora.shrink import MOST_COLUMNS, shrink
 from aengine.kernels.lora.shrink_row import shrink_row
 from aengine.kernels.norms import silu_mul
+from aengine.kernels.parts import Parts
 
 
 class TritonAdapted:
@@ -24,8 +25,10 @@ class TritonAdapted:
     Everything is enqueued on the current stream; one stream at a time.
     """
 
-    def __init__(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder) -> None:
-        """order: of these tokens, shared by all linears of a model."""
+    def __init__(
+        self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
+    ) -> None:
+        """order, which is of these tokens, and scratch: shared by all linears of a model."""
         self.inputs = linear.inputs
         self.outputs = linear.outputs
         self._linear = linear
@@ -33,6 +36,7 @@ class TritonAdapted:
         self._tokens = tokens
         self._order = order
         parts = torch.arange(len(weights.outputs), dtype=torch.int8).repeat_interleave(torch.tensor(weights.outputs))
+        self._scratch = scratch
         self._parts = parts.to(weights.b.device)  # [outputs]: the part of each
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -59,57 +63,70 @@ class TritonAdapted:
         if not len(x):
             return y
         order, b = self._order, self._weights.b
-        return expand(self._inner(x), b, self._parts, y, order, expand_config(order.height, b.element_size()))
+        inner, _ = self._shrink(x)
+        return expand(inner, b, self._parts, y, order, expand_config(order.height, b.element_size()))
 
-    def _inner(self, x: Tensor) -> Tensor:
+    def _shrink(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
         order, a = self._order, self._weights.a
-        tiles, launch = order.capacity, launch_for(x.device)
-        config = shrink_config(tiles, order.height, *a.shape[1:], a.element_size(), launch)
-        return shrink(x.contiguous(), a, order, config)
+        launch = launch_for(x.device)
+        config = shrink_config(order.capacity, order.height, *a.shape[1:], a.element_size(), launch)
+        return shrink(x.contiguous(), a, order, config, self._scratch, norm, silu)
 
 
 class DenseAdapted(TritonAdapted):
     """A dense linear, whose own kernel for few rows adds what the adapters add: one small kernel stands before it."""
 
-    def __init__(self, linear: TritonLinear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder) -> None:
-        super().__init__(linear, weights, tokens, order)
+    def __init__(
+        self, linear: TritonLinear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
+    ) -> None:
+        super().__init__(linear, weights, tokens, order, scratch)
         self._dense = linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._dense(x, self._low_rank(x)) if self._adds(len(x)) else super().__call__(x)
+        if not self._adds(len(x)):
+            return super().__call__(x)
+        inner, x = self._inner(x)
+        return self._dense(x, self._low_rank(inner))
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._dense.add_to(x, residual, self._low_rank(x)) if self._adds(len(x)) else super().add_to(x, residual)
+        if not self._adds(len(x)):
+            return super().add_to(x, residual)
+        inner, x = self._inner(x)
+        return self._dense.add_to(x, residual, self._low_rank(inner))
 
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        if len(gate_up) == 1 and self._adds(1):
-            inner, x = self._row(gate_up, silu=True)
-            return self._dense.add_to(x, residual, self._of(inner))
-        return super().add_gated_to(gate_up, residual)
+        if not self._adds(len(gate_up)):
+            return super().add_gated_to(gate_up, residual)
+        inner, x = self._inner(gate_up, silu=True)
+        return self._dense.add_to(x, residual, self._low_rank(inner))
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        if len(gate_up) == 1 and self._adds(1):
-            inner, x = self._row(gate_up, silu=True)
-            return self._dense(x, self._of(inner))
-        return super().gated(gate_up)
+        if not self._adds(len(gate_up)):
+            return super().gated(gate_up)
+        inner, x = self._inner(gate_up, silu=True)
+        return self._dense(x, self._low_rank(inner))
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
-        if self._adds(len(x)) and self._dense.norms(x):
-            return self._dense.after(norm, x, self._of(self._row(x, norm)[0]))
-        return super().after(norm, x)
+        rows = len(x)
+        if not self._adds(rows) or (rows > 1 and self.inputs > MOST_COLUMNS):
+            return super().after(norm, x)
+        if rows == 1 and not self._dense.norms(x):
+            return self(norm(x))
+        inner, x = self._inner(x, norm)
+        return self._dense.after(norm, x, self._low_rank(inner)) if rows == 1 else self._dense(x, self._low_rank(inner))
 
     def _adds(self, rows: int) -> bool:
         weights = self._weights
         return self._tokens.places is not None and self._dense.adds(rows, weights.outputs, weights.rank)
 
-    def _low_rank(self, x: Tensor) -> LowRank:
-        return self._of(self._row(x)[0] if len(x) == 1 else self._inner(x))
-
-    def _row(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
+    def _inner(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
+        """A x, and x for the product: of one row before its norm, of several behind it."""
+        if len(x) > 1:
+            return self._shrink(x, norm, silu)
         a = self._weights.a
         config = shrink_row_config(*a.shape[1:])
         return shrink_row(x.contiguous(), a, self._order.places, config, norm, silu)
 
-    def _of(self, inner: Tensor) -> LowRank:
+    def _low_rank(self, inner: Tensor) -> LowRank:
         order = self._order
         return LowRank(inner, self._weights.b, self._parts, order.places, order.own, order.tiles, order.count)

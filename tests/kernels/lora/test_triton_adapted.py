@@ -18,6 +18,7 @@ from aengine.kernels.linear.weights import Fp8Weight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
 from aengine.kernels.norms import TritonNorm
+from aengine.kernels.parts import Parts
 from aengine.kernels.triton_kernels import TritonKernels
 
 pytestmark = pytest.mark.gpu
@@ -131,7 +132,7 @@ def test_a_linear_of_another_format_is_followed_by_two_kernels_tiny(
     tokens: int, method: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     case, places = Case(160, (128, 64), 16, dtype, device), MIXES["mixed"](tokens)
-    plain = TritonAdapted(case.linear._linear, case.adapters, case.tokens, case.linear._order)
+    plain = TritonAdapted(case.linear._linear, case.adapters, case.tokens, case.linear._order, Parts())
     case.set(places, device)
     out, expected = case.run(method, plain, places)
     assert relative_error(out, expected) < tolerance(dtype)
@@ -168,8 +169,8 @@ def test_without_places_the_linear_is_called_as_if_it_stood_alone_tiny(
         def __call__(self, x: Tensor) -> None:
             called.append("call")
 
-    linear = TritonAdapted(Alone(), case.adapters, case.tokens, case.linear._order)  # type: ignore[arg-type]
-    dense = DenseAdapted(Alone(), case.adapters, case.tokens, case.linear._order)  # type: ignore[arg-type]
+    linear = TritonAdapted(Alone(), case.adapters, case.tokens, case.linear._order, Parts())  # type: ignore[arg-type]
+    dense = DenseAdapted(Alone(), case.adapters, case.tokens, case.linear._order, Parts())  # type: ignore[arg-type]
     for one in (linear, dense):
         called.clear()
         x = torch.zeros(2, 96)
@@ -198,7 +199,10 @@ def test_what_adapters_leave_undefined_is_never_read_tiny(
         lambda x, *shape, **more: empty(x, *shape, **more).fill_(float("nan") if x.is_floating_point() else 0),
     )
     case.set(places, device)
-    for linear in (case.linear, TritonAdapted(case.linear._linear, case.adapters, case.tokens, case.linear._order)):
+    for linear in (
+        case.linear,
+        TritonAdapted(case.linear._linear, case.adapters, case.tokens, case.linear._order, Parts()),
+    ):
         out, expected = case.run("call", linear, places)
         assert relative_error(out, expected) < tolerance(torch.float32)
 
