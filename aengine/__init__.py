@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import (
+    AdapterError,
     AengineError,
     CheckpointError,
     ConfigError,
@@ -27,7 +28,7 @@ from aengine.errors import (
 )
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import Choice, Completion, Fragment, Stats, TokenLogprob, TopLogprob, Usage
+from aengine.types import AdapterInfo, Choice, Completion, Fragment, Stats, TokenLogprob, TopLogprob, Usage
 
 if TYPE_CHECKING:
     from aengine.client import Client
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdapterError",
+    "AdapterInfo",
     "AengineError",
     "CheckpointError",
     "Choice",

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 from starlette.types import Receive, Scope, Send
 
-from aengine.config import EngineConfig, ServerConfig, configure
+from aengine.config import EngineConfig, ServerConfig, check_names, configure
 from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.door.errors import error_response
@@ -98,6 +98,7 @@ class Application:
         try:
             config = self._config or configure(EngineConfig)
             state = self._state = ServerState(self._server or configure(ServerConfig))
+            check_names(config, state.config)
             with only_worker():
                 self._http = state.in_flight = InFlight(Framing(http_app(state), state.config.body_timeout))
                 async with anyio.create_task_group() as tasks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -118,15 +119,31 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = {}
     max_loras: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_LORAS)] | None,
-        Meta(description="most adapters on the device at once; default: as many as are named, 8 at most"),
+        Meta(
+            description="most adapters on the device at once, the others wait in host memory; default: as many as are "
+            "named, 8 at most"
+        ),
     ] = None
     max_lora_rank: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_LORA_RANK)] | None,
         Meta(description="highest rank of an adapter; default: that of those named, 16 at least"),
     ] = None
-    lora_loading: Annotated[bool, Meta(description="load and unload adapters over HTTP while serving")] = False
+    lora_loading: Annotated[
+        bool, Meta(description="adapters may be loaded and unloaded while serving, over HTTP too")
+    ] = False
+    lora_host_gib: Annotated[
+        Annotated[float, Meta(gt=0, le=2**20)] | None,
+        Meta(description="most host memory for adapters, in GiB; default: a quarter of what the machine has"),
+    ] = None
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="seed of dummy weights")] = 0
     progress: Annotated[bool, Meta(description="show progress bars")] = True
+
+    @property
+    def model_name(self) -> str:
+        """The Hugging Face id, or the checkpoint folder's name; `aengine-demo` for the embedded model."""
+        if self.model is None:
+            return "aengine-demo"
+        return Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
 
     def lora_places(self) -> int:
         """How many adapters the device has room for; 0: there are none."""
@@ -175,6 +192,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "think", "off"],
         Meta(description="give <think> blocks as reasoning_content; auto: where the model knows them"),
     ] = "auto"
+    lora_folders: Annotated[
+        tuple[str, ...], Meta(description="folders below which adapters may be loaded over HTTP (lora_loading)")
+    ] = ()
+    lora_hub: Annotated[
+        bool,
+        Meta(description="let adapters be loaded over HTTP by Hugging Face ids, which downloads what is asked for"),
+    ] = False
     vllm_metrics: Annotated[
         bool, Meta(description="/metrics under vLLM's names as well, for routers and autoscalers that read those")
     ] = False
@@ -239,7 +263,7 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: Annotated[int, Meta(description="only 1: the engine is this process")] = 1
 
 
-_LISTS = {"allowed_hosts", "allowed_origins", "api_keys"}  # as text: separated by commas
+_LISTS = {"allowed_hosts", "allowed_origins", "api_keys", "lora_folders"}  # as text: separated by commas
 _MAPS = {"lora"}  # as text: name=value, separated by commas
 _SECRETS = {"api_keys"}
 
@@ -283,6 +307,17 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
         if isinstance(value, float) and not math.isfinite(value):
             raise _refused(name, "Expected a finite number", values)
     return config
+
+
+def check_names(engine: EngineConfig, server: ServerConfig) -> None:
+    """Check what both have to say about adapters. Raises `ConfigError`, naming the knob."""
+    if server.served_model_name in engine.lora:
+        raise ConfigError(f"lora: {server.served_model_name!r} is the model's own name (served_model_name)")
+    if engine.lora_loading and not server.lora_folders and not server.lora_hub:
+        raise ConfigError(
+            "lora_loading: clients may load no adapter as long as neither lora_folders says below which folders nor "
+            "lora_hub allows Hugging Face ids (--lora-folders or AENGINE_LORA_FOLDERS, --lora-hub or AENGINE_LORA_HUB)"
+        )
 
 
 def _choices(kind: type[msgspec.Struct], knob: str) -> tuple[object, ...]:

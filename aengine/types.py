@@ -105,6 +105,19 @@ class Completion(msgspec.Struct, frozen=True):
         return self.choices[0].logprobs
 
 
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """An adapter that requests may name, and who uses it now."""
+
+    name: str
+    path: str  # as it was given: a folder or a Hugging Face id
+    rank: int
+    bytes: int  # of host memory
+    created: int  # unix seconds when it was loaded
+    on_device: bool
+    running: int  # sequences that hold a row
+    waiting: int  # sequences in the queue
+
+
 class DeviceMemory(msgspec.Struct, frozen=True):
     """A GPU that steps run on, and its memory in bytes, whoever uses it."""
 
@@ -132,6 +145,9 @@ class Stats(msgspec.Struct, frozen=True):
     generated_tokens: int
     preemptions: int
     last_step_age: float | None  # seconds since the last step was committed; None before the first
+    adapter_places: int = 0  # on the device
+    adapter_loads: int = 0  # from host memory to a place
+    adapter_evictions: int = 0  # from a place, to make room for another
 
     @property
     def kv_usage(self) -> float:

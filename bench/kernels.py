@@ -31,6 +31,7 @@ from aengine.kernels.draw.penalties import penalize_seen
 from aengine.kernels.heads import Heads as QueryHeads
 from aengine.kernels.linear.one_row import OneRowConfig
 from aengine.kernels.linear.small_linear import LinearConfig, SmallLinear
+from bench.adapter_layers import bench_adapters
 from bench.kernel_step import (
     DECODE_CONFIGS,
     MODELS,
@@ -285,6 +286,7 @@ BENCHES = {
     "prefix": bench_prefix,
     "launch": bench_launch,
     "mixture": bench_mixture,
+    "adapters": bench_adapters,
 }
 
 

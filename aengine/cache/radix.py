@@ -26,9 +26,13 @@ _ID_TYPE = "I"
 _ID_BYTES = array(_ID_TYPE).itemsize
 
 
+# Whose runs are whose: a tenant's salt, alone or with the number of the adapter that the run was computed with. Runs of
+# an adapter that is gone are found by nobody, and age out like any other.
+Namespace = str | None | tuple[int, str | None]
+
 # What a child is filed under: its first page's ids. Under the root the epoch and the salt stand before them, which
-# keeps epochs and tenants apart without a root of their own.
-_Key = bytes | tuple[int, str | None, bytes]
+# keeps epochs, tenants and adapters apart without a root of their own.
+_Key = bytes | tuple[int, Namespace, bytes]
 
 
 def packed(token_ids: Iterable[int]) -> array[int]:
@@ -91,7 +95,7 @@ class RadixTree:
         self._page_bytes = page_size * _ID_BYTES
         self._unlocked: OrderedDict[Node, None] = OrderedDict()  # oldest use first
 
-    def match(self, token_ids: Sequence[int], salt: str | None = None) -> Match:
+    def match(self, token_ids: Sequence[int], salt: Namespace = None) -> Match:
         """Find the longest cached page-aligned prefix of token_ids among runs inserted under the same salt."""
         node = self._descend(self.root, self._pack(token_ids, len(token_ids) // self.page_size), salt)
         self._touch(node)
@@ -126,7 +130,7 @@ class RadixTree:
                     self._cut(step, len(step.pages))
 
     def insert(
-        self, token_ids: Sequence[int], pages: Sequence[int], salt: str | None = None, below: Node | None = None
+        self, token_ids: Sequence[int], pages: Sequence[int], salt: Namespace = None, below: Node | None = None
     ) -> Inserted:
         """Cache a run: pages[i] holds the KV of token_ids[i * page_size : (i + 1) * page_size].
 
@@ -173,7 +177,7 @@ class RadixTree:
         """The ids of the first `count` pages as bytes."""
         return packed(token_ids[: count * self.page_size]).tobytes()
 
-    def _key(self, parent: Node, first_page: bytes, salt: str | None) -> _Key:
+    def _key(self, parent: Node, first_page: bytes, salt: Namespace) -> _Key:
         return (self.epoch, salt, first_page) if parent is self.root else first_page
 
     def _path(self, node: Node) -> Iterator[Node]:
@@ -184,7 +188,7 @@ class RadixTree:
             yield step
             step = parent
 
-    def _descend(self, node: Node, data: bytes, salt: str | None) -> Node:
+    def _descend(self, node: Node, data: bytes, salt: Namespace) -> Node:
         """Follow data down from node as far as whole pages agree, splitting a node that agrees only in part."""
         size = self._page_bytes
         at = 0

@@ -24,6 +24,7 @@ from aengine.errors import (
     EngineNotReadyError,
     InvalidRequestError,
     ServerError,
+    renamed_param,
 )
 from aengine.sampling_params import SamplingParams
 from aengine.types import Completion, Fragment
@@ -105,6 +106,34 @@ class Client:
             raise ServerError(f"{self.base_url} does not answer as an aengine server does")
         return body
 
+    # ---- adapters -----------------------------------------------------------------------------------------
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Let the server load an adapter: a folder below its `lora_folders`, or a Hugging Face id where it takes any.
+
+        Errors are those of `Engine.load_adapter`; and `ServerError` where the server allows no loading.
+        """
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, "load_inplace": replace})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter, and wait until those who have it are done.
+
+        Errors are those of `Engine.unload_adapter`; and `ServerError` where the server allows it to nobody.
+        """
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def _post(self, path: str, fields: Mapping[str, Any]) -> None:
+        """POST fields, however long the answer takes. Raises what it says instead of a success."""
+        self._task_group()
+        try:
+            timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
+            response = await self._http.post(path, json=fields, timeout=timeout)
+        except httpx2.HTTPError as error:
+            raise self._connection_error(error) from error
+        if response.status_code != 200:
+            with renamed_param({"lora_name": "name", "lora_path": "path"}):
+                raise response_error(response.status_code, response.content, response.headers)
+
     # ---- requests -----------------------------------------------------------------------------------------
 
     def generate(
@@ -138,6 +167,7 @@ class Client:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The assistant's next message as chunks of OpenAI's API: thoughts and calls of tools are told apart from
@@ -149,7 +179,7 @@ class Client:
         names, resolved = _resolved(params, sampling)
         if resolved.logprobs is not None:
             fields |= {"logprobs": True, "top_logprobs": resolved.logprobs}
-        body = request_body(fields, resolved, [name for name in names if name != "logprobs"], {})
+        body = request_body(fields, resolved, [name for name in names if name != "logprobs"], {"model": adapter})
         self._task_group()
         try:
             async with self._event_response("/v1/chat/completions", body, resolved, {}) as response:
@@ -166,6 +196,7 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> RemoteStream:
         """Send a request. The consumer of the stream must `abort()` it when it stops early.
@@ -175,7 +206,7 @@ class Client:
         as no engine would.
         """
         fields = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": token_id_list(prompt)}
-        return await self._submit(fields, params, sampling, request_id, priority, cache_salt)
+        return await self._submit(fields, params, sampling, request_id, priority, cache_salt, adapter)
 
     async def submit_chat(
         self,
@@ -188,6 +219,7 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> RemoteStream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
@@ -197,7 +229,7 @@ class Client:
         fields = _chat_fields(messages, tools, template_kwargs)
         if continue_final_message:
             fields["continue_final_message"] = True
-        return await self._submit(fields, params, sampling, request_id, priority, cache_salt)
+        return await self._submit(fields, params, sampling, request_id, priority, cache_salt, adapter)
 
     async def _submit(
         self,
@@ -207,11 +239,12 @@ class Client:
         request_id: str | None,
         priority: int,
         cache_salt: str | None,
+        adapter: str | None,
     ) -> RemoteStream:
         tasks = self._task_group()
         names, resolved = _resolved(params, sampling)
-        check_routing(priority, cache_salt)
-        routing = {"priority": priority, "cache_salt": cache_salt, "fill_context": True}
+        check_routing(priority, cache_salt, adapter)
+        routing = {"priority": priority, "cache_salt": cache_salt, "fill_context": True, "model": adapter}
         body = request_body(fields, resolved, names, routing)
         stream = self._new_stream(request_id)
         tasks.start_soon(self._read, stream, body, resolved)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from aengine.errors import (
+    AdapterError,
     AengineError,
     CheckpointError,
     ContextLengthError,
@@ -162,6 +163,8 @@ def request_error(
             return ContextLengthError(message, param)
         case "model_not_found":
             return ModelNotFoundError(message)
+        case "adapter_refused":
+            return AdapterError(message)
         case "chat_template_refused":
             return CheckpointError(message)
         case "queue_full":

@@ -49,14 +49,16 @@ def dict_list(value: object, name: str) -> list[dict[str, Any]]:
     raise InvalidRequestError(f"{name} must be a list of mappings", name)
 
 
-def check_routing(priority: object, cache_salt: object) -> None:
-    """Check `priority` and `cache_salt`: raise `InvalidRequestError` for what the queue cannot order or the prefix
-    cache cannot look up.
+def check_routing(priority: object, cache_salt: object, adapter: object) -> None:
+    """Check `priority`, `cache_salt` and `adapter`: raise `InvalidRequestError` for what the queue cannot order or the
+    prefix cache cannot look up, and for what is no name.
     """
     if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
         raise InvalidRequestError(f"priority must be an integer within 64 bits, got {priority!r}", "priority")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise InvalidRequestError(f"cache_salt must be text, got {type(cache_salt).__name__}", "cache_salt")
+    if adapter is not None and not isinstance(adapter, str):
+        raise InvalidRequestError(f"adapter must be text, got {type(adapter).__name__}", "adapter")
 
 
 def _normalized(params: SamplingParams) -> SamplingParams:

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,9 +17,10 @@ import anyio.abc
 import anyio.to_thread
 
 from aengine.config import EngineConfig, configure
+from aengine.engine.adapters import Adapters
 from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
 from aengine.engine.consume import collect, drain
-from aengine.engine.live import LiveRequest
+from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
 from aengine.engine.stats import snapshot
@@ -36,15 +36,15 @@ from aengine.errors import (
 )
 from aengine.latency import Latencies
 from aengine.sampling_params import SamplingParams
+from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
-from aengine.text.grammar.grammars import Grammars, Matcher
+from aengine.text.grammar.grammars import Matcher
 from aengine.text.tokens.bad_words import banned_sequences
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
-from aengine.types import Completion, DeviceMemory, Fragment, Stats
+from aengine.types import AdapterInfo, Completion, DeviceMemory, Fragment, Stats
 
 if TYPE_CHECKING:  # torch, which `load` imports
-    from aengine.runtime.runner import Runner
     from aengine.runtime.startup.start import Start
 
 log = logging.getLogger("aengine")
@@ -106,9 +106,12 @@ class Engine:
             prepare_mask=ready.grammars.prepare,
             fail_request=self._fail_request,
             timeline=self.timeline,
+            between=None if ready.adapters is None else ready.adapters.look,
         )
         group = await self._exit.enter_async_context(anyio.create_task_group())
-        group.start_soon(self._serve, self._loop, ready.runtime.runner, ready.grammars)
+        group.start_soon(self._serve, self._loop, ready)
+        if ready.adapters is not None:
+            group.start_soon(ready.adapters.carry, self._loop.wake, self._fail_sequence)
         self._ready_state = ready
         self.created = int(time.time())
         return self
@@ -126,7 +129,7 @@ class Engine:
         # The group is empty, so the body's own exception passes as it is instead of in a group.
         await self._exit.__aexit__(None, None, None)
 
-    async def _serve(self, loop: StepLoop, runner: Runner, grammars: Grammars) -> None:
+    async def _serve(self, loop: StepLoop, ready: Loaded) -> None:
         """The engine task: runs the step loop to its end; nothing escapes from it, every waiter hears of its end."""
         with anyio.CancelScope(shield=True):
             try:
@@ -141,11 +144,13 @@ class Engine:
                 self.failed.set()
             finally:
                 try:
-                    await anyio.to_thread.run_sync(runner.close)
+                    if ready.adapters is not None:
+                        await ready.adapters.close()
+                    await anyio.to_thread.run_sync(ready.runtime.runner.close)
                 except Exception as error:  # a dead device: whoever leaves must not wait for it
                     log.error("the device did not let go cleanly", exc_info=error)
                 finally:
-                    grammars.close()
+                    ready.grammars.close()
                     self._close_timeline()
                     self._stopped.set()
 
@@ -193,26 +198,29 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Stream:
         """Validate, tokenize and enqueue. The consumer of the stream must `abort()` it when it stops early.
 
         `sampling` overrides single fields of the checkpoint's default `SamplingParams`; `params` replaces
-        them. A lower `priority` goes first; requests with different `cache_salt` share no cached prefix.
+        them. A lower `priority` goes first; requests with different `cache_salt` share no cached prefix. `adapter` is
+        the name of a loaded one.
 
-        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`; `EngineNotReadyError`,
-        `EngineClosedError` or `EngineFailedError` where the engine does not serve.
+        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, `ModelNotFoundError`;
+        `EngineNotReadyError`, `EngineClosedError` or `EngineFailedError` where the engine does not serve.
         """
         ready = self._serving()
         params = resolved_params(ready.default_params, params, sampling, self.vocab_size)
-        check_routing(priority, cache_salt)
+        check_routing(priority, cache_salt, adapter)
+        ready.adapter(adapter)
         banned = await banned_sequences(params.bad_words, ready.tokenizer)
         if isinstance(prompt, str):
             token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
         else:
             token_ids = token_id_list(prompt)
         grammar = await ready.grammar(params)
-        return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt)
+        return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt, adapter)
 
     async def submit_chat(
         self,
@@ -225,12 +233,15 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         **sampling: Any,
     ) -> Stream:
         """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
 
         With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
         """
+        check_routing(priority, cache_salt, adapter)
+        self._serving().adapter(adapter)
         prompt = await self.encode_chat(
             messages,
             tools=tools,
@@ -240,7 +251,13 @@ class Engine:
         )
         with renamed_param({"prompt": "messages"}):
             return await self.submit(
-                prompt.token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, **sampling
+                prompt.token_ids,
+                params,
+                request_id=request_id,
+                priority=priority,
+                cache_salt=cache_salt,
+                adapter=adapter,
+                **sampling,
             )
 
     async def encode_chat(
@@ -277,13 +294,17 @@ class Engine:
         request_id: str | None,
         priority: int,
         salt: str | None,
+        adapter: str | None,
     ) -> Stream:
         ready = self._serving()  # tokenizing and compiling may have taken a while
+        loaded = ready.adapter(adapter)
         request_id = request_id or secrets.token_hex(12)
         if request_id in self._requests:
             raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
         rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
-        sequence = ready.sequence(token_ids, params, grammar=grammar, banned=banned, rank=rank, salt=salt)
+        sequence = ready.sequence(
+            token_ids, params, grammar=grammar, banned=banned, rank=rank, salt=salt, adapter=loaded
+        )
         request = LiveRequest(request_id, sequence, grammar, ready.tokenizer, self._abort, self._forget, self.latencies)
         ready.scheduler.add(sequence)
         self._requests[request_id] = request
@@ -313,14 +334,59 @@ class Engine:
         self._end_sequences(request)
         request.fail(error)
 
+    def _fail_sequence(self, sequence: TokenSequence, error: AengineError) -> None:
+        """End the request that a sequence belongs to with an error."""
+        if isinstance(sequence.owner, LiveChoice):
+            self._fail_request(sequence.owner.request, error)
+
     def _end_sequences(self, request: LiveRequest) -> None:
-        scheduler = self._ready().scheduler
+        ready = self._ready()
         for choice in request.choices:
-            scheduler.abort(choice.sequence)
+            ready.scheduler.abort(choice.sequence)
+        if ready.adapters is not None and self._loop is not None:
+            self._loop.wake()  # someone may wait until nobody has the adapter
 
     def _forget(self, request: LiveRequest) -> None:
         del self._requests[request.id]
         self._ended_requests += 1
+
+    # ---- adapters -----------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> list[AdapterInfo]:
+        """The adapters that requests may name."""
+        return adapters.list() if (adapters := self._ready().adapters) is not None else []
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether requests may name it."""
+        adapters = self._ready().adapters
+        return adapters is not None and adapters.has(name)
+
+    @property
+    def lora_loading(self) -> bool:
+        """Whether clients of a server may load and unload adapters."""
+        return self.config.lora_loading
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Load an adapter, a PEFT folder or a Hugging Face id, while requests go on; then requests may name it.
+
+        One of the same name is an error, unless it is to be replaced; who has it goes on with it. Where loading fails,
+        all is as it was: `InvalidRequestError`, `AdapterError`, `HubError`, `ConfigError` where there is no room.
+        """
+        await self._adapters().load(name, str(path), replace)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter, and wait until those who have it are done.
+
+        Raises `ModelNotFoundError`.
+        """
+        await self._adapters().unload(name)
+
+    def _adapters(self) -> Adapters:
+        adapters = self._serving().adapters
+        if adapters is None:
+            raise ConfigError("lora_loading: the device has no room for adapters; start with lora_loading=True")
+        return adapters
 
     # ---- what is known about the engine -------------------------------------------------------------------
 
@@ -342,10 +408,7 @@ class Engine:
     @property
     def model_name(self) -> str:
         """The Hugging Face id, or the checkpoint folder's name; `aengine-demo` for the embedded model."""
-        model = self.config.model
-        if model is None:
-            return "aengine-demo"
-        return Path(model).resolve().name if Path(model).is_dir() else model
+        return self.config.model_name
 
     @property
     def max_model_len(self) -> int:

@@ -11,17 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
+from aengine.engine.adapters import Adapters
 from aengine.engine.live import begin, make_sibling
 from aengine.engine.without_collections import without_collections
-from aengine.errors import ContextLengthError, InvalidRequestError
+from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelNotFoundError
 from aengine.model.fields import Fields, read_json_object
-from aengine.model.hub import resolve_model
+from aengine.model.hub import resolve_adapter, resolve_model
 from aengine.runtime.driver import open_contexts
 from aengine.sampling_params import SamplingParams, check_token_ids
+from aengine.scheduling.adapters import LoadedAdapter
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.text.grammar.grammars import Grammars, Matcher, check_library
@@ -36,6 +38,7 @@ if TYPE_CHECKING:  # torch, which `load` imports
 
 log = logging.getLogger("aengine")
 
+_UNKNOWN_HOST = 16 * 2**30  # bytes of memory that a machine is taken to have which does not say
 SWITCH_SECONDS = 0.0005  # after which a thread that waits for the interpreter gets it
 
 
@@ -50,13 +53,15 @@ class Loaded:
         grammars: Grammars,
         generation: GenerationDefaults,
         timeline: Timeline | None,
+        adapters: Adapters | None,
     ) -> None:
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.generation = generation
         self.timeline = timeline
         self.grammars = grammars
-        self.default_params = msgspec.structs.replace(SamplingParams(), **generation.sampling)
+        self.adapters = adapters  # None: there is room for none
+        self.default_params = replace(SamplingParams(), **generation.sampling)
         self.scheduler = Scheduler(
             num_pages=runtime.pool.num_pages,
             page_size=config.page_size,
@@ -67,7 +72,16 @@ class Loaded:
             prefix_cache=config.prefix_cache,
             on_begin=begin,
             make_sibling=make_sibling,
+            adapters=None if adapters is None else adapters.queue,
         )
+
+    def adapter(self, name: str | None) -> LoadedAdapter | None:
+        """The adapter of that name, None for None. Raises `ModelNotFoundError`."""
+        if name is None:
+            return None
+        if self.adapters is None:
+            raise ModelNotFoundError(f"the adapter {name[:200]!r} is not loaded, and there is no room for adapters")
+        return self.adapters.named(name)
 
     async def grammar(self, params: SamplingParams) -> Matcher | None:
         """A matcher at the start of the parameters' grammar, if they have one."""
@@ -82,6 +96,7 @@ class Loaded:
         banned: tuple[tuple[int, ...], ...],
         rank: tuple[float, int],
         salt: str | None,
+        adapter: LoadedAdapter | None,
     ) -> TokenSequence:
         """A request's first choice, from which the others fork.
 
@@ -99,7 +114,8 @@ class Loaded:
             stop_ids=(self.generation.eos_token_ids if ends else ()) + params.stop_token_ids,
             max_total=max_total,
             rank=rank,
-            salt=salt,
+            salt=salt if adapter is None else (adapter.generation, salt),
+            adapter=adapter,
             banned=banned,
             siblings=params.n - 1,
         )
@@ -154,11 +170,20 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         making = beside.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)
         try:
             timeline = None if config.timeline is None else Timeline(config.timeline)
-            runtime = (start or start_runtime)(config, folder, model, making.result)
+            # The room for adapters depends on those that are named.
+            here = {name: str(resolve_adapter(path)) for name, path in config.lora.items()}
+            runtime = (start or start_runtime)(replace(config, lora=here), folder, model, making.result)
+            try:
+                adapters = _read_adapters(config, runtime)
+            except BaseException:
+                if runtime.adapters is not None:
+                    runtime.adapters.close()
+                runtime.runner.close()
+                raise
             grammars = making.result()
             if timeline is not None:
                 runtime.runner.trace(timeline)
-            return Loaded(config, runtime, tokenizer, grammars, generation, timeline)
+            return Loaded(config, runtime, tokenizer, grammars, generation, timeline, adapters)
         except BaseException:
             if making.exception() is None:
                 making.result().close()
@@ -174,6 +199,24 @@ def _quick_switches() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(usual)
+
+
+def _read_adapters(config: EngineConfig, runtime: Runtime) -> Adapters | None:
+    """The adapters that the config names, where there is room for any. Raises `AdapterError` and `ConfigError`."""
+    if runtime.adapters is None:
+        return None
+    from aengine.runtime.device import host_memory
+
+    host_bytes = (host_memory() or _UNKNOWN_HOST) // 4
+    if config.lora_host_gib is not None:
+        host_bytes = int(config.lora_host_gib * 2**30)
+    adapters = Adapters(runtime.adapters, host_bytes, {config.model_name})
+    for name, path in config.lora.items():
+        try:
+            adapters.add(name, path, adapters.read(path))
+        except InvalidRequestError as error:
+            raise ConfigError(f"lora: {name}={path}: {error}") from None
+    return adapters
 
 
 def _load_tokenizer(config: EngineConfig, folder: Path) -> Tokenizer:

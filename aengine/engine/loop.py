@@ -42,13 +42,16 @@ class StepLoop:
         prepare_mask: Callable[[Matcher, Callable[[], None]], None],
         fail_request: Callable[[LiveRequest, AengineError], None],
         timeline: Timeline | None = None,
+        between: Callable[[], None] | None = None,
     ) -> None:
+        """between: called after each launch, and before the loop waits for news."""
         self._scheduler = scheduler
         self._runner = runner
         self._lookahead = lookahead
         self._fill_masks = fill_masks
         self._prepare_mask = prepare_mask
         self._fail_request = fail_request
+        self._between = between
         self._mark = unmarked if timeline is None else timeline.mark
         self._wake = asyncio.Event()
         self._stopping = False
@@ -71,6 +74,8 @@ class StepLoop:
         step: LaunchedStep | None = None  # the newest one
         while True:
             previous, step = step, self._launch_next(step)
+            if self._between is not None:
+                self._between()
             updates: list[Update] = []
             try:
                 if previous is not None:

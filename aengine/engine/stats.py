@@ -10,7 +10,7 @@ from aengine.types import Stats
 
 def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None) -> Stats:
     """`last_step` is the monotonic time, in seconds, at which the newest step was committed."""
-    memory, counters = scheduler.memory, scheduler.counters
+    memory, counters, adapters = scheduler.memory, scheduler.counters, scheduler.adapters
     cached = memory.tree.evictable_pages
     return Stats(
         running=scheduler.running,
@@ -27,5 +27,8 @@ def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None)
         computed_tokens=counters.computed_tokens,
         generated_tokens=counters.generated_tokens,
         preemptions=counters.preemptions,
+        adapter_places=0 if adapters is None else adapters.places,
+        adapter_loads=0 if adapters is None else adapters.loads,
+        adapter_evictions=0 if adapters is None else adapters.evictions,
         last_step_age=None if last_step is None else time.monotonic() - last_step,
     )

@@ -13,7 +13,7 @@ from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import DeviceMemory, Fragment, Stats
+from aengine.types import AdapterInfo, DeviceMemory, Fragment, Stats
 
 
 class StreamLike(Protocol):
@@ -130,6 +130,7 @@ class EngineLike(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> StreamLike:
         """Validate and enqueue. Raises `InvalidRequestError`, `QueueFullError` and their like at once."""
         ...
@@ -153,6 +154,26 @@ class EngineLike(Protocol):
 
         `ContextLengthError` for `context` tokens or more.
         """
+        ...
+
+    @property
+    def adapters(self) -> list[AdapterInfo]:
+        """The adapters that requests may name."""
+        ...
+
+    def has_adapter(self, name: str) -> bool: ...
+
+    @property
+    def lora_loading(self) -> bool:
+        """Whether clients may load and unload adapters."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Let requests name an adapter. Raises `InvalidRequestError` about `name` or `path`, `AdapterError`."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name it, and wait for those that do. Raises `ModelNotFoundError`."""
         ...
 
     def stats(self) -> Stats: ...

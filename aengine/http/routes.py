@@ -17,6 +17,7 @@ from aengine.http.door.anthropic_errors import OVERLOADED, MessagesErrorBody
 from aengine.http.door.door import Door
 from aengine.http.door.errors import HANDLERS
 from aengine.http.door.paths import ServedPaths
+from aengine.http.endpoints.adapters import Adapters
 from aengine.http.endpoints.admin import Admin
 from aengine.http.endpoints.chat import Chat
 from aengine.http.endpoints.completions import Completions
@@ -44,7 +45,7 @@ def operations(state: ServerState) -> list[Operation]:
     generate, completions, chat = Generate(state), Completions(state), Chat(state)
     models, health, metrics = Models(state), Health(state), Metrics(state)
     tokens, admin, anthropic = Tokens(state), Admin(state), Messages(state)
-    made, kept = Responses(state), KeptResponseEndpoints(state)
+    adapters, made, kept = Adapters(state), Responses(state), KeptResponseEndpoints(state)
     all_three = (*READS, *NAMES, *SERVES)
     generated = (responses.Generated, requests.GenerateRequest, True, all_three)
     completed = (responses.CompletionBody, requests.CompletionRequest, True, all_three)
@@ -63,6 +64,8 @@ def operations(state: ServerState) -> list[Operation]:
     settings = (TokenizerInfo, None, False, (*NAMES, *SERVES))
     aborted = (responses.Aborted, requests.AbortRequest, False, READS)
     flushed = (responses.Flushed, None, False, SERVES)
+    loaded = (None, requests.LoadAdapterRequest, False, all_three)
+    unloaded = (None, requests.UnloadAdapterRequest, False, all_three)
     listed = (responses.ModelList, None, False, SERVES)
     named = (responses.ModelCard, None, False, (*NAMES, *SERVES))
     sound = (responses.HealthStatus, None, False, (), {503: responses.HealthStatus})
@@ -83,6 +86,8 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("GET", "/tokenizer_info", tokens.info, "The tokenizer's settings.", *settings),
         Operation("POST", "/abort", admin.abort, "End a request by its id.", *aborted),
         Operation("POST", "/flush_cache", admin.flush_cache, "Forget cached prefixes.", *flushed),
+        Operation("POST", "/v1/load_lora_adapter", adapters.load, "Load an adapter.", *loaded),
+        Operation("POST", "/v1/unload_lora_adapter", adapters.unload, "Unload an adapter.", *unloaded),
         Operation("GET", "/v1/models", models.list, "What is served.", *listed),
         Operation("GET", "/v1/models/{model:path}", models.retrieve, "One model.", *named),
         Operation("GET", "/health", health.health, "Whether requests are served, and why not.", *sound),

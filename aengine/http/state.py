@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aengine.config import ServerConfig
 from aengine.errors import EngineClosedError, EngineNotReadyError, ModelNotFoundError
@@ -16,6 +16,13 @@ from aengine.http.loop_delay import LoopDelay
 from aengine.http.responses.kept import KeptResponses
 
 Phase = Literal["loading", "ready", "failed", "stopping"]
+
+
+class ChosenModel(NamedTuple):
+    """What a request is answered by: the name that its answer shows, and the adapter, None for the model alone."""
+
+    name: str
+    adapter: str | None
 
 
 class ServerState:
@@ -68,9 +75,19 @@ class ServerState:
             raise EngineNotReadyError(self.reason)
         return self.engine
 
+    def choose_model(self, name: str | None) -> ChosenModel:
+        """The model or the adapter of that name; the model for None. Raises `ModelNotFoundError`."""
+        engine = self.require_engine()
+        served = self.config.served_model_name or engine.model_name
+        if name is None or name == served:
+            return ChosenModel(served, None)
+        if engine.has_adapter(name):
+            return ChosenModel(name, name)
+        raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
+
     def check_model(self, name: str | None) -> str:
-        """The served model's name. Raises `ModelNotFoundError` when `name` is given and is another."""
-        served = self.config.served_model_name or self.require_engine().model_name
-        if name is not None and name != served:
-            raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
-        return served
+        """The served model's name, for what adapters cannot do. Raises `ModelNotFoundError` when another is named."""
+        model = self.choose_model(name)
+        if model.adapter is not None:
+            raise ModelNotFoundError(f"{model.adapter!r} is an adapter, which does not do this")
+        return model.name

@@ -14,6 +14,7 @@ from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.weights import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.experts import ExpertAdapters
 
 
 class Route(Protocol):
@@ -54,6 +55,10 @@ class Kernels(Protocol):
 
         x has as many rows as `tokens.places`, in that order.
         """
+        ...
+
+    def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
+        """The same of experts of these kernels. Raises `NotImplementedError` where there are no such kernels."""
         ...
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:

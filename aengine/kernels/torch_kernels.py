@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.experts.torch_route import TorchRoute
@@ -17,6 +18,7 @@ from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.linear.weights import QuantizedWeight, dequantize
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.experts import ExpertAdapters, TorchAdaptedExperts
 from aengine.kernels.lora.torch_adapted import TorchAdapted
 
 
@@ -48,6 +50,11 @@ class TorchKernels:
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TorchAdapted:
         return TorchAdapted(linear, weights, tokens)
+
+    def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> TorchAdaptedExperts:
+        if not isinstance(experts, TorchExperts):
+            raise TypeError(f"these experts are of other kernels: {type(experts).__name__}")
+        return TorchAdaptedExperts(experts, weights, tokens)
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TorchExperts:
         return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))

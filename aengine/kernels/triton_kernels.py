@@ -26,7 +26,10 @@ from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights import Fp8Weight, QuantizedWeight, dequantize
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
-from aengine.kernels.lora.torch_adapted import TorchAdapted
+from aengine.kernels.lora.experts import ExpertAdapters
+from aengine.kernels.lora.order import TokenOrder
+from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
+from aengine.kernels.parts import Parts
 
 
 class TritonKernels:
@@ -38,6 +41,8 @@ class TritonKernels:
         self._int4_product = Int4Product()
         self._route = Route()
         self._route_rows = RouteRows()
+        self._adapter_parts = Parts()
+        self._orders: dict[TokenAdapters, TokenOrder] = {}
 
     def norm(self, weight: Tensor, eps: float) -> norms.TritonNorm:
         return norms.TritonNorm(weight, eps)
@@ -54,8 +59,16 @@ class TritonKernels:
             return Fp8Linear(weight, bias, self._fp8_few_rows)
         return self.dense(dequantize(weight).to(dtype), bias)
 
-    def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> Linear:
-        return TorchAdapted(linear, weights, tokens)
+    def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TritonAdapted:
+        order = self._orders.get(tokens)
+        if order is None:
+            order = self._orders[tokens] = TokenOrder(len(weights.a), tokens)
+        if isinstance(linear, TritonLinear):
+            return DenseAdapted(linear, weights, tokens, order, self._adapter_parts)
+        return TritonAdapted(linear, weights, tokens, order, self._adapter_parts)
+
+    def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
+        raise NotImplementedError("adapters of experts have no kernels")
 
     def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
         """Where there is no kernel for their shape or on this device, of the dequantised matrices."""

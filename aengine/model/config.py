@@ -13,6 +13,7 @@ from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.model.families import FAMILIES
 from aengine.model.families.parts import hidden_size
 from aengine.model.fields import Fields, read_json_object, shown
+from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
 from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8
@@ -47,6 +48,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "{}"  # what config.json says of it, as it says it: JSON
     to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
     ranks: int = 1  # that it is spread over
+    lora: LoraRoom | None = None  # the room that is kept for adapters
 
     @property
     def quantized(self) -> QuantConfig | None:
@@ -84,6 +86,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
         return msgspec.structs.replace(self, ranks=ranks)
 
+    def with_room(self, lora: LoraRoom | None) -> ModelConfig:
+        """The same, with room for adapters."""
+        return msgspec.structs.replace(self, lora=lora)
+
     @property
     def parameters(self) -> int:
         """How many numbers its weights are."""
@@ -107,10 +113,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [layer.attention.window for layer in self.layers]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """About how many bytes the weights take on each rank, where floats are of `dtype`."""
+        """About how many bytes the weights, adapters included, take on each rank, where floats are of `dtype`."""
         quantized = self.quantized
         inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
         ends = self.end_parameters * dtype.itemsize
+        if self.lora is not None:
+            ends += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
         return (ends + (self.parameters - self.end_parameters) * inner // 8) // self.ranks
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:

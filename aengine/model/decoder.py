@@ -14,7 +14,7 @@ from aengine.model.blocks.experts import MixtureOfExperts
 from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.step import Block, Step
 from aengine.model.config import ModelConfig
-from aengine.model.parameters import Parameters
+from aengine.model.parameters import HEAD, Parameters
 from aengine.model.rope import rope_table
 from aengine.model.spec import MLPSpec
 
@@ -43,15 +43,16 @@ class Decoder:
         over, of which this is one; None: it is here alone.
         """
         device = device or torch.device("meta")
-        make = Parameters(kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks)
+        make = Parameters(kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks, config.lora)
         self._ranks = ranks
+        self.adapters = make.adapters
         self.config = config
         self.attention = attention
         self.dtype = dtype
         self.kv_dtype = kv_dtype or dtype
         self.device = device
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        head = None if config.tie_word_embeddings else "lm_head"
+        head = None if config.tie_word_embeddings else HEAD
         self._embed, self._head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
         self._layers: list[list[Block]] = []
         for i, layer in enumerate(config.layers):
@@ -89,6 +90,7 @@ class Decoder:
         wanted: Tensor | None = None,
         rehearsal: bool = False,
         sums: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """input_ids, positions [tokens] int64 -> normed hidden states; K and V of all tokens go into `kv`.
 
@@ -100,8 +102,13 @@ class Decoder:
         layer. It is the sum over what the last attention gives for the token. What a layer keeps of a token comes
         from its residual, which no later layer makes finite again, and the last attention reads K and V of the token
         itself. An infinite key whose own products are all -inf alone goes unnoticed: it has no weight.
+
+        adapters [tokens] int32: the place of each token's adapter, 0: it has none; None: no token has one.
         """
-        step = Step(positions, self._cos_sin, batch, kv, self.attention, wanted, sums, self._ranks)
+        tokens = None if self.adapters is None else self.adapters.tokens
+        if tokens is not None:  # before the first launch: kernels that start early read what comes of it
+            tokens.places = adapters
+        step = Step(positions, self._cos_sin, batch, kv, self.attention, wanted, sums, self._ranks, tokens)
         x = self._embed(input_ids)
         for i, layer in enumerate(self._layers):
             if rehearsal and i not in self._rehearsing:
@@ -111,6 +118,13 @@ class Decoder:
                     x = block(x, step)
         return self._final_norm(x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden] from `forward` -> [n, vocab] in the model's dtype."""
+    @property
+    def adapts_logits(self) -> bool:
+        """Whether `logits` looks at the tokens' adapters."""
+        return self.adapters is not None and self.adapters.has(HEAD)
+
+    def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """hidden [n, hidden] from `forward` -> [n, vocab] in the model's dtype. adapters [n] int32: as in `forward`."""
+        if self.adapters is not None and self.adapters.has(HEAD) and adapters is not self.adapters.tokens.places:
+            self.adapters.tokens.places = adapters
         return self._head(hidden)

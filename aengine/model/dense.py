@@ -95,7 +95,7 @@ class Dense:
             raise RuntimeError("closed without having been opened")
         weight, bias = self._whole
         self._whole = None
-        self._linear.loaded = (
+        self._linear.load(
             self._storage.kernels.quantized(in_fp8(weight), bias, self._storage.dtype)
             if self._to_fp8
             else self._storage.kernels.dense(weight, bias)
@@ -165,7 +165,7 @@ class DenseExperts:
             raise RuntimeError("closed without having been opened")
         gate_up, down = self._whole
         self._whole = None
-        self._experts.loaded = (
+        self._experts.load(
             self._storage.kernels.quantized_experts(in_fp8(gate_up), in_fp8(down), self._storage.dtype)
             if self._to_fp8
             else self._storage.kernels.experts(gate_up, down)

@@ -59,6 +59,9 @@ class Fields:
     def is_text(self, key: str) -> bool:
         return isinstance(self._values.get(key), str)
 
+    def is_integer(self, key: str) -> bool:
+        return type(self._values.get(key)) is int
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._values)
 

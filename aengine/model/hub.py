@@ -1,4 +1,4 @@
-"""From what the user calls a model to the folder that holds it."""
+"""From what the user calls a model or an adapter to the folder that holds it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
 # What loading reads. Some repositories keep a second copy of all weights as consolidated*.safetensors.
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
 _UNWANTED = ["consolidated*", "*/*"]
+_OF_ADAPTERS = ["adapter_config.json", "adapter_model.safetensors"]
 
 
 def resolve_model(model: str | None, revision: str | None = None) -> Path:
@@ -23,32 +24,46 @@ def resolve_model(model: str | None, revision: str | None = None) -> Path:
     """
     if model is None:
         return DEMO
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
+    return _resolved("model", model, revision, _WANTED)
+
+
+def resolve_adapter(path: str) -> Path:
+    """A PEFT folder as it is, a Hugging Face id as `resolve_model` does it. Raises `HubError`."""
+    return _resolved("adapter", path, None, _OF_ADAPTERS)
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether it looks like owner/name."""
+    return "/" in text and _HUB_ID.fullmatch(text) is not None
+
+
+def _resolved(kind: str, name: str, revision: str | None, wanted: list[str]) -> Path:
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
         return folder
-    if model and folder.exists():
-        raise HubError(f"model: {model} is a file; give the folder that holds config.json and the weights")
-    if not _HUB_ID.fullmatch(model):
-        raise HubError(f"model: there is no folder {model!r}, and it is no Hugging Face id (owner/name)")
-    return _from_hub(model, revision)
+    if name and folder.exists():
+        raise HubError(f"{kind}: {name} is a file; give the folder that holds its config and weights")
+    if not _HUB_ID.fullmatch(name):
+        raise HubError(f"{kind}: there is no folder {name!r}, and it is no Hugging Face id (owner/name)")
+    return _from_hub(kind, name, revision, wanted)
 
 
-def _from_hub(repo: str, revision: str | None) -> Path:
+def _from_hub(kind: str, repo: str, revision: str | None, wanted: list[str]) -> Path:
     # Imported here: who serves a folder does not wait for the hub's client.
     from huggingface_hub import constants, snapshot_download
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=_UNWANTED))
     except Exception as error:  # the client's errors and those of its HTTP library share no base
         what = f"{repo} (revision {revision or 'main'})"
         if constants.HF_HUB_OFFLINE:
             raise HubError(
-                f"model: {what} is neither a folder here nor complete in the cache {constants.HF_HUB_CACHE}, and "
+                f"{kind}: {what} is neither a folder here nor complete in the cache {constants.HF_HUB_CACHE}, and "
                 f"HF_HUB_OFFLINE forbids downloading it; unset HF_HUB_OFFLINE, run `hf download {repo}` where there is "
                 f"a network and copy the cache, or give the path of a folder"
             ) from error
         raise HubError(
-            f"model: {what} is neither a folder here nor complete in the cache {constants.HF_HUB_CACHE}, and "
-            f"downloading it failed: {type(error).__name__}: {error}; check the name, the network and, if the model "
+            f"{kind}: {what} is neither a folder here nor complete in the cache {constants.HF_HUB_CACHE}, and "
+            f"downloading it failed: {type(error).__name__}: {error}; check the name, the network and, if it "
             f"is gated, HF_TOKEN, or give the path of a folder"
         ) from error

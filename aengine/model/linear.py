@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
@@ -16,9 +18,15 @@ class LoadedLinear:
 
     loaded: Linear  # what its format made of the tensors
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, adapt: Callable[[Linear], Linear] | None = None) -> None:
+        """adapt: makes what computes of what the format made; None: that computes itself."""
         self.inputs = inputs
         self.outputs = outputs
+        self._adapt = adapt
+
+    def load(self, made: Linear) -> None:
+        """The tensors are there, and this is what their format made of them."""
+        self.loaded = made if self._adapt is None else self._adapt(made)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.loaded(x)
@@ -41,9 +49,13 @@ class LoadedExperts:
 
     loaded: Experts
 
-    def __init__(self, experts: int, hidden: int) -> None:
+    def __init__(self, experts: int, hidden: int, adapt: Callable[[Experts], Experts] | None = None) -> None:
         self.experts = experts
         self.hidden = hidden
+        self._adapt = adapt
+
+    def load(self, made: Experts) -> None:
+        self.loaded = made if self._adapt is None else self._adapt(made)
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         return self.loaded.add_to(h, ids, weights, residual)

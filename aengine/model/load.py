@@ -10,12 +10,25 @@ from typing import Literal
 import torch
 
 from aengine.attention.base import AttentionBackend
+from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.base import Kernels
 from aengine.kernels.collective.base import Collective
+from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.dummy import fill_random
+from aengine.model.lora.linears import Linears
+from aengine.model.lora.room import LoraRoom
+
+
+def adaptable_linears(config: ModelConfig) -> Linears:
+    """What adapters can change in the model that `config` describes. No memory is kept for any."""
+    room = LoraRoom(places=0, rank=1, kinds=())
+    memory = Decoder(config.with_room(room), TorchKernels(), TorchAttention()).adapters
+    if memory is None:
+        raise RuntimeError("a decoder with room for adapters has none")
+    return Linears(memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from aengine.model.dense import Dense, DenseExperts, Storage, Stored
 from aengine.model.groups import Cut, Entry, Group, Plain
 from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.linear import LoadedExperts, LoadedLinear
+from aengine.model.lora.memory import AdapterMemory
+from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.reading import row_multiple
@@ -34,6 +37,8 @@ from aengine.model.ranks.sharded import (
 )
 from aengine.model.spec import ExpertsSpec
 
+HEAD = "lm_head"  # what checkpoints call the output matrix, and adapters as well where it is the embedding
+
 Embed = Callable[[Tensor], Tensor]  # token ids [tokens] -> their rows [tokens, hidden]
 Score = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, vocab]
 
@@ -50,12 +55,14 @@ class Parameters:
         kv_dtype: torch.dtype | None = None,
         to_fp8: bool = False,
         ranks: Collective | None = None,
+        lora: LoraRoom | None = None,
     ) -> None:
         """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
         cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded. ranks: those that
-        the model is spread over; None: it is here alone.
+        the model is spread over; None: it is here alone. lora: the room for adapters; None: no linear knows of any.
         """
         self.ranks = ranks
+        self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device)
         self._last_sum: Sum | None = None  # behind which no norm has come yet
         # Inputs in FP8 are normed in the pass that rounds them.
         self._rounds_inputs = to_fp8 or (quantization is not None and quantization.bits == 8)
@@ -94,7 +101,7 @@ class Parameters:
         return None if self.ranks is None else self._sum(self.ranks)
 
     def _sum(self, ranks: Collective) -> Sum:
-        self._last_sum = Sum(ranks)
+        self._last_sum = Sum(ranks, None if self.adapters is None else self.adapters.tokens)
         return self._last_sum
 
     def wide_norm(self, name: str, part: Part, eps: float) -> Norm:
@@ -137,7 +144,7 @@ class Parameters:
     def _linear(self, parts: Mapping[str, Stored], bias: bool, floats: bool, outputs: int | None = None) -> Linear:
         """outputs: more than the parts have, where the last ones are nobody's."""
         kept = [part.kept for part in parts.values()]
-        linear = LoadedLinear(kept[0][1], outputs or sum(rows for rows, _ in kept))
+        linear = self._loaded(parts, kept[0][1], outputs or sum(rows for rows, _ in kept))
         form = None if self._quantization is None or floats else self._quantization.format_of(*parts)
         self.groups.append(
             Dense(
@@ -148,13 +155,24 @@ class Parameters:
         )
         return linear
 
+    def _loaded(self, parts: Mapping[str, Stored], inputs: int, outputs: int) -> LoadedLinear:
+        """With room for its adapters, where it has any."""
+        memory = self.adapters
+        weights = None if memory is None else memory.site(parts, inputs, outputs)
+        if memory is None or weights is None:
+            return LoadedLinear(inputs, outputs)
+        return LoadedLinear(inputs, outputs, partial(memory.adapted, weights=weights))
+
     def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> Experts:
         """A layer's experts, or a rank's share of them, whose results are to be added up; name: of them all in the
         checkpoint.
         """
         forms = self._forms(name, spec)
         share = self._share(name, hidden, spec, forms)
-        experts = LoadedExperts(share.count, hidden)
+        memory = self.adapters
+        adapters = None if memory is None else memory.experts(name, hidden, spec, share)
+        adapt = None if memory is None or adapters is None else partial(memory.adapted_experts, weights=adapters)
+        experts = LoadedExperts(share.count, hidden, adapt)
         self.groups.append(
             DenseExperts(experts, name, spec, self._storage, share, self._to_fp8)
             if forms is None
@@ -209,15 +227,17 @@ class Parameters:
         """
         first, last = self.shard.rows(count)
         rows = self.shard.each(count)
-        table, linear = self._storage.empty(rows, width), LoadedLinear(width, rows)
+        table = self._storage.empty(rows, width)
         table[last - first :].zero_()
 
-        def share() -> None:
-            linear.loaded = self.kernels.dense(table, None)
-
         entry = None if self.ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
-        self.groups.append(Plain(f"{name}.weight", table[: last - first], share if head is None else None, entry))
-        scores: Linear = linear if head is None else self._scores(head, count, width)
+        kept = table[: last - first]
+        if head is None:
+            tied = self._loaded({HEAD: Stored(count, width, rows=(first, last) if entry else None)}, width, rows)
+            self.groups.append(Plain(f"{name}.weight", kept, lambda: tied.load(self.kernels.dense(table, None)), entry))
+        else:
+            self.groups.append(Plain(f"{name}.weight", kept, entry=entry))
+        scores: Linear = tied if head is None else self._scores(head, count, width)
         if self.ranks is None:
             return Embedding(table), scores
         embed = SummedEmbedding(table, self.shard.index * rows, self._sum(self.ranks))

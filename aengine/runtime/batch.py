@@ -24,6 +24,7 @@ class StepInputs:
     draw_row_list: list[int]
     draw_rows: Tensor  # [draws] int64
     draw_positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
+    adapters: Tensor | None  # [tokens] int32: the places of their adapters; None: no token has one
 
 
 def build_inputs(plan: StepPlan, rows: Rows, page_size: int) -> StepInputs:
@@ -36,6 +37,7 @@ def build_inputs(plan: StepPlan, rows: Rows, page_size: int) -> StepInputs:
     width = -(-max(context_lens) // page_size)
     starts = [0, *itertools.accumulate(query_lens)]
     row_index, query_starts = rows.upload(row_list), rows.upload(starts)
+    row_adapters = rows.adapters_of(row_list)
 
     decode_rows = row_index[:decodes]
     decode_positions = rows.length[decode_rows]
@@ -84,6 +86,7 @@ def build_inputs(plan: StepPlan, rows: Rows, page_size: int) -> StepInputs:
         draw_row_list=draw_row_list,
         draw_rows=draw_rows,
         draw_positions=draw_positions,
+        adapters=None if row_adapters is None else row_adapters[token_row_index],
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from aengine.kernels.lora.base import NO_ADAPTER
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
@@ -20,8 +21,18 @@ class Rows:
     `lengths` also exists on the host: lengths advance by known amounts, so both sides agree without a copy.
     """
 
-    def __init__(self, max_rows: int, pages_per_row: int, device: torch.device, send: Upload | None = None) -> None:
-        """One row more than `max_rows` is kept: `padding`, whose length is 0 and whose pages are page 0."""
+    def __init__(
+        self,
+        max_rows: int,
+        pages_per_row: int,
+        device: torch.device,
+        send: Upload | None = None,
+        adapters: bool = False,
+    ) -> None:
+        """One row more than `max_rows` is kept: `padding`, whose length is 0 and whose pages are page 0.
+
+        adapters: whether rows can have any.
+        """
         self.device = device
         self.padding = max_rows
         self.count = max_rows = max_rows + 1
@@ -30,6 +41,10 @@ class Rows:
         self.length = torch.zeros(max_rows, dtype=torch.int64, device=device)  # tokens whose KV is written
         self.page_table = torch.zeros((max_rows, pages_per_row), dtype=torch.int32, device=device)
         self.lengths = [0] * max_rows
+        # The places of the rows' adapters, on the device and on the host; the padding row has none.
+        self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
+        self.adapters = [NO_ADAPTER] * max_rows
+        self._adapted = 0  # how many have one, or had one until they end
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
         """Set the length and the pages of rows that change owner."""
@@ -52,6 +67,25 @@ class Rows:
             self.page_table[rows] = self.page_table[sources]
         for new in new_rows:
             self.lengths[new.row] = new.length
+        if self.adapter is not None:
+            self._adapt(self.adapter, new_rows)
+
+    def _adapt(self, adapter: Tensor, new_rows: Sequence[NewRow]) -> None:
+        """Set the adapters of rows that have another one than before."""
+        changed = []
+        for new in sorted(new_rows, key=lambda new: new.copy_of is not None):
+            place = new.adapter if new.copy_of is None else self.adapters[new.copy_of]
+            if place != self.adapters[new.row]:
+                self.adapters[new.row] = place
+                changed.append(new.row)
+        if changed:
+            self._adapted = sum(place != NO_ADAPTER for place in self.adapters)
+            rows, places = self.upload(changed + [self.adapters[row] for row in changed]).view(2, -1)
+            adapter[rows] = places.to(torch.int32)
+
+    def adapters_of(self, rows: Iterable[int]) -> Tensor | None:
+        """The places of all rows' adapters, [rows] int32, where one of these has an adapter; else None."""
+        return self.adapter if self._adapted and any(self.adapters[row] for row in rows) else None
 
     def grow(self, new_pages: Sequence[tuple[int, int, int]]) -> None:
         """Append pages: (row, index in its page table, page)."""

@@ -68,6 +68,22 @@ class Runner(Protocol):
         ...
 
 
+class Head:
+    """The logits of a step's hidden states, each with its token's adapter."""
+
+    def __init__(self, decoder: Decoder, hidden: Tensor, adapters: Tensor | None) -> None:
+        """hidden [n, hidden], adapters [n] int32, as in `Decoder.forward`."""
+        self._decoder = decoder
+        self._hidden = hidden
+        self._adapters = adapters if decoder.adapts_logits else None
+
+    def __call__(self, tokens: slice | Tensor | None) -> Tensor:
+        """Of some of the hidden states, None: of all; [n, vocab]."""
+        if tokens is None:
+            return self._decoder.logits(self._hidden, self._adapters)
+        return self._decoder.logits(self._hidden[tokens], None if self._adapters is None else self._adapters[tokens])
+
+
 class StepExecutor:
     """Runs one step after the other: rows, forward pass, draws, feedback of the drawn ids, page copies."""
 
@@ -95,12 +111,14 @@ class StepExecutor:
         # Every decode draws, which tells whether it is finite.
         sums = torch.empty(plan.num_tokens, dtype=torch.float32, device=rows.device) if plan.prefill else None
         hidden = self._decoder.forward(
-            inputs.input_ids, inputs.positions, inputs.attention, self._kv, wanted, sums=sums
+            inputs.input_ids, inputs.positions, inputs.attention, self._kv, wanted, sums=sums, adapters=inputs.adapters
         )
-        scores = score_chunks(plan, hidden, self._decoder.logits, rows.upload)
-        if plan.scoring and inputs.draw_tokens is not None:
-            hidden = hidden[inputs.draw_tokens]
-        logits = self._decoder.logits(hidden) if inputs.draw_row_list else None
+        adapters = inputs.adapters
+        head = Head(self._decoder, hidden, adapters if adapters is None or wanted is None else adapters[wanted])
+        scores = score_chunks(plan, head, rows.upload)
+        logits = None
+        if inputs.draw_row_list:
+            logits = head(inputs.draw_tokens if plan.scoring else None)
         self._advance(plan, inputs)
         self._copy_pages(plan)
         return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores, sums)

@@ -30,10 +30,10 @@ class ChunkScores:
         return ChunkScores(*map(to_host, (self.logprobs, self.ranks, self.top_ids, self.top)))
 
 
-def score_chunks(plan: StepPlan, hidden: Tensor, head: Callable[[Tensor], Tensor], upload: Upload) -> list[ChunkScores]:
+def score_chunks(plan: StepPlan, head: Callable[[slice], Tensor], upload: Upload) -> list[ChunkScores]:
     """Scores for each chunk that asks, in the plan's order.
 
-    hidden [tokens, hidden] of all the step's tokens, decodes first; `head` makes logits [n, vocab] of some.
+    `head` makes logits [n, vocab] of some of the step's tokens, decodes first.
     """
     scores: list[ChunkScores] = []
     first = len(plan.decode)
@@ -41,7 +41,7 @@ def score_chunks(plan: StepPlan, hidden: Tensor, head: Callable[[Tensor], Tensor
         if count := len(chunk.score_ids):
             targets = upload(chunk.score_ids)
             parts = [
-                _score(head(hidden[first + at : first + min(at + SLICE, count)]), targets[at : at + SLICE], chunk.top)
+                _score(head(slice(first + at, first + min(at + SLICE, count))), targets[at : at + SLICE], chunk.top)
                 for at in range(0, count, SLICE)
             ]
             scores.append(

@@ -34,6 +34,7 @@ class Batch:
         sequence.phase = Phase.RUNNING
         sequence.row = self.free_rows.pop()
         self.structured += sequence.grammar is not None
+        adapter = sequence.adapter
         place = len(self.running)  # newcomers nearly always rank last
         key = (*sequence.rank, sequence.index)
         while place and (*self.running[place - 1].rank, self.running[place - 1].index) > key:
@@ -50,6 +51,7 @@ class Batch:
             pages=list(sequence.pages) if leader is None else [],
             banned=sequence.banned,
             copy_of=None if leader is None else leader.row,
+            adapter=0 if adapter is None else adapter.take_row(),
         )
 
     def leave(self, sequence: Sequence, phase: Phase) -> bool:
@@ -79,6 +81,8 @@ class Batch:
         self._memory.release(sequence)
         self.free_rows.append(sequence.row)
         self.structured -= sequence.grammar is not None
+        if sequence.adapter is not None:
+            sequence.adapter.free_row()
         sequence.row = -1
         sequence.launched = sequence.computed = 0
         sequence.decoding = False

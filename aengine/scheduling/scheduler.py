@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from aengine.errors import ContextLengthError, QueueFullError
+from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.commit import commit_chunks, commit_draws
@@ -54,6 +55,7 @@ class Scheduler:
         mixed_limit: MixedLimit | None = None,
         on_begin: Callable[[Sequence], None] | None = None,  # called with each request that enters for the first time
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
+        adapters: AdapterQueue | None = None,  # where sequences may have some
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
@@ -66,7 +68,8 @@ class Scheduler:
         self._on_begin = on_begin
         self._make_sibling = make_sibling
         self._unforked = 0  # choices that wait as a number
-        self._waiting = WaitingQueue()
+        self.adapters = adapters
+        self._waiting = WaitingQueue() if adapters is None else adapters
         self._batch = Batch(max_rows, self.memory)
         self._flights: deque[Flight] = deque()
         self._next_step = 0
@@ -206,6 +209,8 @@ class Scheduler:
         check_flights(running, leaving, self._flights)
         check_pages(self.memory, {*running, *leaving})
         check_unforked(self._unforked, {*self._waiting, *running, *leaving})
+        if self.adapters is not None:
+            self.adapters.check_integrity([*running, *leaving])
         if self.idle:
             check_idle(self.memory)
 
@@ -266,7 +271,7 @@ class Scheduler:
             if len(plan.new_rows) >= MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
                 return
             if not self.memory.admit(head, headroom=len(batch.running)):
-                return  # first come, first served: nobody overtakes the head
+                return  # first come, first served: nobody overtakes the head, but for those whose adapter is not there
             self._waiting.pop()
             looked_up += head.length
             self._begin(head)

@@ -7,8 +7,9 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aengine.cache.radix import Node, packed
+from aengine.cache.radix import Namespace, Node, packed
 from aengine.sampling_params import SamplingParams
+from aengine.scheduling.adapters import LoadedAdapter
 from aengine.step_plan import RowLogprobs
 from aengine.types import FinishReason, PromptLogprob
 
@@ -62,7 +63,8 @@ class Sequence:
     stop_ids: tuple[int, ...]  # EOS (unless ignored) and stop_token_ids
     max_total: int  # tokens at which the sequence ends by length
     rank: tuple[float, int]  # place in the queue; smaller first
-    salt: str | None = None
+    salt: Namespace = None  # sequences that differ in it share no cached prefix
+    adapter: LoadedAdapter | None = None
     banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not complete
     index: int = 0  # which of the n choices
     siblings: int = 0  # the next choices, which are made when they fork from this one behind its prefill
@@ -121,6 +123,7 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
         max_total=leader.max_total,
         rank=leader.rank,
         salt=leader.salt,
+        adapter=leader.adapter,
         banned=leader.banned,
         index=index,
         scores=leader.scores,

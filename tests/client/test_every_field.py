@@ -18,7 +18,7 @@ from aengine import Client, Engine, Fragment, InvalidRequestError, SamplingParam
 from aengine.engine.arguments import resolved_params
 from aengine.engine.consume import collect
 from aengine.types import Choice, Completion, PromptLogprob, TokenLogprob, TopLogprob
-from tests.http.fake_engine import VOCAB_SIZE, WORDS, FakeEngine, FakeStream, FragmentStream
+from tests.http.fake_engine import VOCAB_SIZE, WORDS, FakeEngine, FakeStream, FragmentStream, adapter_info
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -68,7 +68,7 @@ STRUCTURED: dict[str, Any] = {
     "origin": "mine",
 }
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
-ROUTING: dict[str, Any] = {"request_id": "mine", "priority": -3, "cache_salt": "me"}
+ROUTING: dict[str, Any] = {"request_id": "mine", "priority": -3, "cache_salt": "me", "adapter": "sql"}
 CHAT: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
     "template_kwargs": {"enable_thinking": True},
@@ -122,7 +122,9 @@ def test_the_same_arguments(method: str) -> None:
 
 async def arriving(*prompt: Any, **fields: Any) -> tuple[FakeEngine, FragmentStream]:
     """What an engine behind a server is asked."""
-    async with serving() as server, Client(server.url) as client:
+    engine = FakeEngine()
+    engine.adapters = [adapter_info("sql", "/a/sql")]
+    async with serving(engine) as server, Client(server.url) as client:
         await client.complete(*(prompt or ("x",)), **fields)
         return server.engine, server.engine.submitted[0]
 
@@ -183,7 +185,7 @@ async def test_errors_call_a_form_as_its_caller_did(form: Structured, name: str)
     assert (str(caught.value), caught.value.param) == (f"{name} cannot be compiled", name)
 
 
-@pytest.mark.parametrize("name", ["priority", "cache_salt"])
+@pytest.mark.parametrize("name", ["priority", "cache_salt", "adapter"])
 async def test_a_way_of_routing_arrives(name: str) -> None:
     assert (await arriving(**{name: ROUTING[name]}))[1].options[name] == ROUTING[name]
 

@@ -10,13 +10,13 @@ from typing import Any, Self
 
 import msgspec
 
-from aengine.errors import ContextLengthError
+from aengine.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from aengine.latency import Latencies
 from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import DeviceMemory, Fragment, Stats, TokenLogprob, TopLogprob, Usage
+from aengine.types import AdapterInfo, DeviceMemory, Fragment, Stats, TokenLogprob, TopLogprob, Usage
 
 VOCAB_SIZE = 1000
 CACHED_TOKENS = 2
@@ -150,6 +150,8 @@ class FakeEngine:
         self.latencies = Latencies()
         self.vocab_size = VOCAB_SIZE
         self.tokenizer = FakeTokenizer()
+        self.adapters: list[AdapterInfo] = []
+        self.lora_loading = False
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
@@ -197,6 +199,22 @@ class FakeEngine:
         self._streams.put_nowait(stream)
         return stream
 
+    def has_adapter(self, name: str) -> bool:
+        return any(adapter.name == name for adapter in self.adapters)
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        if self.has_adapter(name) and not replace:
+            raise InvalidRequestError(f"name: the adapter {name!r} has already been loaded", "name")
+        self.adapters = [adapter for adapter in self.adapters if adapter.name != name]
+        self.adapters.append(adapter_info(name, path))
+
+    async def unload_adapter(self, name: str) -> None:
+        if not self.has_adapter(name):
+            raise ModelNotFoundError(f"the adapter {name!r} is not loaded")
+        self.adapters = [adapter for adapter in self.adapters if adapter.name != name]
+
     def flush_cache(self) -> None:
         pass
 
@@ -205,6 +223,19 @@ class FakeEngine:
 
     def devices(self) -> list[DeviceMemory]:
         return self.gpus
+
+
+def adapter_info(name: str, path: str, running: int = 0, waiting: int = 0) -> AdapterInfo:
+    return AdapterInfo(
+        name=name,
+        path=path,
+        rank=8,
+        bytes=2**20,
+        created=1_700_000_009,
+        on_device=running > 0,
+        running=running,
+        waiting=waiting,
+    )
 
 
 def recital(prompt_tokens: int, params: SamplingParams, words: Sequence[str] = WORDS) -> list[Fragment]:

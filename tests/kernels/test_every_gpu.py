@@ -40,8 +40,10 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.config import int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
+from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.offline import OfflineDriver
 from aengine.kernels.parts import Parts
+from aengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.offline import MARKS, take_over
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -122,6 +124,18 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     assert config is not None
     small_linear.SmallLinear()(half(m, k), half(n, k))
     assert compiler.shared[-1] <= config.shared_memory(m, 2)
+
+
+@pytest.mark.parametrize("rank", [16, 64, 256])
+@pytest.mark.parametrize("tokens", [1, 16, 64, 300])
+@pytest.mark.parametrize(("k", "outputs"), [(4096, (4096, 1024, 1024)), (12288, (4096,))])
+def test_adapters(compiler: Compiler, k: int, outputs: tuple[int, ...], tokens: int, rank: int) -> None:
+    kernels, adapters, n = TritonKernels(), TokenAdapters(), sum(outputs)
+    weights = AdapterWeights(half(9, len(outputs) * rank, k), half(9, n, rank), outputs)
+    linear = kernels.adapted(kernels.dense(half(n, k), None), weights, adapters)
+    adapters.places = ints(tokens)
+    linear.after(norms.TritonNorm(half(k), 1e-6), half(tokens, k))
+    linear.add_gated_to(half(tokens, 2 * k), half(tokens, n))
 
 
 @HAVE_FP8

@@ -22,6 +22,7 @@ class Running:
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     logits: list[Tensor] = field(default_factory=list)  # of each drawn token, [vocab]
+    adapter: int = 0  # its place; 0: none
 
 
 class Harness:
@@ -86,9 +87,12 @@ class Harness:
         )
         ids = torch.tensor([sequence.tokens[p] for sequence, span in spans for p in span])
         positions = torch.tensor([p for _, span in spans for p in span])
+        adapters, last = None, attention.query_starts[1:].long() - 1
+        if any(sequence.adapter for sequence, _ in spans):
+            adapters = torch.tensor([sequence.adapter for sequence, span in spans for _ in span], dtype=torch.int32)
         with torch.inference_mode():
-            hidden = self.decoder.forward(ids, positions, attention, self.kv)
-            logits = self.decoder.logits(hidden[attention.query_starts[1:].long() - 1])
+            hidden = self.decoder.forward(ids, positions, attention, self.kv, adapters=adapters)
+            logits = self.decoder.logits(hidden[last], None if adapters is None else adapters[last])
         for (sequence, span), row, drawn in zip(spans, logits, logits.argmax(-1).tolist()):
             sequence.computed = span.stop
             if span.stop == len(sequence.tokens):

@@ -17,6 +17,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import Placement, load_shards
+from aengine.model.lora.room import LoraRoom
 
 from .harness import Harness, Running
 
@@ -36,15 +37,22 @@ class Counted(ThreadCollective):
 class Ranks:
     """The shards of one model."""
 
-    def __init__(self, folder: Path, count: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
-        """options: of `load_shards`."""
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        dtype: torch.dtype = torch.float32,
+        lora: LoraRoom | None = None,
+        **options: Any,
+    ) -> None:
+        """lora: the room for adapters; options: of `load_shards`."""
         cpu, attention = torch.device("cpu"), TorchAttention()
         self._meeting = Meeting(count)
         self.collectives = [Counted(rank, count, self._meeting) for rank in range(count)]
         alone = [Placement(cpu, TorchKernels(), attention)]
         self.decoders = load_shards(
             folder,
-            ModelConfig.from_folder(folder).over(count),
+            ModelConfig.from_folder(folder).with_room(lora).over(count),
             alone if count == 1 else [Placement(cpu, TorchKernels(), attention, one) for one in self.collectives],
             dtype=dtype,
             **options,

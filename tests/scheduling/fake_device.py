@@ -5,7 +5,8 @@ token. A forward pass gathers the row's pages and compares them with the prefix 
 that is stale, misaligned, shared by mistake, or not written yet is found by the step that reads it.
 
 The "model" is a hash: a draw depends on the full prefix and on the row's seed, and on nothing else.
-The upper half of a seed stands for the tenant (`cache_salt`): two tenants never have a prefix in common.
+The upper half of a seed stands for the tenant (`cache_salt`): two tenants never have a prefix in common. Nor have two
+adapters, or loadings of one: what lies in a row's place when a step runs is part of every prefix that it computes.
 """
 
 from __future__ import annotations
@@ -35,9 +36,16 @@ def draw(state: int, seed: int, vocab: int) -> int:
     return (mixed >> 40) % vocab
 
 
-def naive_output(prompt: Iterable[int], seed: int, stop_ids: Collection[int], max_total: int, vocab: int) -> list[int]:
+def root(seed: int, adapter: int) -> int:
+    """What stands before every prompt of a tenant with an adapter (its generation; 0: none)."""
+    return (seed >> 32) + (adapter << 20)
+
+
+def naive_output(
+    prompt: Iterable[int], seed: int, stop_ids: Collection[int], max_total: int, vocab: int, adapter: int = 0
+) -> list[int]:
     """What a request must get, whatever runs beside it: its tokens drawn one by one with nothing cached."""
-    state, total = fold(0, seed >> 32), 0
+    state, total = fold(0, root(seed, adapter)), 0
     for token_id in prompt:
         state, total = fold(state, token_id), total + 1
     output: list[int] = []
@@ -63,9 +71,9 @@ class Prefixes:
             self.states.append(fold(self.states[prefix], token_id))
         return child
 
-    def path(self, tenant: int, token_ids: Iterable[int]) -> list[int]:
-        """The prefixes that end in each of the tokens."""
-        prefix, path = self.grow(0, tenant), []
+    def path(self, first: int, token_ids: Iterable[int]) -> list[int]:
+        """The prefixes that end in each of the tokens; `first` stands before them (`root`)."""
+        prefix, path = self.grow(0, first), []
         for token_id in token_ids:
             prefix = self.grow(prefix, token_id)
             path.append(prefix)
@@ -81,6 +89,8 @@ class Row:
     length: int  # tokens whose K and V are in the pages
     era: int  # how often the cache had been flushed when it entered
     path: list[int]  # the prefix that ends in each known token; the last one drawn is known, though not yet fed
+    place: int  # of its adapter; 0: none
+    adapter: int  # what lay there when it entered
     broken: bool = False  # its numbers are not finite; what it reads and draws means nothing
 
 
@@ -92,6 +102,7 @@ class Launch:
     rows: set[int]
     pages: dict[int, int]  # page -> how often it had been freed when the step was launched
     era: int
+    places: set[int]  # of adapters
 
 
 class WatchedAllocator(PageAllocator):
@@ -123,6 +134,8 @@ class FakeDevice:
         self.tokens = 0  # that went through the model
         self.tables: dict[int, list[int]] = {}  # page tables and
         self.lengths: dict[int, int] = {}  # lengths of rows, as of the last step launched
+        self.places: dict[int, int] = {0: 0}  # generations that lie in the places of adapters
+        self.adapters: dict[int, int] = {}  # places that rows name, as of the last step launched
         self.lost: set[int] = set()  # rows whose state nobody knows, because a step that named them failed
         self.allocator = WatchedAllocator(num_pages, self)
         scheduler.memory.allocator = self.allocator
@@ -135,6 +148,12 @@ class FakeDevice:
             check(page not in launch.pages, f"page {page} is freed while step {launch.plan.step} in flight names it")
         self.times_freed[page] += 1
         self.slots[page * self.page_size : (page + 1) * self.page_size] = [POISON] * self.page_size
+
+    def overwrite(self, place: int, adapter: int) -> None:
+        """An adapter comes to a place, or begins to (POISON)."""
+        for launch in self.queue:
+            check(place not in launch.places, f"place {place} is written while step {launch.plan.step} names it")
+        self.places[place] = adapter
 
     def flush(self) -> None:
         """From here on nobody who enters may read what was begun before."""
@@ -154,6 +173,8 @@ class FakeDevice:
                 check(new.row not in launch.rows, f"row {new.row} is reused while step {launch.plan.step} names it")
             self.tables[new.row] = self._pages(new, self.tables)
             self.lengths[new.row] = new.length
+            self.adapters[new.row] = new.adapter
+            check(self.places.get(new.adapter, POISON) != POISON, f"row {new.row} names an adapter that is not there")
             self.lost.discard(new.row)
         check(not self.lost.intersection(named), f"rows {named} go on after a step of theirs failed: {self.lost}")
         for row, index, page in plan.new_pages:
@@ -169,7 +190,8 @@ class FakeDevice:
             self._check_writable(row, 1)
         for chunk in plan.prefill:
             self._check_writable(chunk.row, len(chunk.token_ids))
-        self.queue.append(Launch(plan, set(named), {page: self.times_freed[page] for page in pages}, self.era))
+        places = {self.adapters[row] for row in named if self.adapters[row]}
+        self.queue.append(Launch(plan, set(named), {page: self.times_freed[page] for page in pages}, self.era, places))
 
     def result(self, plan: StepPlan, broken: Collection[int] = ()) -> StepResult:
         """Run the oldest step in flight, which must be `plan`; `broken` rows get numbers that are not finite."""
@@ -229,13 +251,14 @@ class FakeDevice:
     # ---- the forward pass ---------------------------------------------------------------------------------
 
     def _row(self, new: NewRow, era: int) -> Row:
-        path = self.prefixes.path(new.seed >> 32, new.tokens)
+        adapter = self.places[new.adapter]
+        path = self.prefixes.path(root(new.seed, adapter), new.tokens)
         check(new.length <= len(path) and new.prompt_len <= len(path), "a new row is longer than its tokens")
         if new.copy_of is not None:
             check(self.rows[new.copy_of].path == path, "a row forks from one with other tokens")
             era = self.rows[new.copy_of].era
         pages = self._pages(new, {row: state.pages for row, state in self.rows.items()})
-        return Row(new.seed, pages, new.length, era, path)
+        return Row(new.seed, pages, new.length, era, path, new.adapter, adapter)
 
     def _check_shared(self, plan: StepPlan) -> None:
         """Rows that read a run's pages once for all of them begin with the same tokens, and have more of their own."""
@@ -254,7 +277,7 @@ class FakeDevice:
         check(chunk.start == state.length, f"the chunk starts at {chunk.start}, the row is {state.length} long")
         check(chunk.start < end <= len(state.path), "a chunk without tokens, or with tokens that nobody knows")
         check(chunk.samples == (end == len(state.path)), "the last chunk draws, and only the last")
-        prefix = state.path[chunk.start - 1] if chunk.start else self.prefixes.grow(0, state.seed >> 32)
+        prefix = state.path[chunk.start - 1] if chunk.start else self.prefixes.grow(0, root(state.seed, state.adapter))
         for place, token_id in enumerate(chunk.token_ids, chunk.start):
             prefix = self.prefixes.grow(prefix, token_id)
             check(prefix == state.path[place], f"token {place} of the chunk is not the row's")
@@ -266,6 +289,7 @@ class FakeDevice:
     def _forward(self, row: int, count: int, broken: bool) -> None:
         """Write `count` tokens of a row, then attend to everything up to them."""
         state, size = self.rows[row], self.page_size
+        check(self.places[state.place] == state.adapter, f"place {state.place} has another adapter than row {row}")
         state.broken = state.broken or broken
         start, state.length = state.length, state.length + count
         for place in range(start, state.length):

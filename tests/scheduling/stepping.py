@@ -10,11 +10,13 @@ from typing import Any
 
 from aengine.cache.radix import packed
 from aengine.sampling_params import SamplingParams
+from aengine.scheduling.adapter_queue import AdapterQueue
+from aengine.scheduling.adapters import Load, LoadedAdapter
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence, Update, sibling_of
 from aengine.step_plan import StepPlan
 from aengine.types import FinishReason
-from tests.scheduling.fake_device import FakeDevice, check, naive_output
+from tests.scheduling.fake_device import POISON, FakeDevice, check, naive_output
 
 AGING = 30.0  # seconds of waiting that make up for one level of priority
 VOCAB = 2**24  # so many that no token is drawn twice in an example
@@ -53,7 +55,10 @@ def prompt_of(length: int, first: int = 0) -> list[int]:
 
 
 class Stepper:
-    """Requests in, tokens out. `lookahead` is the number of steps launched before the oldest one is read."""
+    """Requests in, tokens out. `lookahead` is the number of steps launched before the oldest one is read.
+
+    With `places` for adapters, those that are awaited come to the device while steps go on; each takes `load_steps`.
+    """
 
     def __init__(
         self,
@@ -66,7 +71,11 @@ class Stepper:
         prefix_cache: bool = True,
         lookahead: int = 1,
         vocab: int = VOCAB,
+        places: int = 0,
+        most_loads: int = 1,
+        load_steps: int = 2,
     ) -> None:
+        self.adapters = AdapterQueue(places, most_loads) if places else None
         self.scheduler = Scheduler(
             num_pages=num_pages,
             page_size=page_size,
@@ -75,6 +84,7 @@ class Stepper:
             max_queue=max_queue,
             prefix_cache=prefix_cache,
             make_sibling=self._sibling,
+            adapters=self.adapters,
         )
         self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
         self.max_step_tokens = max_step_tokens
@@ -83,6 +93,9 @@ class Stepper:
         self.got: dict[Sequence, Got] = {}
         self._families: dict[int, list[Sequence]] = {}  # by ticket
         self._tickets = itertools.count()
+        self._generations = itertools.count(1)
+        self.load_steps = load_steps
+        self.loads: list[tuple[Load, int]] = []  # on their way, and the turns that each will still take
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -98,9 +111,11 @@ class Stepper:
         arrival: float = 0.0,
         priority: int = 0,
         grammar: bool = False,
+        adapter: LoadedAdapter | None = None,
     ) -> list[Sequence]:
         """Enqueue a request with n choices; returns its sequences, a list that grows as they are made."""
         rank = (arrival + priority * AGING, next(self._tickets))
+        salt = f"tenant {tenant}" if tenant else None
         leader = Sequence(
             prompt=packed(prompt),
             params=SamplingParams(max_tokens=max_tokens, n=n),
@@ -108,7 +123,8 @@ class Stepper:
             stop_ids=stop_ids,
             max_total=len(prompt) + max_tokens,
             rank=rank,
-            salt=f"tenant {tenant}" if tenant else None,
+            salt=salt if adapter is None else (adapter.generation, salt),
+            adapter=adapter,
             siblings=n - 1,
             grammar=Seen() if grammar else None,
         )
@@ -148,6 +164,45 @@ class Stepper:
         self.scheduler.abort(sequence)
         self.got[sequence].finish_reason = self.got[sequence].finish_reason or "abort"
 
+    # ---- adapters -----------------------------------------------------------------------------------------
+
+    def adapter(self) -> LoadedAdapter:
+        """Another adapter, not on the device."""
+        return LoadedAdapter(next(self._generations))
+
+    def begin_loads(self) -> list[Load]:
+        """Begin the loads that are due."""
+        begun = []
+        while self.adapters is not None and (load := self.adapters.next_load()) is not None:
+            self.device.overwrite(load.place, POISON)
+            self.loads.append((load, self.load_steps))
+            begun.append(load)
+        return begun
+
+    def end_load(self, which: int = 0) -> None:
+        """The weights of a load are there."""
+        load, _ = self.loads.pop(which)
+        self.device.overwrite(load.place, load.adapter.generation)
+        self._adapters().arrived(load)
+
+    def fail_load(self, which: int = 0) -> None:
+        """A load fails, and with it those who wait for its adapter."""
+        load, _ = self.loads.pop(which)
+        for sequence in self._adapters().failed(load):
+            self.abort(sequence)
+
+    def bring(self) -> None:
+        """One turn of all loads."""
+        self.loads = [(load, turns - 1) for load, turns in self.loads]
+        for which in reversed([which for which, (_, turns) in enumerate(self.loads) if turns <= 0]):
+            self.end_load(which)
+        self.begin_loads()
+
+    def _adapters(self) -> AdapterQueue:
+        if self.adapters is None:
+            raise ValueError("there are no places for adapters")
+        return self.adapters
+
     # ---- steps --------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
@@ -180,6 +235,8 @@ class Stepper:
 
     def step(self) -> StepPlan | None:
         """One turn of the loop: launch the next step, then read the oldest if `lookahead` steps are ahead of it."""
+        if self.adapters is not None:
+            self.bring()
         plan = self.schedule()
         if self.in_flight and (plan is None or len(self.in_flight) > self.lookahead):
             self.commit()
@@ -202,7 +259,8 @@ class Stepper:
     def expected(self, sequence: Sequence) -> list[int]:
         """What the sequence draws if nothing stops it early."""
         prompt = self.got[sequence].prompt
-        return naive_output(prompt, sequence.seed, sequence.stop_ids, sequence.max_total, self.device.vocab)
+        adapter = 0 if sequence.adapter is None else sequence.adapter.generation
+        return naive_output(prompt, sequence.seed, sequence.stop_ids, sequence.max_total, self.device.vocab, adapter)
 
     def check_output(self, sequence: Sequence) -> None:
         """The client has exactly the naive output, or its beginning where something ended the sequence early."""

@@ -251,6 +251,21 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     request_id: Annotated[str, Meta(min_length=1)]
 
 
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """`POST /v1/load_lora_adapter`."""
+
+    lora_name: str | None = None
+    lora_path: Annotated[str, Meta(max_length=4096)] | None = None
+    load_inplace: bool | None = None  # one of that name is replaced
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """`POST /v1/unload_lora_adapter`."""
+
+    lora_name: str | None = None
+    lora_int_id: Int | None = None  # taken, not used
+
+
 class TemplateOptions(TypedDict):
     """Keyword arguments of `encode_chat`."""
 

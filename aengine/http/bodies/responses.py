@@ -67,6 +67,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int  # unix seconds
     owned_by: str = "aengine"
+    root: str  # the Hugging Face id, or the folder's name
+    parent: str | None = None  # of an adapter: the model
     max_model_len: int
 
 

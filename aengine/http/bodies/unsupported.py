@@ -31,7 +31,7 @@ def _off(remedy: str) -> Unsupported:
 _NOT_BUILT = Unsupported("not supported")
 _TEXT_ONLY = "only text is read and written here"
 _NO_BEAMS = "there is no beam search; draw n answers and choose by logprobs"
-_NO_ADAPTERS = Unsupported("there are no adapters here")
+_NO_ADAPTERS = Unsupported("send the adapter's name as model")
 _NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, allowed_token_ids and bad_words")
 _CALLS_ARE_TEXT = Unsupported("calls are part of the text here; /v1/chat/completions takes it", ("auto", True))
 _UNCUT = Unsupported("all tokens are given here; take the last ones of them")

@@ -13,11 +13,13 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from aengine.errors import (
+    AdapterError,
     AengineError,
     CheckpointError,
     ContextLengthError,
     EngineClosedError,
     EngineNotReadyError,
+    HubError,
     InvalidRequestError,
     ModelNotFoundError,
     QueueFullError,
@@ -85,6 +87,8 @@ def error_body(error: BaseException) -> ErrorBody:
             param, code = error.param, "context_length_exceeded"
         case InvalidRequestError():
             param = error.param
+        case AdapterError() | HubError():
+            param, code = "lora_path", "adapter_refused"
         case CheckpointError():
             param, code = "messages", "chat_template_refused"
         case ModelNotFoundError():

@@ -66,6 +66,7 @@ class Endpoint:
         request_id: str,
         priority: int | None,
         cache_salt: str | None,
+        adapter: str | None,
         streamed: bool,
         last_tokens: int | None = None,
     ) -> SubmittedChat:
@@ -101,6 +102,7 @@ class Endpoint:
                 request_id=request_id,
                 priority=priority or 0,
                 cache_salt=cache_salt,
+                adapter=adapter,
             )
         bytes_of = engine.tokenizer.token_bytes
         readers = list(map(reading.reader, repeat(prompt.opens_thought, params.n), repeat(bytes_of)))

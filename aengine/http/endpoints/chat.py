@@ -23,12 +23,13 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 class Chat(Endpoint):
     async def create(self, request: Request) -> Response:
         engine, body = await self._accept(request, _decoder)
+        model = self._state.choose_model(body.model)
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         head = {
             "id": request_id,
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": self._state.check_model(body.model),
+            "model": model.name,
         }
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if body.max_completion_tokens is not None:
@@ -50,6 +51,7 @@ class Chat(Endpoint):
             request_id=request_id,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            adapter=model.adapter,
             streamed=bool(body.stream),
             last_tokens=body.truncate_prompt_tokens,
         )

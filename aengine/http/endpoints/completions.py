@@ -34,12 +34,13 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 class Completions(Endpoint):
     async def create(self, request: Request) -> Response:
         engine, body = await self._accept(request, _decoder)
+        model = self._state.choose_model(body.model)
         request_id = f"cmpl-{uuid.uuid4().hex}"
         head = {
             "id": request_id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": self._state.check_model(body.model),
+            "model": model.name,
         }
         params = _params(body, engine.default_params)
         usage_shown = body.usage_shown()
@@ -63,7 +64,7 @@ class Completions(Endpoint):
                 prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
                 text = text_of(prompt, engine.tokenizer) if body.echo else ""
                 prompt, params = await budget.add(prompt)
-                stream = await _submit(engine, prompt, params, body, own_id)
+                stream = await _submit(engine, prompt, params, body, own_id, model.adapter)
                 streams.append(_echoing(stream, engine, text, prompt, body) if body.echo else stream)
         except BaseException:
             for stream in streams:
@@ -95,11 +96,21 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
 
 
 async def _submit(
-    engine: EngineLike, prompt: Prompt, params: SamplingParams, body: CompletionRequest, request_id: str
+    engine: EngineLike,
+    prompt: Prompt,
+    params: SamplingParams,
+    body: CompletionRequest,
+    request_id: str,
+    adapter: str | None,
 ) -> StreamLike:
     async def submit(params: SamplingParams) -> StreamLike:
         return await engine.submit(
-            prompt, params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt
+            prompt,
+            params,
+            request_id=request_id,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+            adapter=adapter,
         )
 
     return await submit_within_context(submit, params, body.max_tokens)

@@ -32,7 +32,7 @@ _decoder = msgspec.json.Decoder(GenerateRequest)
 class Generate(Endpoint):
     async def create(self, request: Request) -> Response:
         engine, body = await self._accept(request, _decoder)
-        self._state.check_model(body.model)
+        model = self._state.choose_model(body.model)
         max_tokens = None if body.fill_context else DEFAULT_MAX_TOKENS
         params = body.params(engine.default_params, max_tokens=max_tokens, logprobs=body.logprobs)
         streamed = body.stream is None or body.stream
@@ -43,7 +43,12 @@ class Generate(Endpoint):
 
         async def submit(params: SamplingParams) -> StreamLike:
             return await engine.submit(
-                prompt, params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt
+                prompt,
+                params,
+                request_id=request_id,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+                adapter=model.adapter,
             )
 
         name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"

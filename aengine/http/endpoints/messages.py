@@ -33,9 +33,10 @@ class Messages(Endpoint):
     async def create(self, request: Request) -> Response:
         """The assistant's next message."""
         engine, body = await self._accept(request, _decoder)
+        model = self._state.choose_model(body.model)
         plan = AnswerPlan(
             id=f"msg_{uuid.uuid4().hex}",
-            model=self._state.check_model(body.model),
+            model=model.name,
             max_tokens=body.max_tokens,
             shows_thoughts=body.thinking is None or body.thinking.display != "omitted",
         )
@@ -52,7 +53,7 @@ class Messages(Endpoint):
         prompt = await _prompt(engine, body, tools, engine.max_model_len)
 
         async def submit(params: SamplingParams) -> StreamLike:
-            return await engine.submit(prompt.token_ids, params, request_id=plan.id)
+            return await engine.submit(prompt.token_ids, params, request_id=plan.id, adapter=model.adapter)
 
         with renamed_param({"prompt": "messages", "stop": "stop_sequences"}):
             # More than the context leaves is no mistake here: the answer says how it ended.
@@ -65,7 +66,7 @@ class Messages(Endpoint):
     async def count_tokens(self, request: Request) -> Response:
         """The length of the prompt that the same request would make, however long."""
         engine, body = await self._accept(request, _count_decoder)
-        self._state.check_model(body.model)
+        self._state.choose_model(body.model)
         prompt = await _prompt(engine, body, tool_use_of(body), None)
         return json_response(TokenCount(len(prompt.token_ids)))
 

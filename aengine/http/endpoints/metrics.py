@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.http.door.status_counts import StatusCounts
+from aengine.http.endpoints.adapter_metrics import adapter_families, vllm_adapter_info
 from aengine.http.endpoints.metric_families import histogram_family
 from aengine.http.endpoints.vllm_metrics import vllm_families
 from aengine.http.state import ServerState
@@ -89,7 +90,11 @@ class _EngineCollector(Collector):
             yield from _latency_families(latencies)
             if devices := engine.devices():
                 yield from _device_families(devices)
+            if adapters := stats.adapter_places > 0:
+                yield from adapter_families(stats, engine.adapters)
             if self._state.config.vllm_metrics:
+                if adapters:
+                    yield vllm_adapter_info(stats, engine.adapters)
                 yield from vllm_families(stats, latencies, self._state.model_name or engine.model_name)
 
 

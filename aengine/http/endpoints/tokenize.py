@@ -36,7 +36,7 @@ class Tokens:
         engine = self._state.require_engine()
         body = decode(data, _tokenize_decoder)
         self._state.unknown_fields.check_tokenized(data)
-        self._state.check_model(body.model)
+        self._state.choose_model(body.model)  # adapters read as their model does
         ids = await _encode(engine, body)
 
         def answer() -> Response:
@@ -56,7 +56,7 @@ class Tokens:
         data = await self._state.bodies.read(request)
         engine = self._state.require_engine()
         body = decode(data, _detokenize_decoder)
-        self._state.check_model(body.model)
+        self._state.choose_model(body.model)
 
         def answer() -> Response:
             check_token_ids(body.tokens, engine.vocab_size, "tokens")

@@ -13,8 +13,8 @@ class TorchExperts:
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]."""
         self.experts, self.hidden, _ = down.shape
-        self._gate_up = gate_up
-        self._down = down
+        self.gate_up_weight = gate_up
+        self.down_weight = down
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         tokens, top_k = ids.shape
@@ -24,10 +24,19 @@ class TorchExperts:
             if not 0 <= expert < self.experts:
                 continue
             pairs = (flat == expert).nonzero().flatten()
-            gate, up = F.linear(h[pairs // top_k], self._gate_up[expert]).chunk(2, dim=-1)
-            rows[pairs] = F.linear(F.silu(gate) * up, self._down[expert])
+            own = pairs // top_k
+            gate, up = self.gate_up(expert, h[own], own).chunk(2, dim=-1)
+            rows[pairs] = self.down(expert, F.silu(gate) * up, own)
         wide = torch.promote_types(torch.float32, h.dtype)
         total = torch.zeros_like(h, dtype=wide) if residual is None else residual.to(wide)
         for j in range(top_k):
             total = total + weights[:, j, None] * rows.view(tokens, top_k, self.hidden)[:, j].to(wide)
         return total.to(h.dtype if residual is None else residual.dtype)
+
+    def gate_up(self, expert: int, x: Tensor, tokens: Tensor) -> Tensor:
+        """x [n, hidden] of so many of the step's tokens, in one expert: [n, 2 * inter]."""
+        return F.linear(x, self.gate_up_weight[expert])
+
+    def down(self, expert: int, x: Tensor, tokens: Tensor) -> Tensor:
+        """x [n, inter] of so many of the step's tokens, in one expert: [n, hidden]."""
+        return F.linear(x, self.down_weight[expert])

@@ -1,7 +1,8 @@
 """x @ weight.T for a single row: the weight is read once, by plain multiply-adds.
 
-What comes before and after goes along: the norm of the row, the sum with a residual. A program owns some rows of the
-weight, and has their first columns, or all of them, on the way before it waits for the kernel that makes x.
+What comes before and after goes along: the norm of the row, what its adapter adds, the sum with a residual. A program
+owns some rows of the weight, and has their first columns, or all of them, on the way before it waits for the kernel
+that makes x.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
@@ -17,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.columns import evens, fold, in_words, load_columns, odds, products
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.low_rank import LowRank, load_b_row, low_rank_row
 from aengine.kernels.variants import keep_variants
 
 
@@ -29,6 +31,10 @@ def _one_row_kernel(
     residual_ptr,  # [N], ADD only; may be out_ptr
     norm_ptr,  # [K], NORM only
     out_ptr,  # [N]
+    inner_ptr,  # [SPLITS, R] float32; this and the next three RANK only
+    b_ptr,  # [places, N, RANK]
+    parts_ptr,  # [N] int8
+    place_ptr,  # [1]
     eps,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -41,6 +47,9 @@ def _one_row_kernel(
     ADD: tl.constexpr,
     NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
+    RANK: tl.constexpr = 0,  # of adapters; 0: there are none
+    R: tl.constexpr = 0,
+    SPLITS: tl.constexpr = 1,
 ):
     PARTS: tl.constexpr = BLOCK_K // 8
     WHOLE: tl.constexpr = K % BLOCK_K == 0
@@ -57,8 +66,14 @@ def _one_row_kernel(
         early = early + (load_columns(w_rows, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005 (Triton knows no other way)
         if NORM:
             early_norm = early_norm + (load_columns(norm_row, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005
+    if RANK:
+        place = tl.load(place_ptr)
+        parts = tl.load(parts_ptr + tl.minimum(n, N - 1)).to(tl.int32)
+        b = load_b_row(b_ptr, place, n, N, RANK)
     if OVERLAP:
         gdc_wait()
+    if RANK:
+        added = low_rank_row(b, inner_ptr, parts, place, R, RANK, SPLITS)
     if ADD:  # on its way while the weights stream
         residual = tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     acc = tl.zeros([BLOCK_N, PARTS], tl.float32)
@@ -72,6 +87,8 @@ def _one_row_kernel(
         x = load_columns(x_row, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS)
         acc, squares = _add(acc, squares, early[step], x, early_norm[step] if NORM else x, PARTS, NORM)
     result = tl.sum(acc, axis=1)
+    if RANK:
+        result += added
     if NORM:
         result *= tl.math.rsqrt(tl.sum(squares) / K + eps)
     if BIAS:
@@ -116,17 +133,33 @@ def one_row(
     residual: Tensor | None = None,
     norm: Norm | None = None,
     out: Tensor | None = None,
+    low_rank: LowRank | None = None,
 ) -> Tensor:
-    """x [1, k], weight [n, k], bias [n], residual [1, n] (may be `out`), all contiguous -> [1, n]."""
+    """x [1, k], weight [n, k], bias [n], residual [1, n] (may be `out`), all contiguous -> [1, n].
+
+    low_rank: of one row; with a norm, of x times the norm's weight, as the rest of the norm follows here.
+    """
     n, k = weight.shape
     overlap, early = launch_for(x.device).overlap, min(config.early, k)
     if out is None:
         out = x.new_empty(1, n)
     _one_row_kernel[(-(-n // config.block_n),)](
         x, weight, x if bias is None else bias, x if residual is None else residual,
-        x if norm is None else norm.weight, out, 0.0 if norm is None else norm.eps,
+        x if norm is None else norm.weight, out, *_tensors(low_rank, x), 0.0 if norm is None else norm.eps,
         N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, EARLY=-(-early // config.block_k),
         STAGES=config.stages, WORDS=in_words(x, weight), BIAS=bias is not None, ADD=residual is not None,
-        NORM=norm is not None, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap,
+        NORM=norm is not None, OVERLAP=overlap, num_warps=config.warps, launch_pdl=overlap, **_sizes(low_rank),
     )  # fmt: skip
     return out
+
+
+def _tensors(low_rank: LowRank | None, absent: Tensor) -> tuple[Tensor, ...]:
+    if low_rank is None:
+        return (absent,) * 4
+    return low_rank.inner, low_rank.b, low_rank.parts, low_rank.places
+
+
+def _sizes(low_rank: LowRank | None) -> dict[str, int]:
+    if low_rank is None:
+        return {"RANK": 0, "R": 0, "SPLITS": 1}
+    return {"RANK": low_rank.rank, "R": low_rank.inner.shape[-1], "SPLITS": len(low_rank.inner)}

@@ -1,6 +1,6 @@
 """x @ weight.T for a handful of rows: the weights are read once, at the speed of memory, and nothing else matters.
 
-A single row has a kernel of its own (`one_row`). The sum with a residual goes along.
+A single row has a kernel of its own (`one_row`). The sum with a residual goes along, and what rows' adapters add.
 
 A program owns BLOCK_N rows of the weight and one of SPLITS equal pieces of K. It has the first columns of its piece on
 the way before it waits for the kernel that makes x, so that memory does not idle between two kernels. Where K is split,
@@ -10,6 +10,7 @@ the last program to arrive at a tile adds the parts up in order: deterministic, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -20,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import LIGHT, Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.low_rank import LARGEST, WIDTH, LowRank, add_low_rank, load_inner
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
 from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
@@ -30,7 +32,7 @@ ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, other cuts
 
 
 @triton.jit
-def _not_before(x, OVERLAP: tl.constexpr):
+def not_before(x, OVERLAP: tl.constexpr):
     """x itself; where it has 2 bytes an element, what is computed from it stays behind the loop that precedes."""
     if OVERLAP and x.dtype.primitive_bitwidth == 16:
         x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
@@ -47,6 +49,12 @@ def _small_linear_kernel(
     out_ptr,  # [m, N]
     part_ptr,  # [tiles, SPLITS, M, BLOCK_N] float32
     arrived_ptr,  # [tiles] int32, zero between launches
+    inner_ptr,  # [m, R] float32; this and those up to `count_ptr` RANK only
+    b_ptr,  # [places, N, RANK]
+    parts_ptr,  # [N] int8
+    own_ptr,  # [m]
+    tiles_ptr,  # [tiles]
+    count_ptr,  # [1]
     m,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -61,6 +69,9 @@ def _small_linear_kernel(
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
+    RANK: tl.constexpr = 0,  # of adapters; 0: there are none
+    R: tl.constexpr = 0,
+    WIDTH: tl.constexpr = 0,
 ):
     split = tl.program_id(0) % SPLITS
     tile = tl.program_id(0) // SPLITS
@@ -77,11 +88,17 @@ def _small_linear_kernel(
         gdc_launch_dependents()
     # Weights need not wait: these are on their way while the kernel before this one ends, and are used last.
     w_early = tl.load(w_rows + early_k)
+    if RANK:
+        part = tl.load(parts_ptr + tile * BLOCK_N).to(tl.int32)  # of the whole tile
+        own = tl.load(own_ptr + rows_m, mask=rows_m < m, other=-1)
+        count = tl.load(count_ptr)
     if OVERLAP:
         gdc_wait()
     x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
     if ADD and SPLITS == 1:  # on its way while the weights stream
         residual = _load_residual(residual_ptr, m, n, rows_m, N)
+    if RANK:
+        inner = load_inner(inner_ptr, rows_m, own, part, R, RANK, WIDTH).to(b_ptr.dtype.element_ty)
     acc = tl.zeros([BLOCK_N, M] if WEIGHT_FIRST else [M, BLOCK_N], tl.float32)
     for step in tl.range(EARLY, PIECE, BLOCK_K, num_stages=STAGES):
         if (PIECE - EARLY) % BLOCK_K == 0:
@@ -95,13 +112,18 @@ def _small_linear_kernel(
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
         else:
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+    if RANK:
+        acc = add_low_rank(
+            acc, inner, b_ptr, n, own, tiles_ptr, count, split, SPLITS,
+            N, RANK, WIDTH, WEIGHT_FIRST, PRECISION, STAGES,
+        )  # fmt: skip
 
     # Before the loop, the use of x_early would hold up the loop's first loads; here, nothing.
     if WEIGHT_FIRST:
-        x_early = _not_before(x_early, OVERLAP)
+        x_early = not_before(x_early, OVERLAP)
         result = tl.trans(tl.dot(w_early, tl.trans(x_early), acc, input_precision=PRECISION))
     else:
-        x_early = _not_before(x_early, OVERLAP)
+        x_early = not_before(x_early, OVERLAP)
         result = tl.dot(x_early, tl.trans(w_early), acc, input_precision=PRECISION)
     if SPLITS == 1:
         if ADD:
@@ -254,6 +276,15 @@ class SmallLinear:
         # Where x is longer, the sum of its squares holds up the stream of weights by more than a launch takes.
         return isinstance(config, OneRowConfig) and config.early >= k
 
+    def adds(self, m: int, weight: Tensor, outputs: Sequence[int], rank: int) -> bool:
+        """Whether what adapters of this rank add to m rows goes along: outputs of each part of the weight."""
+        if not weight.is_contiguous() or rank > LARGEST or rank & (rank - 1):
+            return False
+        config = linear_config(m, *weight.shape, weight.element_size(), launch_for(weight.device))
+        if isinstance(config, LinearConfig):  # a tile is of one part
+            return all(width % config.block_n == 0 for width in outputs)
+        return config is not None
+
     def __call__(
         self,
         x: Tensor,
@@ -264,10 +295,11 @@ class SmallLinear:
         norm: Norm | None = None,
         config: LinearConfig | OneRowConfig | None = None,
         out: Tensor | None = None,
+        low_rank: LowRank | None = None,
     ) -> Tensor:
         """x [m, k], weight [n, k] (contiguous), bias [n], residual [m, n] (contiguous; may be `out`) -> [m, n].
 
-        Raises ValueError where it is not supported; a norm is where `norms` says so.
+        Raises ValueError where it is not supported; a norm is where `norms` says so, low_rank where `adds` does.
         """
         x = x.contiguous()
         (m, k), n = x.shape, weight.shape[0]
@@ -276,7 +308,7 @@ class SmallLinear:
         if config is None:
             raise ValueError(f"a product of {m} rows with a weight [{n}, {k}] is not for this kernel")
         if isinstance(config, OneRowConfig):
-            return one_row(x, weight, config, bias, residual=residual, norm=norm, out=out)
+            return one_row(x, weight, config, bias, residual=residual, norm=norm, out=out, low_rank=low_rank)
         if norm is not None:
             raise ValueError("a norm goes with products of one row only")
         if out is None:
@@ -291,10 +323,25 @@ class SmallLinear:
         )
         _small_linear_kernel[(tiles * config.splits,)](
             x, weight, x if bias is None else bias, x if residual is None else residual,
-            out, parts, arrived, m,
+            out, parts, arrived, *_tensors(low_rank, x), m,
             N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
             STAGES=config.stages, EARLY=config.early, WEIGHT_FIRST=config.weight_first, BIAS=bias is not None,
             ADD=residual is not None, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
-            num_warps=config.warps, launch_pdl=launch.overlap,
+            num_warps=config.warps, launch_pdl=launch.overlap, **_sizes(low_rank),
         )  # fmt: skip
         return out
+
+
+def _tensors(low_rank: LowRank | None, absent: Tensor) -> tuple[Tensor, ...]:
+    if low_rank is None:
+        return (absent,) * 6
+    return (
+        *(low_rank.inner, low_rank.b, low_rank.parts),
+        *(low_rank.own, low_rank.tiles, low_rank.count),
+    )
+
+
+def _sizes(low_rank: LowRank | None) -> dict[str, int]:
+    if low_rank is None:
+        return {"RANK": 0, "R": 0, "WIDTH": 0}
+    return {"RANK": low_rank.rank, "R": low_rank.inner.shape[1], "WIDTH": max(WIDTH, low_rank.rank)}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.low_rank import LowRank
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.norms import silu_mul
 
@@ -20,14 +23,22 @@ class TritonLinear:
         self._bias = bias
         self._few_rows = few_rows
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def adds(self, rows: int, outputs: Sequence[int], rank: int) -> bool:
+        """Whether methods take a `low_rank` of so many rows, of adapters of this rank; outputs: of each part."""
+        return self._few_rows.adds(rows, self._weight, outputs, rank)
+
+    def norms(self, x: Tensor) -> bool:
+        """Whether `after` is one kernel, so that its `low_rank` is of x times the norm's weight alone."""
+        return self._few_rows.norms(x, self._weight)
+
+    def __call__(self, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
         if self._few_rows.supports(x, self._weight):
-            return self._few_rows(x, self._weight, self._bias)
+            return self._few_rows(x, self._weight, self._bias, low_rank=low_rank)
         return F.linear(x, self._weight, self._bias)
 
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add_to(self, x: Tensor, residual: Tensor, low_rank: LowRank | None = None) -> Tensor:
         if self._few_rows.supports(x, self._weight):
-            return self._few_rows(x, self._weight, self._bias, residual=residual, out=residual)
+            return self._few_rows(x, self._weight, self._bias, residual=residual, out=residual, low_rank=low_rank)
         if self._bias is not None:
             residual += self._bias
         return residual.addmm_(x, self._weight.t())
@@ -38,7 +49,7 @@ class TritonLinear:
     def gated(self, gate_up: Tensor) -> Tensor:
         return self(silu_mul(gate_up))
 
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
+    def after(self, norm: Norm, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
         if self._few_rows.norms(x, self._weight):
-            return self._few_rows(x, self._weight, self._bias, norm=norm)
-        return self(norm(x))
+            return self._few_rows(x, self._weight, self._bias, norm=norm, low_rank=low_rank)
+        return self(norm(x), low_rank)

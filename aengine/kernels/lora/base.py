@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,7 +34,26 @@ class TokenAdapters:
     """Which adapter each token of the running pass has. One object for all linears of a rank.
 
     `places` is None where no token has an adapter: then linears compute, and launch, what they do without adapters.
+    Where it is set, kernels follow with what they need of a pass. So it is set within what a graph captures, and before
+    the embedding lookup, behind which kernels may read it early (`kernels/launch.py`).
     """
 
     def __init__(self) -> None:
-        self.places: Tensor | None = None  # [tokens] int32, in the order of the rows of what linears are called with
+        self._places: Tensor | None = None
+        self._followers: list[Callable[[Tensor], None]] = []
+
+    @property
+    def places(self) -> Tensor | None:
+        """[tokens] int32, in the order of the rows of what linears are called with."""
+        return self._places
+
+    @places.setter
+    def places(self, places: Tensor | None) -> None:
+        self._places = places
+        if places is not None:
+            for follower in self._followers:
+                follower(places)
+
+    def follow(self, follower: Callable[[Tensor], None]) -> None:
+        """Call it with the places of every pass that has some, before the pass begins."""
+        self._followers.append(follower)

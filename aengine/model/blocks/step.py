@@ -11,6 +11,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.kernels.collective.base import Collective
+from aengine.kernels.lora.base import TokenAdapters
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class Step:
     wanted: Tensor | None  # [n] int64: the tokens that go on behind the last attention; None: all
     sums: Tensor | None  # [tokens] float32, filled behind the last attention: finite where the token's K and V are
     ranks: Collective | None  # that have the other heads
+    tokens: TokenAdapters | None  # whose adapters the linears look at; None: there are none
 
     def slots(self, tokens: int) -> Tensor:
         """Where each token's K and V went, of the tokens that still go on: [tokens] int64; padding: inside page 0."""
@@ -43,6 +45,8 @@ class Step:
                 torch.sum(of_all, dim=-1, out=self.sums)
         if self.wanted is None:
             return attended, x
+        if self.tokens is not None and self.tokens.places is not None:
+            self.tokens.places = self.tokens.places.index_select(0, self.wanted)
         return attended.index_select(0, self.wanted), x.index_select(0, self.wanted)
 
 

@@ -51,15 +51,18 @@ class TensorEntry:
         return self.end - self.start
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of a file, by name. Raises `WeightsError` unless every word of its header can be true."""
+def read_header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, TensorEntry]:
+    """The tensors of a file, by name. Raises `WeightsError` unless every word of its header can be true.
+
+    most_bytes: of a header that is read at all.
+    """
     try:
         if not path.is_file():
             raise WeightsError(f"{path}: no such file; the checkpoint is incomplete")
         with path.open("rb") as file:
             size = path.stat().st_size
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            if size < 8 or length > min(size - 8, most_bytes):
                 raise WeightsError(
                     f"{path}: claims a header of {length} bytes in a file of {size}; damaged, or no safetensors file"
                 )

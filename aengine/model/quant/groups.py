@@ -66,14 +66,15 @@ class QuantizedLinear:
         bias, self._whole_bias = self._whole_bias, None
         if not self._height:  # the vocabulary has fewer rows than there are ranks
             zeros = self._storage.empty(self._linear.outputs, self._linear.inputs).zero_()
-            self._places, self._linear.loaded = {}, self._storage.kernels.dense(zeros, bias)
+            self._places = {}
+            self._linear.load(self._storage.kernels.dense(zeros, bias))
             return
         weights = []
         for name, part in self._parts.items():
             tensors = {one.key: self._places.pop(one.name) for one in self._stored[name] if one.name in self._places}
             weights.append(self._readings[name].finish(self._form.unpack([name], part.outputs, part.inputs, tensors)))
         whole = add_rows(fuse(weights, list(self._parts)), self._linear.outputs - self._height)
-        self._linear.loaded = self._storage.kernels.quantized(whole, bias, self._storage.dtype)
+        self._linear.load(self._storage.kernels.quantized(whole, bias, self._storage.dtype))
 
 
 class QuantizedExperts:
@@ -132,7 +133,7 @@ class QuantizedExperts:
         elif self._by_turns and isinstance(gate_up, Mxfp4Weight):
             gate_up = Mxfp4Weight(gate_first(gate_up.codes), gate_first(gate_up.scale))
         down = self._fused[1].unpack() or self._down.take()
-        self._experts.loaded = self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype)
+        self._experts.load(self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype))
 
 
 def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:

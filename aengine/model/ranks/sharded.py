@@ -12,6 +12,7 @@ from aengine.kernels.collective.base import Collective
 from aengine.kernels.collective.config import OVERLAPPED_ROWS
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.lora.base import TokenAdapters
 
 
 class PreparedNorm:
@@ -35,8 +36,10 @@ class PreparedNorm:
 class Sum:
     """The sum over all ranks that ends a block, with the norm that begins the next one."""
 
-    def __init__(self, ranks: Collective) -> None:
+    def __init__(self, ranks: Collective, tokens: TokenAdapters | None = None) -> None:
+        """tokens: whose adapters products look at, those of all rows at once; None: there are no adapters."""
         self._ranks = ranks
+        self._tokens = tokens
         self.norm: PreparedNorm | None = None
 
     def __call__(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -48,7 +51,7 @@ class Sum:
 
     def of(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
         """The sum of `product(x)`; of many tokens, beside the product itself."""
-        if len(x) < OVERLAPPED_ROWS:
+        if len(x) < OVERLAPPED_ROWS or (self._tokens is not None and self._tokens.places is not None):
             return self(product(x), residual)
         return self._ranks.sum_product(product, x, residual)
 

@@ -37,26 +37,31 @@ class GraphSizes:
 
     decode: list[int]
     prefill: list[int]
+    adapted: bool = False  # whether each is captured once more, with adapters
 
     @classmethod
-    def of(cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int, ranks: int = 1) -> GraphSizes:
-        """prefill: whether steps with chunks can be captured; mixed: most prompt tokens beside decodes.
+    def of(
+        cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int, ranks: int = 1, lora: bool = False
+    ) -> GraphSizes:
+        """prefill: whether steps with chunks can be captured; mixed: most prompt tokens beside decodes; lora: whether
+        there are adapters.
 
         Of several ranks each computes its share of a step, and the host launches all of it for each.
         """
         if not config.cuda_graphs:
             return cls([], [])
         close = min(mixed, MOST_CLOSE_TOKENS * ranks, max_step_tokens)
-        return cls(graph_sizes(config.max_num_seqs), prefill_sizes(close, max_step_tokens) if prefill else [])
+        return cls(graph_sizes(config.max_num_seqs), prefill_sizes(close, max_step_tokens) if prefill else [], lora)
 
     @property
     def largest(self) -> GraphSizes:
         """The largest of each alone."""
-        return GraphSizes(self.decode[-1:], self.prefill[-1:])
+        return GraphSizes(self.decode[-1:], self.prefill[-1:], self.adapted)
 
     def more_bytes(self, row_bytes: int) -> int:
         """What graphs take beside the largest ones, in whose memory they live: nodes, and logits of each row."""
-        return (len(self.decode) + len(self.prefill)) * GRAPH_BYTES + sum(self.decode[:-1]) * row_bytes
+        graphs = (len(self.decode) + len(self.prefill)) * (1 + self.adapted)
+        return graphs * GRAPH_BYTES + sum(self.decode[:-1]) * row_bytes
 
 
 class Executors:
@@ -84,7 +89,7 @@ def make_executor(
     def send(values: Sequence[int]) -> Tensor:
         return upload(np.array(values, dtype=np.int64), device)
 
-    rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send)
+    rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send, decoder.adapters is not None)
     sampler = Sampler(rows.count, decoder.config.vocab_size, device)
     executor = GraphedExecutor(decoder, kv, sampler, rows)
     # One for all graphs: only one runs at a time.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,10 +43,16 @@ def graph_sizes(max_rows: int) -> list[int]:
     return sizes
 
 
+class ForwardKind(NamedTuple):
+    """What a forward pass has besides."""
+
+    shared: bool = False  # runs that rows share, which are read once
+    adapted: bool = False  # rows with adapters
+
+
 @dataclass(slots=True)
 class _Captured:
-    forward: torch.cuda.CUDAGraph
-    forward_shared: torch.cuda.CUDAGraph | None  # reads runs that rows share once
+    forward: dict[ForwardKind, torch.cuda.CUDAGraph]
     logits: Tensor  # [size, vocab] in the model's dtype
     draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]]
 
@@ -113,31 +119,33 @@ class DecodeGraphs:
 
     def rehearse(self, size: int) -> None:
         """Launch what one size launches once, so that it is compiled and loaded before it is recorded."""
-        logits, positions = self._forward(size, rehearsal=True)
+        plain, *others = self._kinds(size)
+        logits, positions = self._forward(size, plain, rehearsal=True)
         for kind in CAPTURED_KINDS:
             self._draw(logits, positions, kind)
-        if self._shareable(size):
-            self._forward(size, self._shared.runs(size), rehearsal=True)
+        for other in others:
+            self._forward(size, other, rehearsal=True)
 
     def record(self, size: int) -> None:
         """Record one rehearsed size; the largest should come first, so that the others fit into its memory."""
         stream = torch.cuda.current_stream(self._rows.device)
-        forward = torch.cuda.CUDAGraph()
-        forward_shared = torch.cuda.CUDAGraph() if self._shareable(size) else None
-        with torch.cuda.graph(forward, pool=self._pool, stream=stream):
-            logits, positions = self._forward(size)
-        if forward_shared is not None:
-            with torch.cuda.graph(forward_shared, pool=self._pool, stream=stream):
-                shared_logits, shared_positions = self._forward(size, self._shared.runs(size))
-                logits.copy_(shared_logits)
-                positions.copy_(shared_positions)
+        plain, *others = self._kinds(size)
+        forward = {plain: torch.cuda.CUDAGraph()}
+        with torch.cuda.graph(forward[plain], pool=self._pool, stream=stream):
+            logits, positions = self._forward(size, plain)
+        for other in others:
+            forward[other] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(forward[other], pool=self._pool, stream=stream):
+                other_logits, other_positions = self._forward(size, other)
+                logits.copy_(other_logits)
+                positions.copy_(other_positions)
         draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]] = {}
         for kind in CAPTURED_KINDS:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 drawn = self._draw(logits, positions, kind)
             draws[kind] = (graph, drawn)
-        self._graphs[size] = _Captured(forward, forward_shared, logits, draws)
+        self._graphs[size] = _Captured(forward, logits, draws)
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
         """Replay the forward pass for these rows: logits [n, vocab] and the rows as a tensor [n] int64.
@@ -146,11 +154,12 @@ class DecodeGraphs:
         """
         captured = self._graphs[self._size(len(rows))]
         self._send(rows)
-        if shared and captured.forward_shared is not None:
+        kind = ForwardKind(bool(shared), self._rows.adapters_of(rows) is not None)
+        if kind not in captured.forward:  # so few rows have nothing to gain from what they share
+            kind = kind._replace(shared=False)
+        if kind.shared:
             self._shared.send(shared)
-            captured.forward_shared.replay()
-        else:
-            captured.forward.replay()
+        captured.forward[kind].replay()
         return captured.logits[: len(rows)], self._row_index[: len(rows)]
 
     def draw(self, rows: list[int], kind: Kind) -> Draws:
@@ -159,8 +168,14 @@ class DecodeGraphs:
         graph.replay()
         return Draws(draws.token_ids[: len(rows)], draws.finite[: len(rows)], None)
 
-    def _shareable(self, size: int) -> bool:
-        return size >= LEAST_SHARERS and self._decoder.config.windows[0] is None
+    def _kinds(self, size: int) -> list[ForwardKind]:
+        """Of forward passes that are captured, the plainest first."""
+        shareable = size >= LEAST_SHARERS and self._decoder.config.windows[0] is None
+        return [
+            ForwardKind(shared, adapted)
+            for adapted in (False, True)[: 1 + (self._rows.adapter is not None)]
+            for shared in (False, True)[: 1 + shareable]
+        ]
 
     def _size(self, n: int) -> int:
         return self.sizes[bisect.bisect_left(self.sizes, n)]
@@ -172,10 +187,11 @@ class DecodeGraphs:
         self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * (size - len(rows))))
         self._current = list(rows)
 
-    def _forward(self, size: int, shared: SharedRuns | None = None, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
+    def _forward(self, size: int, kind: ForwardKind, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
         """Logits [size, vocab], and where the drawn tokens will stand [size] int64."""
-        rows = self._rows
-        inputs = begin_decode(self._row_index[:size], rows.last_token, rows.length, rows.page_table, self._kv.page_size)
+        rows, index = self._rows, self._row_index[:size]
+        adapters = rows.adapter[index] if kind.adapted and rows.adapter is not None else None
+        inputs = begin_decode(index, rows.last_token, rows.length, rows.page_table, self._kv.page_size)
         attention = AttentionBatch(
             slots=inputs.slots,
             page_table=inputs.page_table,
@@ -184,10 +200,12 @@ class DecodeGraphs:
             num_decodes=size,
             query_lens=[1] * size,
             context_lens=[rows.page_table.shape[1] * self._kv.page_size] * size,
-            shared=shared,
+            shared=self._shared.runs(size) if kind.shared else None,
         )
-        hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention, self._kv, rehearsal=rehearsal)
-        return self._decoder.logits(hidden), inputs.next_positions
+        hidden = self._decoder.forward(
+            inputs.token_ids, inputs.positions, attention, self._kv, rehearsal=rehearsal, adapters=adapters
+        )
+        return self._decoder.logits(hidden, adapters), inputs.next_positions
 
     def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> Draws:
         rows, index = self._rows, self._row_index[: len(logits)]

@@ -150,7 +150,9 @@ class PrefillGraphs:
         self._cells = torch.zeros(widest, dtype=torch.int64, device=rows.device)
         self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
         self._sums = torch.empty(sizes[-1], dtype=torch.float32, device=rows.device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # By tokens, and by whether some have adapters.
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._adapted = [False] if rows.adapter is None else [False, True]
         # The table of a row ends with a page that may be in use only in part.
         self._limit = max(1, (rows.page_table.shape[1] - 1) * kv.page_size)
 
@@ -158,15 +160,17 @@ class PrefillGraphs:
         """Launch what one size launches once, so that it is compiled and loaded before it is recorded."""
         shape = self._shapes[size]
         self._send(StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[]), shape)
-        self.forward(shape, rehearsal=True)
+        for adapted in self._adapted:
+            self.forward(shape, adapted, rehearsal=True)
 
     def record(self, size: int) -> None:
         """Record one rehearsed size; the largest should come first, so that the others fit into its memory."""
         stream = torch.cuda.current_stream(self._rows.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            self.forward(self._shapes[size])
-        self._graphs[size] = graph
+        for adapted in self._adapted:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                self.forward(self._shapes[size], adapted)
+            self._graphs[size, adapted] = graph
 
     def shape_for(self, plan: StepPlan) -> PrefillShape | None:
         """The captured shape that this step fits into without much padding."""
@@ -174,27 +178,29 @@ class PrefillGraphs:
         place = bisect.bisect_left(self.sizes, tokens)
         if place == len(self.sizes) or self.sizes[place] - tokens > MOST_PADDING:
             return None
-        if self.sizes[place] not in self._graphs:
+        if (self.sizes[place], False) not in self._graphs:
             return None
         shape = self._shapes[self.sizes[place]]
         contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
         return shape if shape.takes(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
 
-    def replay(self, plan: StepPlan, shape: PrefillShape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run the forward pass: hidden states, rows and positions of the draws, and `sums` of all tokens.
+    def replay(self, plan: StepPlan, shape: PrefillShape, adapted: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Run the forward pass: hidden states, rows and positions of the draws, and `sums` of all tokens. adapted:
+        whether some of them have adapters.
 
         [draws, hidden] in the model's dtype, [draws] int64, [draws] int64, [tokens] float32, each valid until the next
         replay.
         """
         self._send(plan, shape)
-        self._graphs[shape.tokens].replay()
+        self._graphs[shape.tokens, adapted].replay()
         cells = StepCells.over(self._cells, shape)
         draws, tokens = len(plan.sampled_rows), plan.num_tokens
         return self._hidden[:draws], cells.draw_rows[:draws], cells.draw_positions[:draws], self._sums[:tokens]
 
-    def forward(self, shape: PrefillShape, rehearsal: bool = False) -> None:
+    def forward(self, shape: PrefillShape, adapted: bool = False, rehearsal: bool = False) -> None:
         """The step that the cells describe: hidden states of the wanted tokens, `sums`, and the lengths of its rows."""
         rows, cells = self._rows, StepCells.over(self._cells, shape)
+        adapters = rows.adapter[cells.token_rows] if adapted and rows.adapter is not None else None
         decode_rows, chunk_rows = cells.rows.split([shape.rows, shape.chunks])
         decode_lens, chunk_lens = cells.lens.to(torch.int32).split([shape.rows, shape.chunks])
         chunk_starts = cells.chunk_starts.to(torch.int32)
@@ -221,7 +227,9 @@ class PrefillGraphs:
         drawn = rows.last_token[cells.token_rows]
         token_ids = torch.where(cells.token_ids < 0, drawn, cells.token_ids)
         sums = self._sums[: shape.tokens]
-        hidden = self._decoder.forward(token_ids, cells.positions, batch, self._kv, cells.wanted, rehearsal, sums)
+        hidden = self._decoder.forward(
+            token_ids, cells.positions, batch, self._kv, cells.wanted, rehearsal, sums, adapters
+        )
         self._hidden[: shape.rows].copy_(hidden)
         rows.length.index_copy_(0, cells.rows, cells.lens)
         rows.length[rows.padding :].zero_()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,13 +85,16 @@ class GraphedExecutor(StepExecutor):
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
-        hidden, draw_rows, draw_positions, sums = graphs.replay(plan, shape)
+        adapters = rows.adapters_of(itertools.chain(plan.decode, (chunk.row for chunk in plan.prefill)))
+        hidden, draw_rows, draw_positions, sums = graphs.replay(plan, shape, adapters is not None)
         for row in plan.decode:
             rows.lengths[row] += 1
         for chunk in plan.prefill:
             rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
         self._copy_pages(plan)
-        logits = self._decoder.logits(hidden) if row_list else None
+        if adapters is not None:
+            adapters = adapters[draw_rows] if self._decoder.adapts_logits else None
+        logits = self._decoder.logits(hidden, adapters) if row_list else None
         return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:

@@ -120,7 +120,9 @@ def _run(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 def _marks(job: Job) -> list[Path]:
     """A file in each cache, named after everything that the variants follow from."""
-    config = msgspec.structs.replace(job.config, model=None, revision=None, seed=0, timeline=None, progress=False)
+    config = msgspec.structs.replace(
+        job.config, model=None, revision=None, lora={}, seed=0, timeline=None, progress=False
+    )
     digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(job, config=config, room=0)))
     for name in _PACKAGES:
         try:

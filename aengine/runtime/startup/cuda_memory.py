@@ -11,7 +11,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.capture import Executors, capture
-from aengine.runtime.startup.warm_up import largest_steps, row_share
+from aengine.runtime.startup.warm_up import largest_steps, row_share, with_adapters
 
 MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
 GIB = 2.0**30
@@ -65,7 +65,7 @@ def room_for_kv(
         trial = make(num_pages, length)
         for device in devices:
             torch.cuda.reset_peak_memory_stats(device.device)
-        trial.warm_up(largest_steps(config, max_step_tokens, length))
+        trial.warm_up(with_adapters(largest_steps(config, max_step_tokens, length), model.lora is not None))
     except torch.OutOfMemoryError as error:
         tightest = max(devices, key=lambda device: device.weights)
         raise ConfigError(

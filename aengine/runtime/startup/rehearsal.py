@@ -29,7 +29,7 @@ from aengine.runtime.startup.cuda_memory import trial_pool
 from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.sizing import size_pool
 from aengine.runtime.startup.step_sizes import StepSizes
-from aengine.runtime.startup.warm_up import greediest_steps, largest_steps, uncaptured_steps
+from aengine.runtime.startup.warm_up import greediest_steps, largest_steps, uncaptured_steps, with_adapters
 
 META = torch.device("meta")
 
@@ -53,19 +53,21 @@ def run_through(job: Job) -> None:
     leave_empty(decoder.groups)
     decoder.thin_out()
     steps = StepSizes.of(config, job.model, job.capability, job.launch.processors)
-    sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks)
+    lora = job.model.lora is not None
+    sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks, lora)
     if config.kv_cache_gib is None:
         num_pages, length = trial_pool(config, decoder, steps.most)
         trial = make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits)
-        for plan in largest_steps(config, steps.most, length):
+        for plan in with_adapters(largest_steps(config, steps.most, length), lora):
             trial.execute(plan)
         rehearse(trial)
     pool = size_pool(config, job.model, kv_dtype, job.room)
     executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
-    for plan in uncaptured_steps(config, job.model, dtype, job.launch, steps.most, pool.max_model_len, sizes):
+    uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
+    for plan in with_adapters(uncaptured, lora):
         executor.execute(plan)
     rehearse(executor)
-    for plan in greediest_steps():
+    for plan in with_adapters(greediest_steps(), lora):
         executor.execute(plan)
 
 

@@ -16,11 +16,13 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import Placement, load_shards
+from aengine.runtime.adapters import HostFiller
 from aengine.runtime.device import forward_threads, host_memory, resolve_dtype, resolve_kv_dtype
 from aengine.runtime.executor import Executor
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, StepExecutor
+from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import CPU_KV_GIB, size_pool
 from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, step_tokens
@@ -30,6 +32,7 @@ from aengine.sampling.sampler import Sampler
 def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
     """Load the model. Raises `ConfigError` and `CheckpointError`. wait_for_text: as `start_runtime`."""
     phases = Phases()
+    model = make_room(config, model, experts=True)
     model = model.over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     device = torch.device("cpu")
     if config.attention not in ("auto", "torch"):
@@ -64,7 +67,8 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
 
     def make(decoder: Decoder) -> Executor:
         kv = KVPool(model.kv_shape(config.page_size, kv_dtype), pool.num_pages, device)
-        rows = Rows(config.max_num_seqs, -(-pool.max_model_len // config.page_size), device)
+        pages = -(-pool.max_model_len // config.page_size)
+        rows = Rows(config.max_num_seqs, pages, device, adapters=decoder.adapters is not None)
         return StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
 
     executor = make(decoders[0])
@@ -75,4 +79,5 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
     log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, phases)
     limit = mixed_limit(config, model, max_step_tokens)
-    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit)
+    adapters = places_of(decoders, [HostFiller() for _ in decoders])
+    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit, adapters)

@@ -23,6 +23,8 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.checkpoint.staging import staging_ring
 from aengine.model.config import ModelConfig
 from aengine.model.load import Placement, load_shards
+from aengine.model.lora.adapter import Adapter
+from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, capture, make_executor
 from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory
 from aengine.runtime.cuda.runner import CudaRunner
@@ -31,10 +33,11 @@ from aengine.runtime.startup.compile_ahead import compile_ahead
 from aengine.runtime.startup.cuda_memory import GIB, Budget, room_for_kv
 from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.job import Job
+from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import check_length, size_pool
 from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
-from aengine.runtime.startup.warm_up import greediest_steps, uncaptured_steps
+from aengine.runtime.startup.warm_up import greediest_steps, uncaptured_steps, with_adapters
 
 PATIENCE = 2.5  # seconds that a GPU waits for another, far more than a host takes between launching for both
 
@@ -59,8 +62,10 @@ def start_cuda(
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
+    model = make_room(config, model, experts=False)
     gpus = choose_gpus(config, model, dtype, device)
     model = model.over(len(gpus))
+    lora = model.lora is not None
     if config.num_pages is not None or config.kv_cache_gib is not None:
         kv_bytes = int((config.kv_cache_gib or 0) * GIB)
         size_pool(config, model, kv_dtype, kv_bytes, memory=torch.cuda.mem_get_info(device)[1])
@@ -98,7 +103,7 @@ def start_cuda(
         devices.synchronize()
         phases.end("weights")
         steps = StepSizes.of(config, model, job.capability, job.launch.processors)
-        sizes = GraphSizes.of(config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks)
+        sizes = GraphSizes.of(config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks, lora)
         phases.end("imports")
         ahead.wait()
         phases.end("kernels")
@@ -118,23 +123,29 @@ def start_cuda(
         pool = size_pool(config, model, kv_dtype, room)
         with _pool_size_errors(config, steps.most):
             executors = make(pool.num_pages, pool.max_model_len, sizes)
-            executors.warm_up(uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes))
+            uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
+            executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()
         phases.end("memory")
         capture(executors, config.progress)
-        executors.warm_up(greediest_steps())  # compiles what no graph holds: draws that decide something on the host
+        executors.warm_up(
+            with_adapters(greediest_steps(), lora)
+        )  # compiles what no graph holds: draws that decide something on the host
         if collectives:
             keep_pinned_memory(len(gpus))
             devices.wait_for_each_other(PATIENCE)
-            executors.warm_up(greediest_steps())  # the first steps whose results mean something
+            executors.warm_up(with_adapters(greediest_steps(), lora))  # the first steps whose results mean something
             devices.check_answers()
+        adapters = places_of(decoders, [DeviceFiller(gpu, torch.cuda.Stream(gpu)) for gpu in gpus] if lora else [])
+        if adapters is not None:
+            adapters.fill(Adapter(0, {}), 1)  # loads what copies need
         phases.end("graphs")
         ahead.keep()
     name = ", ".join(f"{torch.cuda.get_device_name(gpu)} ({gpu})" for gpu in gpus)
     log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, phases)
     failed = [rank.failed for rank in collectives]
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
-    return Runtime(runner, model, pool, steps.most, steps.mixed)
+    return Runtime(runner, model, pool, steps.most, steps.mixed, adapters)
 
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:

@@ -5,7 +5,7 @@ All but the largest ones write into page 0, which nobody owns and nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 import torch
@@ -38,6 +38,17 @@ GREEDIEST = SamplingParams(
     min_tokens=1,
     allowed_token_ids=(0,),
 )
+
+
+def with_adapters(steps: Sequence[StepPlan], lora: bool) -> list[StepPlan]:
+    """The steps, and where there are adapters the same once more with an adapter in every row."""
+    if not lora:
+        return list(steps)
+    adapted = [
+        msgspec.structs.replace(step, new_rows=[msgspec.structs.replace(new, adapter=1) for new in step.new_rows])
+        for step in steps
+    ]
+    return [*adapted, *steps]
 
 
 def row_share(config: EngineConfig, max_step_tokens: int, longest: int) -> tuple[int, int]:

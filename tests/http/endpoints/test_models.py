@@ -13,6 +13,8 @@ CARD = {
     "object": "model",
     "created": 1_700_000_000,
     "owned_by": "aengine",
+    "root": "fake",
+    "parent": None,
     "max_model_len": 64,
 }
 

@@ -66,7 +66,7 @@ def test_every_answer_is_as_described(described: BaseSchema, method: str, path: 
     statuses: Counter[int] = Counter()
     with suppress(Unsatisfiable):  # nothing can be wrong about a request that says nothing
         holds()
-    assert statuses[200] or (mode is GenerationMode.NEGATIVE) or "{" in path
+    assert statuses[200] or (mode is GenerationMode.NEGATIVE) or "{" in path or "lora" in path  # which is off
 
 
 FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")

@@ -378,7 +378,15 @@ async def test_chats_with_a_thought_and_calls() -> None:
 
 # ---- the others -------------------------------------------------------------------------------------------
 
-CARD = {"id": "fake", "object": "model", "created": 1_700_000_000, "owned_by": "aengine", "max_model_len": 64}
+CARD = {
+    "id": "fake",
+    "object": "model",
+    "created": 1_700_000_000,
+    "owned_by": "aengine",
+    "root": "fake",
+    "parent": None,
+    "max_model_len": 64,
+}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.hub import resolve_model
-from aengine.model.load import load_model
+from aengine.model.load import adaptable_linears, load_model
+from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
+from aengine.runtime.executor import Outcome
 from aengine.runtime.runner import Forwarded, StepExecutor
 from aengine.sampling_params import SamplingParams
 from aengine.step_plan import PrefillChunk, StepPlan
@@ -57,11 +59,11 @@ class FixedShapeAttention(TorchAttention):
 
 
 class Uncaptured:
-    def __init__(self, graphs: PrefillGraphs, shape: PrefillShape) -> None:
-        self.graphs, self.shape = graphs, shape
+    def __init__(self, graphs: PrefillGraphs, shape: PrefillShape, adapted: bool) -> None:
+        self.graphs, self.shape, self.adapted = graphs, shape, adapted
 
     def replay(self) -> None:
-        self.graphs.forward(self.shape)
+        self.graphs.forward(self.shape, self.adapted)
 
 
 class FixedShapeExecutor(StepExecutor):
@@ -72,8 +74,9 @@ class FixedShapeExecutor(StepExecutor):
         self.graphs = PrefillGraphs(self._decoder, self._kv, self._rows, prefill_sizes(256, 256), lambda *_: True)
         for size in self.graphs.sizes:
             shape = PrefillShape.of(size, self._rows.padding)
-            self.graphs._graphs[size] = Uncaptured(self.graphs, shape)  # type: ignore[assignment]
-        self.replayed = 0
+            for adapted in (False, True):
+                self.graphs._graphs[size, adapted] = Uncaptured(self.graphs, shape, adapted)  # type: ignore[assignment]
+        self.replayed = self.adapted = 0
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -84,14 +87,16 @@ class FixedShapeExecutor(StepExecutor):
         self._rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         self._rows.grow(plan.new_pages)
-        hidden, rows, positions, sums = self.graphs.replay(plan, shape)
+        adapters = self._rows.adapters_of([*plan.decode, *(chunk.row for chunk in plan.prefill)])
+        hidden, rows, positions, sums = self.graphs.replay(plan, shape, adapters is not None)
+        self.adapted += adapters is not None
         for row in plan.decode:
             self._rows.lengths[row] += 1
         for chunk in plan.prefill:
             self._rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
         self._copy_pages(plan)
         assert self._rows.length.tolist() == [*self._rows.lengths[:-1], 0]
-        logits = self._decoder.logits(hidden) if plan.sampled_rows else None
+        logits = self._decoder.logits(hidden, None if adapters is None else adapters[rows]) if len(rows) else None
         return Forwarded(logits, plan.sampled_rows, rows, positions, sums=sums)
 
 
@@ -122,6 +127,55 @@ def test_ids_are_those_of_steps_of_any_shape(decoder: Decoder, depth: int) -> No
         outputs.append([sequence.output for sequence in sequences])
     assert outputs[0] == outputs[1]
     assert executor.replayed > 10
+
+
+class Adapted:
+    """Gives every third row an adapter, and every third one another."""
+
+    def __init__(self, executor: StepExecutor) -> None:
+        self._executor = executor
+
+    def execute(self, plan: StepPlan) -> Outcome:
+        for new in plan.new_rows:
+            new.adapter = new.tokens[0] % 3
+        return self._executor.execute(plan)
+
+
+def test_ids_are_those_of_steps_of_any_shape_with_adapters() -> None:
+    folder = resolve_model(None, None)
+    config = ModelConfig.from_folder(folder)
+    linears = adaptable_linears(config)
+    config = config.with_room(LoraRoom(places=2, rank=8, kinds=tuple({kind_of(site) for site in linears.sites})))
+    decoder = load_model(
+        folder,
+        config,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=FixedShapeAttention(),
+    )
+    assert decoder.adapters is not None
+    generator = torch.Generator().manual_seed(0)
+    for site in decoder.adapters.sites.values():
+        assert site.weights is not None
+        for factor in (site.weights.a, site.weights.b):
+            factor[1:].normal_(0.0, 0.1, generator=generator)
+    rng = random.Random(3)
+    prompts = [[rng.randrange(100) for _ in range(rng.randint(1, 150))] for _ in range(12)]
+    outputs = []
+    for fixed, adapted in ((False, False), (False, True), (True, True)):
+        rig = Rig(decoder, max_rows=5, max_step_tokens=96, prefix_cache=False)
+        if fixed:
+            rig.executor = executor = FixedShapeExecutor(rig.executor)
+        if adapted:
+            rig.executor = Adapted(rig.executor)  # type: ignore[assignment]
+        sequences = [rig.add(prompt, 9) for prompt in prompts]
+        rig.run(1)
+        outputs.append([sequence.output for sequence in sequences])
+    assert outputs[1] == outputs[2]
+    changed = [without != output for without, output in zip(outputs[0], outputs[1])]
+    assert changed == [prompt[0] % 3 > 0 for prompt in prompts]
+    assert executor.adapted > 10
 
 
 def test_a_step_that_scores_its_prompts_is_not_taken(decoder: Decoder) -> None:

@@ -35,6 +35,7 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.unpacking import unpacking
 from aengine.kernels.offline import OfflineDriver
 from aengine.model.config import ModelConfig
+from aengine.runtime.adapters import HostFiller
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
 from aengine.runtime.startup import rehearsal, start_cuda
@@ -60,6 +61,7 @@ EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
 FP8_STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 INT4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
+LORA: dict[str, Any] = {"lora_loading": True, "max_loras": 2}
 GIB = 2**30
 
 
@@ -105,6 +107,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         yield CompileAhead([], [])
 
     monkeypatch.setattr(start_cuda, "compile_ahead", no_processes)
+    monkeypatch.setattr(start_cuda, "DeviceFiller", lambda *_: HostFiller())
     # What a kernel would have written are zeros: ids and lengths that exist.
     monkeypatch.setattr(torch, "empty", zeros)
     monkeypatch.setattr(torch, "empty_like", zeros_like)
@@ -236,6 +239,8 @@ def serve(runtime: Runtime, rows: int) -> int:
             )
             scheduler.add(leader)
         while (plan := scheduler.schedule()) is not None:
+            for new in plan.new_rows if runtime.adapters is not None and len(ways) != 2 else ():
+                new.adapter = new.tokens[-1] % (runtime.adapters.count + 1)
             scheduler.commit(plan, read_outcome(executor.execute(plan), lambda row: None, plan))
             steps += 1
     return steps
@@ -259,6 +264,8 @@ def serve(runtime: Runtime, rows: int) -> int:
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | INT4, id="int4-not-captured"),
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | FP8_STATIC, id="fp8-static-not-captured"),
         pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
+        pytest.param("flash-attn-4", 40, 8, LORA, TWO, id="adapters"),
+        pytest.param("flash-attn-2", 5, 8, LORA | {"cuda_graphs": False}, TWO | FP8, id="adapters-no-graphs-fp8"),
     ],
 )
 def test_nothing_is_compiled_while_serving(
@@ -297,6 +304,8 @@ def test_nothing_is_compiled_while_serving(
         pytest.param("flash-attn-4", 256, {}, EXPERTS | INT4, id="experts-int4"),
         pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
         pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, {}, id="fp8-short-steps"),
+        pytest.param("flash-attn-4", 40, LORA, TWO, id="adapters"),
+        pytest.param("flash-attn-2", 5, LORA | {"kv_cache_gib": 0.25}, TWO | INT4, id="adapters-not-captured-int4"),
     ],
 )
 def test_processes_beside_a_start_up_compile_all_that_it_launches(

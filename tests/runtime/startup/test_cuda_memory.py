@@ -81,7 +81,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], int]:
     monkeypatch.setattr(cuda_memory, "trial_pool", lambda *_: (1, 16))
     monkeypatch.setattr(cuda_memory, "largest_steps", lambda *_: ["plain", "greedy"])
     monkeypatch.setattr(cuda_memory, "capture", Trial.capture)
-    shape = SimpleNamespace(kv_shape=lambda *_: SimpleNamespace(page_bytes=POOL))
+    shape = SimpleNamespace(lora=None, kv_shape=lambda *_: SimpleNamespace(page_bytes=POOL))
     decoder: Any = SimpleNamespace(device=torch.device("cuda", 0), config=shape, kv_dtype=torch.bfloat16)
 
     def measure(share: float) -> int:

@@ -32,7 +32,7 @@ _decoder = msgspec.json.Decoder(ResponsesRequest)
 class Responses(Endpoint):
     async def create(self, request: Request) -> Response:
         engine, body = await self._accept(request, _decoder)
-        model = self._state.check_model(body.model)
+        model = self._state.choose_model(body.model)
         body.refuse_unsupported()
         caller: str | None = request.scope.get(CALLER)
         tools = read_tools(body)
@@ -53,10 +53,11 @@ class Responses(Endpoint):
             request_id=(response_id := f"resp_{uuid.uuid4().hex}"),
             priority=body.priority,
             cache_salt=body.cache_salt,
+            adapter=model.adapter,
             streamed=False,  # the last events of a stream have them once more
         )
         kept = bool(self._state.kept_responses.most) and body.store is not False
-        head = ResponseHead(response_id, model, body, params, stored=kept)
+        head = ResponseHead(response_id, model.name, body, params, stored=kept)
         reasoning = body.reasoning or Reasoning()
         output = Output(
             summaries=(reasoning.summary or reasoning.generate_summary) is not None,

@@ -1,0 +1,226 @@
+"""The adapters that requests may name: read in a worker thread, kept in host memory, brought to the device in time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from aengine.errors import EngineClosedError, EngineFailedError, InvalidRequestError, ModelNotFoundError
+from aengine.model.hub import resolve_adapter
+from aengine.scheduling.adapter_queue import AdapterQueue
+from aengine.scheduling.adapters import Load, LoadedAdapter
+from aengine.scheduling.sequence import Sequence
+from aengine.types import AdapterInfo
+
+if TYPE_CHECKING:  # torch, which `load` imports
+    from aengine.model.lora.adapter import Adapter
+    from aengine.runtime.adapters import AdapterPlaces
+
+log = logging.getLogger("aengine")
+
+MOST_ADAPTERS = 4096  # that are loaded at once
+_WEIGHTS = "adapter_model.safetensors"
+# No comma or equals sign, which separate names in knobs and in metrics.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """A loaded adapter with its weights."""
+
+    adapter: LoadedAdapter
+    weights: Adapter
+    path: str
+    created: int
+
+
+class Adapters:
+    """Loads and unloads adapters beside running steps, which wait for neither.
+
+    Reading takes a worker thread, one adapter at a time. `carry`, a task of the engine's, puts those that are awaited
+    into their places on the device; `look`, called between steps, tells it when there is something to do.
+    """
+
+    def __init__(self, places: AdapterPlaces, host_bytes: int, reserved: Collection[str]) -> None:
+        """host_bytes: that weights may take together; reserved: names that no adapter may have."""
+        self.queue = AdapterQueue(places.count)
+        self._places = places
+        self._host_bytes = host_bytes
+        self._reserved = reserved
+        self._named: dict[str, _Entry] = {}
+        self._leaving: dict[LoadedAdapter, asyncio.Event] = {}  # unloaded, but still in use; set once they are not
+        self._weights: dict[LoadedAdapter, Adapter] = {}  # of both
+        self._generations = itertools.count(1)
+        self._reading = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._closing = False
+        self._ended = asyncio.Event()
+        self._wake: Callable[[], None] = lambda: None
+        self._fail: Callable[[Sequence, EngineFailedError], None] = lambda sequence, error: None
+
+    # ---- by name --------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> LoadedAdapter:
+        """The adapter of that name. Raises `ModelNotFoundError`."""
+        return self._entry(name).adapter
+
+    def has(self, name: str) -> bool:
+        """Whether requests may name it."""
+        return name in self._named
+
+    def list(self) -> list[AdapterInfo]:
+        """All that requests may name, in the order in which they were loaded."""
+        return [
+            AdapterInfo(
+                name=name,
+                path=entry.path,
+                rank=entry.weights.rank,
+                bytes=entry.weights.bytes,
+                created=entry.created,
+                on_device=entry.adapter.there,
+                running=entry.adapter.rows,
+                waiting=self.queue.waiting_for(entry.adapter),
+            )
+            for name, entry in self._named.items()
+        ]
+
+    async def load(self, name: str, path: str, replace: bool = False) -> None:
+        """Read an adapter, and let requests name it. Where this fails, all is as it was.
+
+        Raises `InvalidRequestError` for a name that cannot be or is taken, `AdapterError` and `HubError`.
+        """
+        self._check_name(name, replace)
+        async with self._reading:
+            self._check_name(name, replace)  # others have been read meanwhile
+            weights = await anyio.to_thread.run_sync(self.read, path)
+            if self._closing:
+                raise EngineClosedError("the engine is closed")
+            self.add(name, path, weights)
+
+    def read(self, path: str) -> Adapter:
+        """An adapter in host memory; blocks. Raises as `load`."""
+        folder = resolve_adapter(path)
+        weights = folder / _WEIGHTS
+        self._check_room(weights.stat().st_size if weights.is_file() else 0)  # before it takes memory
+        adapter = self._places.read(folder)
+        self._check_room(adapter.bytes)
+        return adapter
+
+    def add(self, name: str, path: str, weights: Adapter) -> None:
+        """Let requests name an adapter that has been read; one of the same name serves those who have it already."""
+        self._check_name(name, replace=True)
+        if (old := self._named.pop(name, None)) is not None:
+            self._leave(old.adapter)
+        adapter = LoadedAdapter(next(self._generations), name)
+        self._weights[adapter] = weights
+        self._named[name] = _Entry(adapter, weights, path, int(time.time()))
+        self.queue.bring_ahead(adapter)
+        self._news.set()
+
+    async def unload(self, name: str) -> None:
+        """Let no further request name an adapter, and wait until those who have it are done and its memory is free.
+
+        Given up, that goes on by itself. Raises `ModelNotFoundError`, and `EngineClosedError` if the engine closes
+        meanwhile.
+        """
+        adapter = self._entry(name).adapter
+        del self._named[name]
+        await self._leave(adapter).wait()
+        if self._closing:
+            raise EngineClosedError("the engine was closed")
+
+    def _entry(self, name: str) -> _Entry:
+        entry = self._named.get(name)
+        if entry is None:
+            raise ModelNotFoundError(f"the adapter {name[:200]!r} is not loaded")
+        return entry
+
+    def _leave(self, adapter: LoadedAdapter) -> asyncio.Event:
+        gone = self._leaving[adapter] = asyncio.Event()
+        self._wake()  # nobody may have it as it is
+        return gone
+
+    def _check_name(self, name: object, replace: bool) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidRequestError(
+                "name must be 1 to 200 letters, digits or any of . _ : / @ + -, and begin with a letter or digit",
+                "name",
+            )
+        if name in self._reserved:
+            raise InvalidRequestError(f"name {name!r} is the model's own", "name")
+        if name in self._named and not replace:
+            raise InvalidRequestError(
+                f"name: the adapter {name!r} has already been loaded; unload it first, or load it in place", "name"
+            )
+        if name not in self._named and len(self._named) >= MOST_ADAPTERS:
+            raise InvalidRequestError(
+                f"name: {MOST_ADAPTERS} adapters are loaded, which is the most; unload one", "name"
+            )
+
+    def _check_room(self, size: int) -> None:
+        taken = sum(weights.bytes for weights in list(self._weights.values()))
+        if taken + size > self._host_bytes:
+            raise InvalidRequestError(
+                f"path: the adapter takes {size / 2**20:.0f} MiB of host memory, and those that are loaded have "
+                f"{taken / 2**20:.0f} of {self._host_bytes / 2**20:.0f}; unload one, or raise lora_host_gib",
+                "path",
+            )
+
+    # ---- to the device --------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Between two steps: let the carrier know of what is awaited, and let go of what nobody has any more."""
+        if self.queue.awaited:
+            self._news.set()
+        if self._leaving:
+            for adapter in [adapter for adapter in self._leaving if self.queue.forget(adapter)]:
+                del self._weights[adapter]
+                self._leaving.pop(adapter).set()
+                self._news.set()  # its place is empty
+
+    async def carry(self, wake: Callable[[], None], fail: Callable[[Sequence, EngineFailedError], None]) -> None:
+        """The task that puts adapters into their places, until `close`.
+
+        wake: lets the step loop look again; fail: ends a sequence that waits for an adapter which cannot be put.
+        """
+        self._wake, self._fail = wake, fail
+        with anyio.CancelScope(shield=True):  # the device's memory stays until `close` has seen the end of this
+            while not self._closing:
+                load = self.queue.next_load()
+                if load is None:
+                    await self._news.wait()
+                    self._news.clear()
+                else:
+                    await self._put(load)
+                    wake()
+            self._ended.set()
+
+    async def _put(self, load: Load) -> None:
+        try:
+            await self._places.put(self._weights[load.adapter], load.place)
+        except Exception as error:  # whatever the device says: its steps go on, and say it too if they cannot
+            log.error("the adapter %s could not be put on the device", load.adapter.name, exc_info=error)
+            failure = EngineFailedError(f"the adapter could not be put on the device: {type(error).__name__}")
+            failure.__cause__ = error
+            for sequence in self.queue.failed(load):
+                self._fail(sequence, failure)
+        else:
+            self.queue.arrived(load)
+
+    async def close(self) -> None:
+        """Wait until nothing is on its way to the device; whoever waits for an unloading waits no longer."""
+        self._closing = True
+        self._news.set()
+        for gone in self._leaving.values():
+            gone.set()
+        await self._ended.wait()
+        await anyio.to_thread.run_sync(self._places.close)

@@ -1,0 +1,45 @@
+"""How the kernels of adapters are cut up, by shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from aengine.kernels.launch import Launch, power_of_two
+from aengine.kernels.lora.expand import ExpandConfig
+from aengine.kernels.lora.shrink import ShrinkConfig
+from aengine.kernels.lora.shrink_row import ShrinkRowConfig
+
+
+@lru_cache
+def shrink_row_config(r: int, k: int) -> ShrinkRowConfig:
+    """Of one row: all loads of a program are on their way at once."""
+    block_k = min(2048, power_of_two(k))
+    return ShrinkRowConfig(2 if r >= 16 else 1, block_k, max(1, block_k // 512))
+
+
+@lru_cache
+def shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, launch: Launch) -> ShrinkConfig:
+    """tiles: at most so many, of `height` tokens. Where there is less shared memory, fewer copies are on their way."""
+    config = _shrink_config(tiles, height, r, k, element_size, launch)
+    while config.stages > 1 and config.shared_memory(height, element_size) > launch.shared_memory:
+        config = replace(config, stages=config.stages - 1)
+    return config
+
+
+def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, launch: Launch) -> ShrinkConfig:
+    if element_size > 2:
+        return ShrinkConfig(16, 32, 2 if k >= 512 else 1, 2, 4, 16)
+    if height > 16:
+        return ShrinkConfig(min(64, max(16, power_of_two(r))), 64, 2 if k >= 1024 else 1, 4, 4, 64)
+    # All of A is on its way before the wait.
+    piece = 512 if k > 512 else max(16, power_of_two(k))
+    return ShrinkConfig(16, piece, -(-k // piece), 1, 4, piece)
+
+
+@lru_cache
+def expand_config(height: int, element_size: int) -> ExpandConfig:
+    """height: of a tile of tokens."""
+    if element_size > 2:
+        return ExpandConfig(32, 4)
+    return ExpandConfig(128, 4)

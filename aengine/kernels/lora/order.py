@@ -1,0 +1,95 @@
+"""The tokens of a pass sorted by adapter, in tiles of one adapter each: once a pass, for all linears.
+
+Of few tokens, one program compares every token with every other.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aengine.kernels.experts.plan import make_plan, most_tiles
+from aengine.kernels.launch import power_of_two
+from aengine.kernels.lora.base import NO_ADAPTER, TokenAdapters
+from aengine.kernels.variants import keep_variants
+
+AT_ONCE = 64  # tokens that one program sorts
+LOW_UP_TO = 256  # tokens, for which tiles are low: many adapters have a few tokens each
+LOW, HIGH = 16, 64  # tokens of a tile at most
+
+
+@keep_variants
+@triton.jit(do_not_specialize=["tokens", "capacity"])
+def _order_kernel(
+    places_ptr,  # [tokens]
+    order_ptr,  # [tokens]
+    tiles_ptr,  # [3, capacity]
+    count_ptr,  # [1]
+    own_ptr,  # [tokens]
+    tokens,
+    capacity,
+    HEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.arange(0, BLOCK)
+    place = tl.load(places_ptr + token, mask=token < tokens, other=0)
+    one, other = place[:, None], place[None, :]
+    same = one == other
+    within = tl.sum((same & (token[None, :] < token[:, None])).to(tl.int32), axis=1)  # its own adapter's tokens
+    size = tl.sum(same.to(tl.int32), axis=1)
+    position = tl.sum(((other > 0) & (other < one)).to(tl.int32), axis=1) + within
+    used = place > 0
+    first = used & (within % HEIGHT == 0)
+    before = first[None, :] & (position[None, :] <= position[:, None])
+    tile = tl.sum(before.to(tl.int32), axis=1) - 1
+    tl.store(order_ptr + position, token, mask=used)
+    tl.store(own_ptr + token, tl.where(used, tile, -1), mask=token < tokens)
+    tl.store(tiles_ptr + tile, place, mask=first)
+    tl.store(tiles_ptr + capacity + tile, position, mask=first)
+    tl.store(tiles_ptr + 2 * capacity + tile, position + tl.minimum(size - within, HEIGHT), mask=first)
+    tl.store(count_ptr, tl.sum(first.to(tl.int32), axis=0))
+
+
+class TokenOrder:
+    """Made whenever the tokens' places are set. All int32, and on the device.
+
+    What lies behind the last sorted token and the last tile is undefined.
+    """
+
+    places: Tensor  # [tokens], as they were set
+    order: Tensor  # [tokens]: those with an adapter, sorted
+    tiles: Tensor  # [3, capacity]: the place of each tile's adapter, its first sorted token, the one behind its last
+    count: Tensor  # [1]: the number of tiles
+    own: Tensor  # [tokens], at most AT_ONCE: the tile of each token; -1 without an adapter
+    height: int  # tokens of a tile at most
+
+    def __init__(self, places: int, tokens: TokenAdapters) -> None:
+        """places: how many there are, with the one of no adapter."""
+        self._places = places
+        tokens.follow(self._sort)
+        if tokens.places is not None:
+            self._sort(tokens.places)
+
+    @property
+    def capacity(self) -> int:
+        """Tiles at most."""
+        return self.tiles.shape[1]
+
+    def _sort(self, places: Tensor) -> None:
+        tokens = len(places)
+        self.places = places = places.contiguous()
+        self.height = LOW if tokens <= LOW_UP_TO else HIGH
+        if tokens > AT_ONCE:
+            plan = make_plan(places.masked_fill(places == NO_ADAPTER, -1).unsqueeze(-1), self._places, self.height)
+            self.order, self.tiles, self.count, self.own = plan.order, plan.tiles, plan.count, plan.places
+            return
+        capacity = most_tiles(tokens, self._places - 1, self.height)
+        self.order, self.own = places.new_empty(2, tokens)
+        self.tiles, self.count = places.new_empty(3, capacity), places.new_empty(1)
+        if tokens:  # an ordinary launch: what it writes is read early by kernels behind it
+            _order_kernel[(1,)](
+                places, self.order, self.tiles, self.count, self.own, tokens, capacity,
+                HEIGHT=self.height, BLOCK=max(16, power_of_two(tokens)), num_warps=4,
+            )  # fmt: skip

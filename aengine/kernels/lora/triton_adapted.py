@@ -1,0 +1,132 @@
+"""Linears with what each token's own adapter adds, on a CUDA device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.linear.low_rank import LowRank
+from aengine.kernels.linear.triton_linear import TritonLinear
+from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.config import expand_config, shrink_config, shrink_row_config
+from aengine.kernels.lora.expand import expand
+from aengine.kernels.lora.order import TokenOrder
+from aengine.kernels.lora.shrink import MOST_COLUMNS, shrink
+from aengine.kernels.lora.shrink_row import shrink_row
+from aengine.kernels.norms import silu_mul
+from aengine.kernels.parts import Parts
+
+
+class TritonAdapted:
+    """A linear of any format: adapters come in two kernels beside it, and where there are none, in no kernel.
+
+    Everything is enqueued on the current stream; one stream at a time.
+    """
+
+    def __init__(
+        self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
+    ) -> None:
+        """order, which is of these tokens, and scratch: shared by all linears of a model."""
+        self.inputs = linear.inputs
+        self.outputs = linear.outputs
+        self._linear = linear
+        self._weights = weights
+        self._tokens = tokens
+        self._order = order
+        parts = torch.arange(len(weights.outputs), dtype=torch.int8).repeat_interleave(torch.tensor(weights.outputs))
+        self._scratch = scratch
+        self._parts = parts.to(weights.b.device)  # [outputs]: the part of each
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self._linear(x)
+        return out if self._tokens.places is None else self._add(x, out)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        out = self._linear.add_to(x, residual)
+        return out if self._tokens.places is None else self._add(x, out)
+
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        if self._tokens.places is None:
+            return self._linear.add_gated_to(gate_up, residual)
+        return self.add_to(silu_mul(gate_up), residual)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return self._linear.gated(gate_up) if self._tokens.places is None else self(silu_mul(gate_up))
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        return self._linear.after(norm, x) if self._tokens.places is None else self(norm(x))
+
+    def _add(self, x: Tensor, y: Tensor) -> Tensor:
+        """y [tokens, outputs], which is used up, and what the adapters make of x [tokens, inputs]."""
+        if not len(x):
+            return y
+        order, b = self._order, self._weights.b
+        inner, _ = self._shrink(x)
+        return expand(inner, b, self._parts, y, order, expand_config(order.height, b.element_size()))
+
+    def _shrink(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
+        order, a = self._order, self._weights.a
+        launch = launch_for(x.device)
+        config = shrink_config(order.capacity, order.height, *a.shape[1:], a.element_size(), launch)
+        return shrink(x.contiguous(), a, order, config, self._scratch, norm, silu)
+
+
+class DenseAdapted(TritonAdapted):
+    """A dense linear, whose own kernel for few rows adds what the adapters add: one small kernel stands before it."""
+
+    def __init__(
+        self, linear: TritonLinear, weights: AdapterWeights, tokens: TokenAdapters, order: TokenOrder, scratch: Parts
+    ) -> None:
+        super().__init__(linear, weights, tokens, order, scratch)
+        self._dense = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._adds(len(x)):
+            return super().__call__(x)
+        inner, x = self._inner(x)
+        return self._dense(x, self._low_rank(inner))
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        if not self._adds(len(x)):
+            return super().add_to(x, residual)
+        inner, x = self._inner(x)
+        return self._dense.add_to(x, residual, self._low_rank(inner))
+
+    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
+        if not self._adds(len(gate_up)):
+            return super().add_gated_to(gate_up, residual)
+        inner, x = self._inner(gate_up, silu=True)
+        return self._dense.add_to(x, residual, self._low_rank(inner))
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        if not self._adds(len(gate_up)):
+            return super().gated(gate_up)
+        inner, x = self._inner(gate_up, silu=True)
+        return self._dense(x, self._low_rank(inner))
+
+    def after(self, norm: Norm, x: Tensor) -> Tensor:
+        rows = len(x)
+        if not self._adds(rows) or (rows > 1 and self.inputs > MOST_COLUMNS):
+            return super().after(norm, x)
+        if rows == 1 and not self._dense.norms(x):
+            return self(norm(x))
+        inner, x = self._inner(x, norm)
+        return self._dense.after(norm, x, self._low_rank(inner)) if rows == 1 else self._dense(x, self._low_rank(inner))
+
+    def _adds(self, rows: int) -> bool:
+        weights = self._weights
+        return self._tokens.places is not None and self._dense.adds(rows, weights.outputs, weights.rank)
+
+    def _inner(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
+        """A x, and x for the product: of one row before its norm, of several behind it."""
+        if len(x) > 1:
+            return self._shrink(x, norm, silu)
+        a = self._weights.a
+        config = shrink_row_config(*a.shape[1:])
+        return shrink_row(x.contiguous(), a, self._order.places, config, norm, silu)
+
+    def _low_rank(self, inner: Tensor) -> LowRank:
+        order = self._order
+        return LowRank(inner, self._weights.b, self._parts, order.places, order.own, order.tiles, order.count)

@@ -1,0 +1,105 @@
+"""Factors of matrices that hold all experts of a layer, as PEFT's `target_parameters` writes them.
+
+The factors of all experts stand in one: of `experts * rank` rows, those of an expert one below the other, and of
+`rank * experts` columns, those of an expert `experts` apart. Up to 0.18 PEFT took [experts, outputs, inputs] for
+[experts, inputs, outputs], so that the first factor there is of the outputs and the second of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aengine.errors import AdapterError
+from aengine.model.lora.files import Pair
+from aengine.model.spec import ExpertsSpec
+
+_TURNED = 0, 19  # the first version that knows what are inputs
+
+Unpack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Of each expert, and how its factors are to be read."""
+
+    parameter: str
+    outputs: int
+    inputs: int
+    turned: bool  # False: as old versions wrote them, with inputs and outputs exchanged
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Of the first factor, and of the second."""
+        return (self.inputs, self.outputs) if self.turned else (self.outputs, self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """The experts of a layer."""
+
+    name: str  # of them all in the checkpoint
+    hidden: int
+    spec: ExpertsSpec
+
+    def matrix(self, pair: Pair, peft: tuple[int, ...] | None) -> tuple[Matrix, int]:
+        """Which matrix the factors change, and their rank. Raises `AdapterError`: none has such a shape, or several."""
+        count, inner = self.spec.count, self.spec.inner
+        rank, rest = divmod(pair.a.shape[0], count)
+        matrices = [
+            Matrix(name, outputs, inputs, turned)
+            for name, outputs, inputs in (
+                ("gate_up_proj", 2 * inner, self.hidden),
+                ("down_proj", self.hidden, inner),
+            )
+            for turned in (True, False)
+        ]
+        widths = pair.a.shape[1], pair.b.shape[0]
+        fitting = [one for one in matrices if one.widths == widths]
+        if rest or not rank or pair.b.shape[1] != pair.a.shape[0] or not fitting:
+            raise AdapterError(
+                f"{pair.a.path}: {pair.a.name} and lora_B have shapes {list(pair.a.shape)} and {list(pair.b.shape)}, "
+                f"which fit neither matrix of {count} experts of {inner} columns; the adapter belongs to another base "
+                f"model"
+            )
+        # Where inputs and outputs are as many, the version tells; where both matrices fit, which is inside: the first.
+        if len(fitting) > 1 and peft is not None:
+            fitting = [one for one in fitting if one.turned == (peft >= _TURNED)]
+        if len({one.parameter for one in fitting}) > 1 and pair.module.endswith(".base_layer"):
+            fitting = [one for one in fitting if one.parameter == "gate_up_proj"]
+        if len(fitting) != 1:
+            raise AdapterError(
+                f"{pair.a.path}: {pair.a.name} fits several matrices, or one in several ways; save the adapter with "
+                f"PEFT 0.19 or later, which says peft_version in adapter_config.json"
+            )
+        return fitting[0], rank
+
+
+def unfuse(experts: FusedExperts, matrix: Matrix, rank: int) -> Iterator[tuple[str, Unpack]]:
+    """The linears of all experts that the matrix consists of, and how the factors of each come out of those of all."""
+    spec = experts.spec
+    rows = {spec.down: (0, experts.hidden)}
+    if matrix.parameter == "gate_up_proj":
+        rows = {spec.gate: (0, spec.inner), spec.up: (spec.inner, 2 * spec.inner)}
+    for expert in range(spec.count):
+        for part, (first, last) in rows.items():
+            yield f"{experts.name}.{expert}.{part}", _Unpack(expert, spec.count, rank, first, last, matrix.turned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpack:
+    expert: int
+    experts: int
+    rank: int
+    first: int  # of the matrix's outputs
+    last: int
+    turned: bool
+
+    def __call__(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        own = a[self.expert * self.rank : (self.expert + 1) * self.rank]  # [rank, inputs]
+        other = b[:, self.expert :: self.experts]  # [outputs, rank]
+        if not self.turned:
+            own, other = other.t(), own.t()
+        return own, other[self.first : self.last]

@@ -1,0 +1,91 @@
+"""The linears of a model that adapters can change, and which of them a pair of factors in a file changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aengine.errors import AdapterError
+from aengine.model.dense import Stored
+from aengine.model.lora.files import Pair
+from aengine.model.lora.fused_experts import FusedExperts, unfuse
+from aengine.model.lora.memory import AdapterMemory, Site
+from aengine.model.lora.room import kind_of
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A linear, and how its factors come out of those in the file."""
+
+    name: str  # of the linear, as the model has it
+    module: str  # as patterns have it
+    rank: int
+    unpack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # -> [rank, inputs], [outputs, rank]
+
+
+def _as_they_are(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a, b
+
+
+class Linears:
+    """By the names that files have for them."""
+
+    def __init__(self, memory: AdapterMemory) -> None:
+        self.sites = memory.sites
+        self._site_of = {name: site for site in self.sites for name in self.sites[site].parts}
+        self._fused = {
+            name: FusedExperts(name, layer.hidden, layer.spec) for name, layer in memory.layers_of_experts.items()
+        }
+
+    def names(self) -> Iterator[str]:
+        """Of all linears, those that are computed as one each by itself."""
+        yield from self._site_of
+
+    def site(self, name: str) -> tuple[str, Site, int]:
+        """The site that a linear is a part of, its name, and which part."""
+        site = self._site_of[name]
+        return site, self.sites[site], list(self.sites[site].parts).index(name)
+
+    def stored(self, name: str) -> Stored:
+        return self.sites[self._site_of[name]].parts[name]
+
+    def changes(self, pair: Pair, peft: tuple[int, ...] | None) -> list[Change]:
+        """What the factors change: one linear, or a matrix of all experts. peft: the version that wrote them.
+
+        Raises `AdapterError` where there is no such linear, or one of another shape.
+        """
+        for name in (pair.module, f"model.{pair.module}"):
+            if name in self._site_of:
+                return [self._whole(pair, name)]
+            if (fused := self._experts(name)) is not None:
+                matrix, rank = fused.matrix(pair, peft)
+                return [
+                    Change(expert, f"{name.removesuffix('.base_layer')}.{matrix.parameter}", rank, unpack)
+                    for expert, unpack in unfuse(fused, matrix, rank)
+                ]
+        kinds = sorted({kind_of(name).rpartition(".")[-1] for name in self._site_of})
+        raise AdapterError(
+            f"{pair.a.path}: {pair.a.name} changes {pair.module}, which is no linear of this model that adapters can "
+            f"change ({', '.join(kinds)})"
+        )
+
+    def _whole(self, pair: Pair, name: str) -> Change:
+        stored, rank = self.stored(name), pair.a.shape[0]
+        for factor, shape in ((pair.a, (rank, stored.inputs)), (pair.b, (stored.outputs, rank))):
+            if factor.shape != shape:
+                raise AdapterError(
+                    f"{factor.path}: {factor.name} has shape {list(factor.shape)}, for this model it is {list(shape)}; "
+                    f"the adapter belongs to another base model"
+                )
+        return Change(name, name, rank, _as_they_are)
+
+    def _experts(self, module: str) -> FusedExperts | None:
+        """The experts that the module holds all in one; transformers calls their block mlp, whatever files call it."""
+        module = module.removesuffix(".base_layer")
+        found = self._fused.get(module)
+        if found is None and module.endswith(".mlp.experts"):
+            layer = module.removesuffix("mlp.experts")
+            found = next((one for name, one in self._fused.items() if name.startswith(layer)), None)
+        return found

@@ -1,0 +1,133 @@
+"""What a rank keeps of the adapters in its places: the factors of every linear that they may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.base import Kernels
+from aengine.kernels.experts.base import Experts
+from aengine.kernels.linear.base import Linear
+from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.experts import ExpertAdapters
+from aengine.model.dense import Stored
+from aengine.model.lora.adapter import Adapter, Factors
+from aengine.model.lora.room import LoraRoom, kind_of
+from aengine.model.ranks.shard import ExpertsShare
+from aengine.model.spec import ExpertsSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A linear of the model, which may be several fused ones."""
+
+    parts: Mapping[str, Stored]  # by their names in checkpoints, in order; what the rank keeps of each
+    weights: AdapterWeights | None  # None: there is no room for adapters, or not on this rank
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOfExperts:
+    """Experts that files may hold all in one."""
+
+    hidden: int
+    spec: ExpertsSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filling:
+    """Memory of a place, and what goes there: all that lies below or beside the values is zero."""
+
+    into: Tensor  # [rows, columns], contiguous
+    values: Tensor  # in host memory, with fewer rows or columns or as many
+
+
+class AdapterMemory:
+    """Memory of all places, which holds zeros until adapters are put there."""
+
+    def __init__(self, room: LoraRoom, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
+        self.room = room
+        self.tokens = TokenAdapters()
+        self.sites: dict[str, Site] = {}  # by the name of the first part; of experts, those of the other ranks as well
+        self.layers_of_experts: dict[str, LayerOfExperts] = {}  # by the name of them all
+        self._kernels = kernels
+        self._dtype = dtype
+        self._device = device
+
+    def site(self, parts: Mapping[str, Stored], inputs: int, outputs: int) -> AdapterWeights | None:
+        """Make room for the adapters of a linear. inputs, outputs: of the rank, which may be more than its parts have.
+
+        None where there is to be none.
+        """
+        name, *_ = parts
+        weights = None
+        if kind_of(name) in self.room.kinds:
+            places, rank = self.room.places + 1, self.room.kept_rank
+            widths = [part.kept[0] for part in parts.values()]
+            widths[-1] += outputs - sum(widths)
+            weights = AdapterWeights(
+                self._zeros(places, len(parts) * rank, inputs), self._zeros(places, outputs, rank), tuple(widths)
+            )
+        self.sites[name] = Site(parts, weights)
+        return weights
+
+    def experts(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> ExpertAdapters | None:
+        """Make room for the adapters of a layer's experts; name: of them all in the checkpoint.
+
+        None where there is to be none.
+        """
+        self.layers_of_experts[name] = LayerOfExperts(hidden, spec)
+        made = ExpertAdapters([], [])
+        for expert in range(spec.count):
+            gate, up, down = (f"{name}.{expert}.{part}" for part in (spec.gate, spec.up, spec.down))
+            rows = Stored(spec.inner, hidden, rows=share.columns)
+            columns = Stored(hidden, spec.inner, columns=share.columns)
+            if not share.experts[0] <= expert < share.experts[1]:  # another rank has it
+                self.sites[gate] = Site({gate: rows, up: rows}, None)
+                self.sites[down] = Site({down: columns}, None)
+                continue
+            first = self.site({gate: rows, up: rows}, hidden, 2 * rows.kept[0])
+            second = self.site({down: columns}, columns.kept[1], hidden)
+            if first is None or second is None:
+                continue
+            made.gate_up.append(first)
+            made.down.append(second)
+        return made if made.down else None
+
+    def has(self, name: str) -> bool:
+        """Whether adapters may change the linear whose first part has that name."""
+        site = self.sites.get(name)
+        return site is not None and site.weights is not None
+
+    def adapted(self, linear: Linear, weights: AdapterWeights) -> Linear:
+        return self._kernels.adapted(linear, weights, self.tokens)
+
+    def adapted_experts(self, experts: Experts, weights: ExpertAdapters) -> Experts:
+        return self._kernels.adapted_experts(experts, weights, self.tokens)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+    def fillings(self, adapter: Adapter, place: int) -> Iterator[Filling]:
+        """What fills a place with an adapter, whatever was there before."""
+        for name, site in self.sites.items():
+            if site.weights is not None:
+                yield from _fillings(site, site.weights, adapter.linears.get(name), place)
+
+
+def _fillings(site: Site, weights: AdapterWeights, factors: Factors | None, place: int) -> Iterator[Filling]:
+    first, second = weights.a[place], weights.b[place]
+    if factors is None:
+        nothing = first.new_empty((0, 0), device="cpu")
+        yield from (Filling(first, nothing), Filling(second, nothing))
+        return
+    row = at = 0  # of the whole matrix, and of what is kept of it
+    for index, part in enumerate(site.parts.values()):
+        columns, rows = part.columns or (0, part.inputs), part.rows or (0, part.outputs)
+        own = first[index * weights.rank : (index + 1) * weights.rank]
+        yield Filling(own, factors.a[index][:, slice(*columns)])
+        width = weights.outputs[index]
+        yield Filling(second[at : at + width], factors.b[row + rows[0] : row + rows[1]])
+        row, at = row + part.outputs, at + width

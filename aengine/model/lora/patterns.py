@@ -1,0 +1,126 @@
+"""Which modules the settings of an adapter mean, by names and by patterns that are names.
+
+PEFT takes regular expressions as well. They come from files of strangers, and one that backtracks would stop the whole
+process, so none is run: which modules a file is for is seen from its tensors; an alpha that depends on one is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from aengine.errors import AdapterError
+from aengine.model.fields import Fields
+
+T = TypeVar("T", int, float)
+
+MAX_NAMES = 65536  # in a list: more than a model has modules
+_ALL_LINEAR = "all-linear"
+_LAYER = re.compile(r"(?:^|\.)(\w+)\.(\d+)\.")
+_NAME = re.compile(r"(\^?(?:[\w\-]|\\?\.)+)\$?", re.ASCII)  # a name, its dots maybe escaped, its ends maybe marked
+_LONGEST = 1000
+
+
+def is_named(module: str, names: Collection[str]) -> bool:
+    """Whether one of the names is the module's, or its end behind a dot."""
+    return any(end in names for end in _ends(module))
+
+
+def _ends(module: str) -> Iterator[str]:
+    """The name, and what is behind each of its dots."""
+    parts = module.split(".")
+    return (".".join(parts[at:]) for at in range(len(parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns(Generic[T]):
+    """Numbers of some modules, by their names or ends of these."""
+
+    values: Mapping[str, T]  # as PEFT: the first one that fits counts; a name that begins with ^ must be whole
+    readable: bool = True  # False: there is a pattern that is more than a name
+
+    @classmethod
+    def read(cls, fields: Fields, key: str, number: Callable[[Fields, str], T]) -> Patterns[T]:
+        section = fields.section(key)
+        if section is None:
+            return cls({})
+        values: dict[str, T] = {}
+        for pattern in section.names():
+            value, name = number(section, pattern), _NAME.fullmatch(pattern[:_LONGEST])
+            if name is None or len(pattern) > _LONGEST:
+                return cls({}, readable=False)
+            values.setdefault(name[1].replace("\\.", "."), value)
+        return cls(values)
+
+    def of(self, module: str, default: T) -> T:
+        """The module's number."""
+        ends = {"^" + module, *_ends(module)}
+        return next((value for name, value in self.values.items() if name in ends), default)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFilter:
+    """Layers outside of which nothing is changed."""
+
+    layers: frozenset[int]
+    patterns: tuple[str, ...]  # names of lists of layers; (): any
+
+    def takes(self, module: str) -> bool:
+        for name, index in _LAYER.findall(module):
+            if not self.patterns or name in self.patterns:
+                return int(index) in self.layers
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleNames:
+    """The modules that an adapter changes."""
+
+    names: frozenset[str] | None  # None: not names say it, but a regular expression or "all-linear"
+    excluded: frozenset[str]
+    layers: LayerFilter | None
+
+    @classmethod
+    def read(cls, fields: Fields) -> ModuleNames:
+        names, excluded = _names(fields, "target_modules"), _names(fields, "exclude_modules")
+        _names(fields, "target_parameters")
+        named = names is not None and excluded is not None and _ALL_LINEAR not in names
+        return cls(names if named else None, excluded or frozenset(), _layers(fields))
+
+    def takes(self, module: str) -> bool | None:
+        """Whether the module is one of them; None: names do not tell."""
+        if self.names is None:
+            return None
+        if is_named(module, self.excluded):
+            return False
+        if module in self.names:
+            return True
+        return is_named(module, self.names) and (self.layers is None or self.layers.takes(module))
+
+
+def _names(fields: Fields, key: str) -> frozenset[str] | None:
+    """None: it is a regular expression."""
+    if not fields.present(key):
+        return frozenset()
+    if fields.is_text(key):
+        return frozenset((_ALL_LINEAR,)) if fields.text(key).lower() == _ALL_LINEAR else None
+    names = fields.strings(key)
+    if len(names) > MAX_NAMES:
+        raise AdapterError(f"{fields.source}: {key} holds {len(names)} names, more than any model has modules")
+    return frozenset(names)
+
+
+def _layers(fields: Fields) -> LayerFilter | None:
+    key = "layers_to_transform"
+    if not fields.present(key):
+        return None
+    layers = [fields.integer(key, 0, 2**31)] if fields.is_integer(key) else fields.list_of_integers(key)
+    if not layers:
+        return None
+    patterns: list[str] = []
+    if fields.present("layers_pattern"):
+        one = fields.is_text("layers_pattern")
+        patterns = [fields.text("layers_pattern")] if one else fields.strings("layers_pattern")
+    return LayerFilter(frozenset(layers), tuple(patterns))

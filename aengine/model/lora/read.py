@@ -1,0 +1,87 @@
+"""From an adapter's folder to its factors in host memory, checked against the linears of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from aengine.errors import AdapterError
+from aengine.model.lora.adapter import Adapter, Factors
+from aengine.model.lora.files import Pair, read_pairs
+from aengine.model.lora.linears import Change, Linears
+from aengine.model.lora.memory import Site
+from aengine.model.lora.room import EXPERTS, LoraRoom, kind_of
+from aengine.model.lora.settings import Settings
+
+
+def read_adapter(folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dtype) -> Adapter:
+    """The adapter in a PEFT folder, its scales multiplied into the second factors, in `dtype`.
+
+    Raises `AdapterError`, which names the field or the tensor, where it is damaged, is not for this model, asks for
+    what cannot be applied exactly, or does not fit the room that the model keeps. Blocks for as long as reading takes.
+    """
+    settings = Settings.from_folder(folder)
+    found = list(_changes(folder, settings, linears))
+    rank = max(change.rank for _, changes in found for change in changes)
+    if rank > room.rank:
+        raise AdapterError(f"{folder}: its rank is {rank}, there is room for {room.rank}: raise max_lora_rank")
+    for _, changes in found:
+        for change in changes:
+            if kind_of(linears.site(change.name)[0]) not in room.kinds:
+                raise AdapterError(
+                    f"{folder}: it changes {change.name}, for which no memory is kept: name it, or one like it, in "
+                    f"lora when the engine starts"
+                )
+    factors: dict[str, Factors] = {}
+    for pair, changes in found:
+        a, b = pair.a.read(), pair.b.read()
+        for change in changes:
+            scale = settings.scale(change.module, change.rank)
+            name, site, part = linears.site(change.name)
+            if name not in factors:
+                factors[name] = _empty(site, rank, dtype)
+            first = sum(one.outputs for one in list(site.parts.values())[:part])
+            own, second = change.unpack(a, b)
+            factors[name].a[part, : change.rank] = own
+            factors[name].b[first : first + len(second), : change.rank] = second * scale
+    return Adapter(rank, factors)
+
+
+def kinds_of(folder: Path, linears: Linears) -> tuple[int, set[str]]:
+    """An adapter's rank, and the kinds of linears that it changes. Reads headers alone. Raises as `read_adapter`."""
+    found = [change for _, changes in _changes(folder, Settings.from_folder(folder), linears) for change in changes]
+    return max(change.rank for change in found), {kind_of(linears.site(change.name)[0]) for change in found}
+
+
+def _changes(folder: Path, settings: Settings, linears: Linears) -> Iterator[tuple[Pair, list[Change]]]:
+    """The pairs of factors in a file, and what each changes. Raises `AdapterError`: one twice, too many, too few."""
+    changed: dict[str, Pair] = {}
+    for pair in read_pairs(folder).values():
+        changes = linears.changes(pair, settings.peft_version)
+        for change in changes:
+            if change.name in changed:
+                other = changed[change.name]
+                raise AdapterError(f"{pair.a.path}: {pair.a.name} and {other.a.name} change the same linear")
+            changed[change.name] = pair
+        yield pair, changes
+    for name in linears.names():
+        if EXPERTS in name:  # other versions of transformers hold them otherwise, and settings name what they hold
+            continue
+        named = settings.targets.takes(name)
+        if named and name not in changed:
+            raise AdapterError(f"{folder}: target_modules names {name}, the file holds no factors of it")
+        if named is False and name in changed:
+            raise AdapterError(
+                f"{folder}: the file holds factors of {name}, which target_modules, exclude_modules or "
+                f"layers_to_transform leave out"
+            )
+
+
+def _empty(site: Site, rank: int, dtype: torch.dtype) -> Factors:
+    parts = list(site.parts.values())
+    outputs = sum(part.outputs for part in parts)
+    return Factors(
+        torch.zeros((len(parts), rank, parts[0].inputs), dtype=dtype), torch.zeros((outputs, rank), dtype=dtype)
+    )

@@ -1,0 +1,58 @@
+"""How much room a start-up makes for adapters: enough for those that are named, and for others where any may come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from aengine.errors import AdapterError
+from aengine.model.lora.linears import Linears
+from aengine.model.lora.read import kinds_of
+from aengine.model.lora.room import EXPERTS, LoraRoom, kind_of
+
+LEAST_RANK = 16
+# What few adapters change, and where room is made only for those that are named.
+RARE = {"mlp.shared_expert_gate"}
+
+
+def survey(
+    folders: Mapping[str, Path],
+    linears: Linears,
+    places: int,
+    max_rank: int | None,
+    loading: bool,
+    experts: bool = True,
+) -> LoraRoom:
+    """The room for so many places. folders: of the adapters that are named.
+
+    max_rank: None: the highest of theirs. loading: whether others may come, which change any linear of the layers.
+    experts: whether the device can compute with adapters of experts. Raises `AdapterError`, which names the adapter.
+    """
+    rank, kinds = LEAST_RANK, set[str]()
+    of_experts = {kind_of(site) for site in linears.sites if EXPERTS in site}
+    for name, folder in folders.items():
+        try:
+            own, changed = kinds_of(folder, linears)
+        except AdapterError as error:
+            raise AdapterError(f"lora: {name}: {error}") from None
+        if changed & of_experts and not experts:
+            raise AdapterError(
+                f"lora: {name}: {folder} changes the matrices of experts, which is computed on a CPU alone so far; "
+                f"leave it out, or merge it into the base model"
+            )
+        rank = max(rank, own)
+        kinds |= changed
+    if kinds & of_experts:  # both of their products
+        kinds |= of_experts
+    if loading:
+        kinds |= {kind_of(site) for site in linears.sites if site.startswith("model.layers.")} - RARE - of_experts
+    room = LoraRoom(places=places, rank=max_rank or rank, kinds=tuple(sorted(kinds)))
+    numbers = sum(
+        room.kept_rank * (part.inputs + part.outputs)
+        for name, site in linears.sites.items()
+        for part in site.parts.values()
+        if kind_of(name) in kinds
+    )
+    return msgspec.structs.replace(room, numbers=numbers)

@@ -1,0 +1,31 @@
+"""The room that a start-up makes for adapters, and the places that its runtime has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from aengine.config import EngineConfig
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.load import adaptable_linears
+from aengine.model.lora.survey import survey
+from aengine.runtime.adapters import Filler, RankedPlaces
+
+
+def make_room(config: EngineConfig, model: ModelConfig, experts: bool) -> ModelConfig:
+    """The model with room for the adapters that `config` names, whose folders are looked into, and for as many others
+    as it asks for. experts: whether the device can compute with adapters of experts. Raises `AdapterError`.
+    """
+    places = config.lora_places()
+    if not places:
+        return model
+    folders = {name: Path(folder) for name, folder in config.lora.items()}
+    linears = adaptable_linears(model)
+    return model.with_room(survey(folders, linears, places, config.max_lora_rank, config.lora_loading, experts))
+
+
+def places_of(decoders: Sequence[Decoder], fillers: Sequence[Filler]) -> RankedPlaces | None:
+    """The places of a loaded model; None where it has no room."""
+    memories = [decoder.adapters for decoder in decoders if decoder.adapters is not None]
+    return RankedPlaces(memories, fillers, decoders[0].dtype) if memories else None

@@ -1,0 +1,152 @@
+"""Adapters in the engine: what streams lose that have one, and what a server loses that merely has some.
+
+    python bench/lora.py [--shape 8b] [--rank 16] [--adapters 8 64] [--streams 64] [--runs 3] [--out results.jsonl]
+
+Random base weights, and one PEFT folder of random factors of all linears under as many names as adapters. A server
+without adapters, then one with them, get the same work: so many streams of 512 tokens in and 256 out, each with an
+adapter in turn or with none, and one stream of 128 in and 512 out. Shares are of the server without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
+
+import aengine
+from bench.results import Report
+from bench.shapes import SHAPES, SMALL, write_config
+
+MANY, ONE = (512, 256), (128, 512)  # tokens in and out
+VLLM = {"8b": {8: 0.64}}  # share of its speed without adapters, 64 streams, rank 16
+TARGETS = {"streams": {0: 0.995, 8: 0.9, 64: 0.74}, "one stream": {1: 0.91}}
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(folder: Path, model: Path, rank: int) -> None:
+    """A PEFT folder for all linears of the model whose config.json lies in that folder."""
+    config = json.loads((model / "config.json").read_text())
+    hidden, inter, dim = (config[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    shapes = dict(
+        zip(MODULES, ((hidden, q), (hidden, kv), (hidden, kv), (q, hidden), (hidden, inter), (hidden, inter)))
+    )
+    shapes["down_proj"] = (inter, hidden)
+    tensors = {}
+    generator = torch.Generator().manual_seed(0)
+    for layer in range(config["num_hidden_layers"]):
+        for name, (inputs, outputs) in shapes.items():
+            room = "self_attn" if name[0] in "qkvo" else "mlp"
+            at = f"base_model.model.model.layers.{layer}.{room}.{name}"
+            for factor, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+                random_factor = torch.randn(shape, generator=generator).mul_(0.01)
+                tensors[f"{at}.{factor}.weight"] = random_factor.to(torch.bfloat16)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "bias": "none"}
+    settings |= {"target_modules": list(MODULES)}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
+@asynccontextmanager
+async def serve(model: Path, lora: dict[str, str], streams: int) -> AsyncIterator[aengine.Engine]:
+    more = {"lora": lora, "max_loras": len(lora)} if lora else {}
+    settings: dict[str, Any] = {
+        "model": str(model),
+        "load_format": "dummy",
+        "max_num_seqs": streams,
+        "progress": False,
+        **more,
+    }
+    async with aengine.Engine(**settings) as engine:
+        yield engine
+
+
+async def run(engine: aengine.Engine, streams: int, adapters: Sequence[str | None], run: int) -> float:
+    """Tokens a second of streams that take turns with the adapters; of a single one from its first token on."""
+    rng = random.Random(run)
+    prompt, tokens = ONE if streams == 1 else MANY
+    firsts: list[float] = []
+
+    async def follow(index: int) -> None:
+        name = adapters[index % len(adapters)]
+        more: dict[str, Any] = {} if name is None else {"adapter": name}
+        ids = [rng.randrange(300, 4000) for _ in range(prompt)]
+        first = True
+        async for _ in engine.generate(ids, max_tokens=tokens, temperature=0, ignore_eos=True, **more):
+            if first:
+                firsts.append(time.perf_counter())
+                first = False
+
+    began = time.perf_counter()
+    await asyncio.gather(*(follow(index) for index in range(streams)))
+    ended = time.perf_counter()
+    engine.flush_cache()
+    return (tokens - 1) / (ended - firsts[0]) if streams == 1 else streams * tokens / (ended - began)
+
+
+async def speeds(engine: aengine.Engine, streams: int, adapters: Sequence[str | None], runs: int) -> list[float]:
+    """Each run's tokens a second, behind one that does not count."""
+    return [await run(engine, streams, adapters, number) for number in range(runs + 1)][1:]
+
+
+async def bench(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
+    write_config(folder, arguments.shape)
+    write_adapter(folder / "adapter", folder, arguments.rank)
+    names = [f"adapter-{index}" for index in range(max(arguments.adapters))]
+    streams, runs = arguments.streams, arguments.runs
+    base: dict[int, float] = {}
+    case = {"shape": arguments.shape, "rank": arguments.rank}
+
+    def tell(server: str, count: int, used: int, measured: list[float]) -> None:
+        speed = statistics.median(measured)
+        if server == "without":
+            base[count] = speed
+        target = TARGETS["one stream" if count == 1 else "streams"].get(used) if server == "with" else None
+        peer = VLLM.get(arguments.shape, {}).get(used) if count == 64 and arguments.rank == 16 else None
+        report.tell(
+            {**case, "server": server, "streams": count, "adapters": used},
+            {"tok_s": speed, "share": speed / base[count]},
+            runs={"tok_s": measured},
+            reference={"target_share": target, "vllm_share": peer},
+        )
+
+    async with serve(folder, {}, streams) as engine:
+        for count in (streams, 1):
+            tell("without", count, 0, await speeds(engine, count, [None], runs))
+    async with serve(folder, {name: str(folder / "adapter") for name in names}, streams) as engine:
+        for count, used in [(streams, 0), *((streams, used) for used in arguments.adapters), (1, 0), (1, 1)]:
+            tell("with", count, used, await speeds(engine, count, names[:used] or [None], runs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=[*SHAPES, *SMALL], default="8b")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--adapters", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    report = Report("lora", arguments.out)
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(bench(arguments, report, Path(folder)))
+    report.print_table()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Every way in which kernels add what adapters add, against a float64 reference: shapes, ranks, mixes, methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.kernels.conftest import relative_error, tolerance
+
+pytest.importorskip("triton")
+
+from aengine.kernels.linear.base import Linear
+from aengine.kernels.linear.weights import Fp8Weight
+from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
+from aengine.kernels.norms import TritonNorm
+from aengine.kernels.parts import Parts
+from aengine.kernels.triton_kernels import TritonKernels
+
+pytestmark = pytest.mark.gpu
+
+METHODS = ("call", "add_to", "after", "gated", "add_gated_to")
+SHAPES = [  # inputs, outputs of each part
+    pytest.param(96, (64,), id="tiny"),
+    pytest.param(160, (128, 64, 64), id="tiny-fused"),
+    pytest.param(144, (40, 24), id="tiny-uneven"),
+    pytest.param(1040, (64, 64), id="tiny-long"),
+    pytest.param(4096, (4096, 1024, 1024), id="qkv"),
+    pytest.param(12288, (4096,), id="down"),
+]
+MIXES: dict[str, Callable[[int], list[int]]] = {
+    "none": lambda tokens: [0] * tokens,
+    "one": lambda tokens: [2] * tokens,
+    "mixed": lambda tokens: [(7 * i + 3) % 5 for i in range(tokens)],
+}
+PLACES = 5
+
+
+class Case:
+    """A linear, its adapters, and what it should give."""
+
+    def __init__(
+        self, inputs: int, outputs: tuple[int, ...], rank: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        generator = torch.Generator(device).manual_seed(inputs + rank)
+
+        def random(*shape: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(*shape, device=device, generator=generator) * scale).to(dtype)
+
+        self.random = random
+        n = sum(outputs)
+        self.weight, self.bias = random(n, inputs, scale=inputs**-0.5), random(n)
+        a = random(PLACES, len(outputs) * rank, inputs, scale=inputs**-0.5)
+        b = random(PLACES, n, rank, scale=rank**-0.5)
+        a[0], b[0] = 0, 0
+        self.adapters = AdapterWeights(a, b, outputs)
+        self.norm = TritonNorm(random(inputs), 1e-5)
+        self.tokens = TokenAdapters()
+        self.kernels = TritonKernels()
+        self.linear = self.kernels.adapted(self.kernels.dense(self.weight, self.bias), self.adapters, self.tokens)
+
+    def product(self, x: Tensor, places: list[int]) -> Tensor:
+        """x [tokens, inputs] float64 -> [tokens, outputs] float64."""
+        a, b = self.adapters.a.double(), self.adapters.b.double()
+        out, rank = F.linear(x, self.weight.double(), self.bias.double()), self.adapters.rank
+        for token, place in enumerate(places):
+            inner = (a[place] @ x[token]).split(rank)
+            parts = b[place].split(self.adapters.outputs)
+            out[token] += torch.cat([second @ first for second, first in zip(parts, inner)])
+        return out
+
+    def run(self, method: str, linear: Linear, places: list[int]) -> tuple[Tensor, Tensor]:
+        """What the method gives, and the reference."""
+        tokens, (n, k) = len(places), self.weight.shape
+        x, gate_up, residual = self.random(tokens, k, scale=2), self.random(tokens, 2 * k), self.random(tokens, n)
+        wide, after = x.double(), residual.double()
+        gate, up = gate_up.double().chunk(2, dim=-1)
+        if method == "call":
+            return linear(x), self.product(wide, places)
+        if method == "add_to":
+            return linear.add_to(x, residual), self.product(wide, places) + after
+        if method == "gated":
+            return linear.gated(gate_up), self.product(F.silu(gate) * up, places)
+        if method == "add_gated_to":
+            return linear.add_gated_to(gate_up, residual), self.product(F.silu(gate) * up, places) + after
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * self.norm.weight.double()
+        return linear.after(self.norm, x), self.product(normed, places)
+
+    def set(self, places: list[int], device: torch.device) -> None:
+        self.tokens.places = torch.tensor(places, dtype=torch.int32, device=device)
+
+
+@pytest.mark.thinned
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("rank", [8, 16, 64, 100])
+@pytest.mark.parametrize("tokens", [1, 3, 20, 64, 70])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_every_method_adds_each_tokens_own_adapter(
+    inputs: int,
+    outputs: tuple[int, ...],
+    tokens: int,
+    rank: int,
+    mix: str,
+    method: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    case, places = Case(inputs, outputs, rank, dtype, device), MIXES[mix](tokens)
+    assert isinstance(case.linear, DenseAdapted)
+    case.set(places, device)
+    out, expected = case.run(method, case.linear, places)
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("rank", [1, 8, 24, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 20, 300])
+def test_every_rank_is_right_tiny(rank: int, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    case, places = Case(96, (64, 32), rank, dtype, device), MIXES["mixed"](tokens)
+    case.set(places, device)
+    out, expected = case.run("call", case.linear, places)
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_a_linear_of_another_format_is_followed_by_two_kernels_tiny(
+    tokens: int, method: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    case, places = Case(160, (128, 64), 16, dtype, device), MIXES["mixed"](tokens)
+    plain = TritonAdapted(case.linear._linear, case.adapters, case.tokens, case.linear._order, Parts())
+    case.set(places, device)
+    out, expected = case.run(method, plain, places)
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 70])
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens_without_an_adapter_get_bit_by_bit_what_they_get_alone_tiny(
+    tokens: int, method: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    case = Case(160, (128, 64), 16, dtype, device)
+    case.set([0] * tokens, device)
+    state = torch.get_rng_state()
+    outs = []
+    for linear in (case.linear, case.linear._linear):
+        torch.set_rng_state(state)
+        case.random = lambda *shape, scale=1.0: (torch.randn(*shape) * scale).to(device, dtype)
+        outs.append(case.run(method, linear, [0] * tokens)[0])
+    assert torch.equal(*outs)
+
+
+def test_without_places_the_linear_is_called_as_if_it_stood_alone_tiny(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(96, (64,), 8, torch.float32, device)
+    called: list[str] = []
+
+    class Alone:
+        inputs, outputs = 96, 64
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *args: called.append(name)
+
+        def __call__(self, x: Tensor) -> None:
+            called.append("call")
+
+    linear = TritonAdapted(Alone(), case.adapters, case.tokens, case.linear._order, Parts())  # type: ignore[arg-type]
+    dense = DenseAdapted(Alone(), case.adapters, case.tokens, case.linear._order, Parts())  # type: ignore[arg-type]
+    for one in (linear, dense):
+        called.clear()
+        x = torch.zeros(2, 96)
+        one(x), one.add_to(x, x), one.after(case.norm, x), one.gated(x), one.add_gated_to(x, x)
+        assert called == ["call", "add_to", "after", "gated", "add_gated_to"]
+
+
+def test_places_are_sorted_anew_whenever_they_are_set_tiny(device: torch.device) -> None:
+    case = Case(96, (64,), 8, torch.float32, device)
+    for places in ([1, 0, 4], [0, 3, 3], [2], [4, 3, 2, 1, 0]):
+        case.set(places, device)
+        out, expected = case.run("call", case.linear, places)
+        assert relative_error(out, expected) < tolerance(torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_what_adapters_leave_undefined_is_never_read_tiny(
+    tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scratch memory may hold anything: here it holds NaN."""
+    case, places = Case(160, (128, 64), 16, torch.float32, device), MIXES["mixed"](tokens)
+    empty = Tensor.new_empty
+    monkeypatch.setattr(
+        Tensor,
+        "new_empty",
+        lambda x, *shape, **more: empty(x, *shape, **more).fill_(float("nan") if x.is_floating_point() else 0),
+    )
+    case.set(places, device)
+    for linear in (
+        case.linear,
+        TritonAdapted(case.linear._linear, case.adapters, case.tokens, case.linear._order, Parts()),
+    ):
+        out, expected = case.run("call", linear, places)
+        assert relative_error(out, expected) < tolerance(torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 64, 200])
+def test_a_graph_reads_what_lies_in_its_places(tokens: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("there are no graphs without a GPU")
+    case = Case(1024, (1024, 512), 16, torch.bfloat16, device)
+    places = torch.zeros(tokens, dtype=torch.int32, device=device)
+    x = case.random(tokens, 1024)
+    case.tokens.places = places
+    case.linear(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.tokens.places = places
+        hidden = x * 1.0
+        for _ in range(3):
+            out = case.linear(hidden)
+    for mix in ("mixed", "none", "one", "mixed"):
+        chosen = MIXES[mix](tokens)
+        places.copy_(torch.tensor(chosen, dtype=torch.int32))
+        case.adapters.b[1:].mul_(0.5)
+        graph.replay()
+        first = out.clone()
+        assert relative_error(first, case.product(x.double(), chosen)) < tolerance(torch.bfloat16)
+        graph.replay()
+        assert torch.equal(first, out)
+
+
+def test_an_fp8_linear_takes_adapters(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("no kernel of this format is interpreted here")
+    case, places = Case(512, (256, 128), 16, torch.bfloat16, device), MIXES["mixed"](40)
+    codes = case.weight.to(torch.float8_e4m3fn)
+    scale = torch.ones(3, 4, device=device)
+    case.weight, case.bias = codes.to(torch.bfloat16), torch.zeros_like(case.bias)
+    linear = case.kernels.quantized(Fp8Weight(codes, scale, (128, 128), "group"), None, torch.bfloat16)
+    adapted = case.kernels.adapted(linear, case.adapters, case.tokens)
+    assert not isinstance(adapted, DenseAdapted)
+    case.set(places, device)
+    for method in METHODS:
+        out, expected = case.run(method, adapted, places)
+        assert relative_error(out, expected) < 4e-2

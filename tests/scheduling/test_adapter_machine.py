@@ -1,0 +1,185 @@
+"""Random use of the scheduler with more adapters than places, over a pool that is far too small.
+
+The fake device counts what lies in an adapter's place among what is computed, so an output is the naive one only if
+every step of its sequence found the right adapter there, and none of another's pages.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from aengine.scheduling.adapter_queue import AdapterQueue
+from aengine.scheduling.adapters import LoadedAdapter
+from aengine.scheduling.sequence import Sequence
+from tests.scheduling.stepping import Stepper
+
+VOCAB = 6
+LONGEST_PROMPT = 16
+LONGEST_OUTPUT = 8
+PROMPT = [1, 2, 3, 4, 5, 0] * 3  # the same for everyone, so that a page of another adapter would be found
+
+
+class AdapterMachine(RuleBasedStateMachine):
+    """Every rule is followed by `check_integrity`; at the end everyone must have been served."""
+
+    @initialize(
+        page_size=st.integers(1, 4),
+        spare_pages=st.integers(0, 12),
+        rows=st.integers(1, 6),
+        spare_tokens=st.integers(0, 16),
+        lookahead=st.integers(0, 1),
+        places=st.integers(1, 4),
+        most_loads=st.integers(1, 2),
+        load_steps=st.integers(0, 3),
+        adapters=st.integers(1, 8),
+    )
+    def start(
+        self,
+        page_size: int,
+        spare_pages: int,
+        rows: int,
+        spare_tokens: int,
+        lookahead: int,
+        places: int,
+        most_loads: int,
+        load_steps: int,
+        adapters: int,
+    ) -> None:
+        self.stepper = Stepper(
+            num_pages=4 + 12 // page_size + spare_pages,
+            page_size=page_size,
+            max_rows=rows,
+            max_step_tokens=rows + spare_tokens,
+            lookahead=lookahead,
+            vocab=VOCAB,
+            places=places,
+            most_loads=most_loads,
+            load_steps=load_steps,
+        )
+        self.loaded = [self.stepper.adapter() for _ in range(adapters)]
+        self.leaving: list[LoadedAdapter] = []
+        self.now = 0.0
+
+    @rule(
+        which=st.integers(0, 8),
+        length=st.integers(1, LONGEST_PROMPT),
+        max_tokens=st.integers(1, LONGEST_OUTPUT),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        tenant=st.sampled_from([0, 0, 1]),
+        priority=st.integers(-1, 1),
+    )
+    def add(self, which: int, length: int, max_tokens: int, n: int, tenant: int, priority: int) -> None:
+        adapter = None if which >= len(self.loaded) else self.loaded[which]
+        capacity = self.stepper.scheduler.capacity_tokens
+        prompt = PROMPT[: min(length, capacity - 1)]
+        self.now += 1.0
+        self.stepper.request(
+            prompt,
+            min(max_tokens, capacity - len(prompt)),
+            n=n,
+            tenant=tenant,
+            arrival=self.now,
+            priority=priority,
+            adapter=adapter,
+        )
+        self.check()
+
+    @rule()
+    def begin_loads(self) -> None:
+        self.stepper.begin_loads()
+        self.check()
+
+    @precondition(lambda self: self.stepper.loads)
+    @rule(which=st.integers(0, 1))
+    def end_load(self, which: int) -> None:
+        self.stepper.end_load(which % len(self.stepper.loads))
+        self.check()
+
+    @precondition(lambda self: self.stepper.loads)
+    @rule(which=st.integers(0, 1))
+    def load_fails(self, which: int) -> None:
+        self.stepper.fail_load(which % len(self.stepper.loads))
+        self.check()
+
+    @precondition(lambda self: self.loaded)
+    @rule(which=st.integers(0, 8))
+    def bring_ahead(self, which: int) -> None:
+        if (adapter := self.loaded[which % len(self.loaded)]) and not adapter.place:
+            self.queue.bring_ahead(adapter)
+        self.check()
+
+    @precondition(lambda self: self.loaded)
+    @rule(which=st.integers(0, 8), again=st.booleans())
+    def unload(self, which: int, again: bool) -> None:
+        """Nobody new comes for it; `again`: it is loaded anew at once."""
+        self.leaving.append(self.loaded.pop(which % len(self.loaded)))
+        if again:
+            self.loaded.append(self.stepper.adapter())
+        self.forget()
+
+    @rule()
+    def forget(self) -> None:
+        for adapter in [adapter for adapter in self.leaving if self.queue.forget(adapter)]:
+            self.leaving.remove(adapter)
+            assert not any(sequence.adapter is adapter for sequence in self.open)
+        self.check()
+
+    @precondition(lambda self: len(self.stepper.in_flight) < 2)
+    @rule()
+    def schedule(self) -> None:
+        self.stepper.schedule()
+        self.check()
+
+    @precondition(lambda self: self.stepper.in_flight)
+    @rule()
+    def commit(self) -> None:
+        self.stepper.commit()
+        self.check()
+
+    @rule(turns=st.integers(1, 12))
+    def run_for_a_while(self, turns: int) -> None:
+        for _ in range(turns):
+            self.stepper.step()
+            self.check()
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2**16))
+    def abort(self, which: int) -> None:
+        self.stepper.abort(self.open[which % len(self.open)])
+        self.check()
+
+    @precondition(lambda self: self.stepper.in_flight)
+    @rule(place=st.integers(0, 1))
+    def step_fails(self, place: int) -> None:
+        self.stepper.fail(place % len(self.stepper.in_flight))
+        self.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stepper"):
+            return
+        self.stepper.run()
+        self.stepper.check_outputs()
+        while self.stepper.loads:
+            self.stepper.end_load()
+        for adapter in [*self.loaded, *self.leaving]:
+            assert self.queue.forget(adapter)
+        self.check()
+        assert not self.queue.resident
+
+    @property
+    def queue(self) -> AdapterQueue:
+        assert self.stepper.adapters is not None
+        return self.stepper.adapters
+
+    @property
+    def open(self) -> list[Sequence]:
+        return [sequence for sequence, got in self.stepper.got.items() if got.finish_reason is None]
+
+    def check(self) -> None:
+        self.stepper.scheduler.check_integrity()
+
+
+TestAdapterMachine = AdapterMachine.TestCase
+TestAdapterMachine.settings = settings(stateful_step_count=80)
