@@ -118,5 +118,6 @@ def renamed_param(names: Mapping[str, str]) -> Iterator[None]:
             raise
         if isinstance(error, ContextLengthError):  # clients look for the words that it begins with
             raise ContextLengthError(re.sub(rf"\b{error.param}\b", name, message), name) from None
+        message = message.removeprefix(f"{error.param}: ")
         own_words = message.removeprefix(f"{error.param} ")
         raise type(error)(f"{name}: {message}" if own_words == message else f"{name} {own_words}", name) from None

@@ -75,7 +75,9 @@ def add_knobs(parser: argparse.ArgumentParser, kind: type[T], title: str, skip: 
             )
         else:
             metavar = "|".join(knob.choices) or knob.kind
-            group.add_argument(flag(knob.name), default=argparse.SUPPRESS, metavar=metavar, help=text)
+            # Pairs may be given one by one, each behind a flag of its own.
+            action = "append" if knob.kind == _KINDS[msgspec.inspect.DictType] else "store"
+            group.add_argument(flag(knob.name), default=argparse.SUPPRESS, metavar=metavar, help=text, action=action)
 
 
 def _shown(default: object) -> str:
@@ -86,7 +88,8 @@ def _shown(default: object) -> str:
 
 def given_knobs(args: argparse.Namespace, kind: type[T]) -> dict[str, Any]:
     """The names of the knobs that stand on the command line."""
-    return {knob.name: getattr(args, knob.name) for knob in knobs_of(kind) if hasattr(args, knob.name)}
+    given = {knob.name: getattr(args, knob.name) for knob in knobs_of(kind) if hasattr(args, knob.name)}
+    return {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def read_knobs(args: argparse.Namespace, kind: type[T]) -> T:

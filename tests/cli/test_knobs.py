@@ -56,6 +56,12 @@ def test_every_flag_sets_its_knob() -> None:
             assert str(set_to) == ("False" if not knob.kind else str(expected)), knob.name
 
 
+def test_pairs_may_be_given_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENGINE_LORA", "c=z")
+    config = read_knobs(parser().parse_args(["--lora", "a=x", "--lora", "b=y"]), EngineConfig)
+    assert config.lora == {"a": "x", "b": "y"}
+
+
 def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AENGINE_PORT", "1")
     monkeypatch.setenv("AENGINE_BACKLOG", "2")

@@ -235,3 +235,23 @@ def test_room_for_adapters_costs_a_step_without_them_nothing() -> None:
         return calls(stepper.scheduler.schedule)
 
     assert cost(8) == cost(0)
+
+
+def test_others_may_join_in_a_claimed_place_until_those_who_held_it_have_gone() -> None:
+    stepper = Stepper(places=1, load_steps=0)
+    popular, rare = stepper.adapter(), stepper.adapter()
+    holder = ask(stepper, popular, max_tokens=12)
+    while holder.row < 0:
+        stepper.step()
+    patient = ask(stepper, rare, arrival=1.0)
+    stepper.step()
+    joins = ask(stepper, popular, arrival=2.0, max_tokens=20)
+    stepper.step()
+    assert joins.row >= 0
+    while holder.row >= 0:
+        stepper.step()
+    late = ask(stepper, popular, arrival=3.0)
+    while patient.row < 0:
+        assert late.row < 0
+        stepper.step()
+    run(stepper)
