@@ -67,7 +67,9 @@ class GraphedExecutor(StepExecutor):
 
     def _prefill_shape_for(self, plan: StepPlan) -> PrefillShape | None:
         graphs = self.prefill_graphs
-        return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.scoring else None
+        if graphs is None or not plan.prefill or plan.scoring or plan.pooling:
+            return None
+        return graphs.shape_for(plan)
 
     def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
         graphs = self.decode_graphs
@@ -204,14 +206,14 @@ class CudaRunner:
     def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> PendingOutcome:
         """The rest of it."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            draws = self._executor.draw(forwarded, masks)
-            return self._finish(plan, Outcome(draws, forwarded.scores, forwarded.sums))
+            return self._finish(plan, forwarded.outcome(self._executor.draw(forwarded, masks)))
 
     def _finish(self, plan: StepPlan, outcome: Outcome) -> PendingOutcome:
         host = Outcome(
             None if outcome.draws is None else self._to_host(plan, outcome.draws),
             [one.mapped(_pinned) for one in outcome.scores],
             None if outcome.sums is None else _pinned(outcome.sums),
+            None if outcome.pools is None else outcome.pools.mapped(_pinned),
         )
         failed = self._ring[plan.step % RING].failed
         for rank, cell in enumerate(self._failed):
