@@ -145,8 +145,9 @@ def test_one_whose_step_is_given_up_begins_anew() -> None:
     stepper.pool([prompt_of(40, 1)])
     stepper.schedule()
     assert stepper.fail() == [writer]
-    stepper.run()
     stepper.schedule()
+    stepper.scheduler.check_integrity()
+    stepper.run()
     stepper.check_outputs()
 
 
