@@ -14,7 +14,7 @@ End = Callable[[Sequence], None]  # takes a sequence out of the batch
 
 
 def commit_chunks(flight: Flight, result: StepResult, end: End) -> list[Update]:
-    """Note what prefill chunks computed; end those whose chunk is not finite, and prompts that are pooled to the end."""
+    """Note what prefill chunks computed; end those whose chunk is not finite, and prompts that are pooled."""
     updates: list[Update] = []
     scores = iter(result.scores)
     finite = iter(result.finite_chunks or [True] * len(flight.prefill))
