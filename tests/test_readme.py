@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from aengine.config import ServerConfig
+from aengine.http.bodies.pooling import POOLED
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
 from aengine.http.routes import operations
 from aengine.http.state import ServerState
@@ -71,7 +72,7 @@ def test_the_client_example_runs(server: str) -> None:
 def test_every_endpoint_and_parameter_has_its_line() -> None:
     for operation in operations(ServerState(ServerConfig())):
         assert f"{operation.template}`" in README, operation.template
-    for struct in (CompletionRequest, ChatRequest, GenerateRequest):
+    for struct in (CompletionRequest, ChatRequest, GenerateRequest, *POOLED):
         for name in struct.__struct_fields__:
             assert f"`{name}`" in README, name
 

@@ -68,7 +68,7 @@ def text_list(texts: object, name: str) -> list[str]:
 
 def _check_count(count: int, name: str) -> None:
     if not 1 <= count <= MAX_INPUTS:
-        raise InvalidRequestError(f"{name}: a request has from 1 to {MAX_INPUTS} inputs, got {count}", name)
+        raise InvalidRequestError(f"{name} must be 1 to {MAX_INPUTS} texts in one request, got {count}", name)
 
 
 def dict_list(value: object, name: str) -> list[dict[str, Any]]:

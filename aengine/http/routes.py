@@ -6,19 +6,21 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from aengine.http.bodies import requests, responses
+from aengine.http.bodies import pooling, requests, responses
 from aengine.http.door.door import Door
 from aengine.http.door.errors import HANDLERS
 from aengine.http.door.paths import ServedPaths
 from aengine.http.endpoints.admin import Admin
 from aengine.http.endpoints.chat import Chat
 from aengine.http.endpoints.completions import Completions
+from aengine.http.endpoints.embeddings import Embeddings
 from aengine.http.endpoints.generate import Generate
 from aengine.http.endpoints.health import Health
 from aengine.http.endpoints.metrics import Metrics
 from aengine.http.endpoints.models import Models
 from aengine.http.endpoints.openapi import OpenApi, Operation
 from aengine.http.endpoints.page import Page
+from aengine.http.endpoints.scores import Scores
 from aengine.http.endpoints.tokenize import Tokens
 from aengine.http.state import ServerState
 from aengine.text.tokens.info import TokenizerInfo
@@ -33,10 +35,15 @@ def operations(state: ServerState) -> list[Operation]:
     generate, completions, chat = Generate(state), Completions(state), Chat(state)
     models, health, metrics = Models(state), Health(state), Metrics(state)
     tokens, admin = Tokens(state), Admin(state)
+    embeddings, scores = Embeddings(state), Scores(state)
     all_three = (*READS, *NAMES, *SERVES)
     generated = (responses.Generated, requests.GenerateRequest, True, all_three)
     completed = (responses.CompletionBody, requests.CompletionRequest, True, all_three)
     chatted = (responses.ChatBody, requests.ChatRequest, True, all_three)
+    embedded = (pooling.EmbeddingBody, pooling.EmbeddingRequest, False, all_three)
+    classified = (pooling.ClassifyBody, pooling.ClassifyRequest, False, all_three)
+    scored = (pooling.ScoreBody, pooling.ScoreRequest, False, all_three)
+    ranked = (pooling.RerankBody, pooling.RerankRequest, False, all_three)
     tokenized = (responses.Tokenized, requests.TokenizeRequest, False, all_three)
     detokenized = (responses.Detokenized, requests.DetokenizeRequest, False, all_three)
     settings = (TokenizerInfo, None, False, (*NAMES, *SERVES))
@@ -51,6 +58,13 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("POST", "/v1/generate", generate.create, "The same as /generate.", *generated),
         Operation("POST", "/v1/completions", completions.create, "Continue prompts, as OpenAI has it.", *completed),
         Operation("POST", "/v1/chat/completions", chat.create, "The assistant's next message.", *chatted),
+        Operation("POST", "/v1/embeddings", embeddings.create, "A vector of each text.", *embedded),
+        Operation("POST", "/classify", embeddings.classify, "The class of each text.", *classified),
+        Operation("POST", "/score", scores.score, "How well texts go together, pair by pair.", *scored),
+        Operation("POST", "/v1/score", scores.score, "The same as /score.", *scored),
+        Operation("POST", "/rerank", scores.rerank, "Documents by how well they suit a query.", *ranked),
+        Operation("POST", "/v1/rerank", scores.rerank, "The same as /rerank.", *ranked),
+        Operation("POST", "/v2/rerank", scores.rerank, "The same as /rerank.", *ranked),
         Operation("POST", "/tokenize", tokens.tokenize, "The token ids of a prompt or a chat.", *tokenized),
         Operation("POST", "/detokenize", tokens.detokenize, "The text of token ids.", *detokenized),
         Operation("GET", "/tokenizer_info", tokens.info, "The tokenizer's settings.", *settings),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aengine.engine.pooling.pairs import Pairs, PlainPairs, Qwen3Pairs, yes_and_no
 from aengine.engine.pooling.vectors import probabilities
 from aengine.errors import ConfigError, InvalidRequestError
-from aengine.model.config import ModelConfig
-from aengine.model.pooling import PoolingConfig
 from aengine.step_plan import Pool
 from aengine.text.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # torch
+    from aengine.model.config import ModelConfig
+    from aengine.model.pooling import PoolingConfig
 
 QWEN3_RERANKER = "qwen3-reranker"  # in the names of its models
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aengine.errors import InvalidRequestError
+from aengine.http.bodies.pooling import POOLED
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
 from aengine.http.bodies.structured import StructuredOutputs
 from aengine.http.door.body import decode
@@ -124,7 +125,28 @@ _OF_NO_CONSEQUENCE = (
     "disagg_prefill_dp_rank data_parallel_rank ngram_corpus_id max_dynamic_patch min_dynamic_patch"
 )
 
+# Of what draws nothing.
+_REFUSED_OF_POOLED: Mapping[str, Unsupported] = {
+    "messages": Unsupported("send the text as input"),
+    "chat_template": REFUSED["chat_template"],
+    "mm_processor_kwargs": REFUSED["mm_processor_kwargs"],
+    "truncation_side": REFUSED["truncation_side"],
+    "embed_dtype": Unsupported("numbers are float32", ("float32",)),
+    "endianness": Unsupported("numbers are little-endian", ("native", "little")),
+    "use_activation": Unsupported("scores and classes are probabilities", (True,)),
+    "activation": Unsupported("scores and classes are probabilities", (True,)),
+    "softmax": Unsupported("scores and classes are probabilities", (True,)),
+    "max_tokens_per_doc": Unsupported("not supported; shorten the documents"),
+    "max_tokens_per_query": Unsupported("not supported; shorten the query"),
+    "max_chunks_per_doc": Unsupported("not supported; shorten the documents"),
+    "rank_fields": Unsupported("documents have one field, text", (["text"],)),
+    "task": _NOT_BUILT,
+    "late_chunking": _off("not supported"),
+    "prompt_name": Unsupported("not supported; write it in front of the text"),
+}
+
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest)
+_EVERY_STRUCT: tuple[type[msgspec.Struct], ...] = (*_STRUCTS, *POOLED)
 _OF_A_PROMPT = (  # what its tokens depend on
     "functions",
     "reasoning",
@@ -136,8 +158,8 @@ _OF_A_PROMPT = (  # what its tokens depend on
     "media_io_kwargs",
 )
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
-_NAMES = {struct: frozenset(struct.__struct_fields__) for struct in _STRUCTS}
-_ELSEWHERE = frozenset().union(*_NAMES.values()) - _WITHOUT_EFFECT
+_NAMES = {struct: frozenset(struct.__struct_fields__) for struct in _EVERY_STRUCT}
+_ELSEWHERE = frozenset().union(*(_NAMES[struct] for struct in _STRUCTS)) - _WITHOUT_EFFECT
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 
 _HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
@@ -183,6 +205,8 @@ class UnknownFields:
 
 
 def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported | None:
+    if struct in POOLED:
+        return _REFUSED_OF_POOLED.get(name)
     if name == "add_special_tokens":
         usual = struct is not ChatRequest
         return Unsupported("prompts get the tokenizer's special tokens, chats those of their template", (usual,))

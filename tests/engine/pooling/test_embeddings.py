@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,12 @@ async def running(folder: Path, **knobs: Any) -> AsyncIterator[aengine.Engine]:
     async with aengine.Engine(str(folder), device="cpu", **{**usual, **knobs}) as engine:
         yield engine
         await idle(engine)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - the engine has no such event
+            await asyncio.sleep(0)
 
 
 def matrix(embeddings: aengine.Embeddings) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -285,8 +291,7 @@ async def test_a_full_queue_takes_all_of_a_request_or_nothing() -> None:
         writer = await engine.submit([5], max_tokens=1000, ignore_eos=True)
         await writer.take()
         many = asyncio.ensure_future(engine.embed([[number] for number in range(6)]))
-        while not engine.stats().waiting:
-            await asyncio.sleep(0)
+        await until(lambda: engine.stats().waiting)
         with pytest.raises(QueueFullError):
             await engine.embed([[1]])
         assert engine.stats().waiting == 6
@@ -298,8 +303,7 @@ async def test_a_full_queue_takes_all_of_a_request_or_nothing() -> None:
 async def test_whoever_stops_waiting_gives_everything_back(by_last: tuple[Path, PreTrainedModel]) -> None:
     async with running(by_last[0], max_step_tokens=16) as engine:
         task = asyncio.ensure_future(engine.embed([PROMPTS[-1]] * 40, request_id="mine"))
-        while not engine.stats().running:
-            await asyncio.sleep(0)
+        await until(lambda: engine.stats().running)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -307,8 +311,7 @@ async def test_whoever_stops_waiting_gives_everything_back(by_last: tuple[Path, 
         assert not engine.abort("mine")
         assert engine.stats().requests == 1
         aborted = asyncio.ensure_future(engine.embed([PROMPTS[-1]] * 40, request_id="mine"))
-        while not engine.stats().running:
-            await asyncio.sleep(0)
+        await until(lambda: engine.stats().running)
         with pytest.raises(InvalidRequestError, match="already running"):
             await engine.embed("a", request_id="mine")
         assert engine.abort("mine")
@@ -319,8 +322,7 @@ async def test_whoever_stops_waiting_gives_everything_back(by_last: tuple[Path, 
 async def test_closing_the_engine_ends_it(by_last: tuple[Path, PreTrainedModel]) -> None:
     async with aengine.Engine(str(by_last[0]), device="cpu", max_num_seqs=4, num_pages=100, progress=False) as engine:
         task = asyncio.ensure_future(engine.embed([PROMPTS[-1]] * 40))
-        while not engine.stats().running:
-            await asyncio.sleep(0)
+        await until(lambda: engine.stats().running)
     with pytest.raises(EngineClosedError):
         await task
 
