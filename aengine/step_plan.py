@@ -110,9 +110,14 @@ class StepPlan(msgspec.Struct):
         return any(chunk.score_ids for chunk in self.prefill)
 
     @property
-    def pooling(self) -> bool:
-        """Whether something is taken of a chunk that is no draw."""
-        return any(chunk.pool is not None for chunk in self.prefill)
+    def pooled(self) -> int:
+        """The number of chunks of which something is taken that is no draw."""
+        return sum(chunk.pool is not None for chunk in self.prefill)
+
+    @property
+    def of_all_tokens(self) -> bool:
+        """Whether more is wanted of a chunk than its last token's hidden state."""
+        return any(chunk.score_ids or (chunk.pool and chunk.pool.of_all_tokens) for chunk in self.prefill)
 
     @property
     def num_tokens(self) -> int:

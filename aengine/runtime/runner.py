@@ -93,7 +93,7 @@ class StepExecutor:
         inputs = build_inputs(plan, rows, self._kv.page_size)
         # What is scored are all the prompt's tokens, of which the draws read a few.
         wanted = None if plan.scoring else inputs.draw_tokens
-        pooled = rows.upload(pooled_tokens(plan)) if plan.pooling else None
+        pooled = rows.upload(pooled_tokens(plan)) if plan.pooled else None
         if pooled is not None and wanted is not None:
             wanted = torch.cat((wanted, pooled))
         # Every decode draws, which tells whether it is finite.

@@ -20,7 +20,7 @@ def test_a_prompt_is_pooled_whatever_its_chunks_are(kind: Kind, chunk: int, look
     plans = stepper.run()
     assert len(plans) == -(-40 // chunk)
     assert not any(plan.sampled_rows for plan in plans)
-    assert [plan.pooling for plan in plans] == [kind == "mean"] * (len(plans) - 1) + [True]
+    assert [plan.pooled for plan in plans] == [kind == "mean"] * (len(plans) - 1) + [1]
     stepper.check_outputs()
     assert sequence.phase is Phase.FINISHED
     assert stepper.scheduler.counters.prompt_tokens == 40

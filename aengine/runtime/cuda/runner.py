@@ -17,6 +17,7 @@ from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, PrefillShape
 from aengine.runtime.executor import Executor, Forwarded, Outcome
+from aengine.runtime.pooling import pool_chunks
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
@@ -67,9 +68,7 @@ class GraphedExecutor(StepExecutor):
 
     def _prefill_shape_for(self, plan: StepPlan) -> PrefillShape | None:
         graphs = self.prefill_graphs
-        if graphs is None or not plan.prefill or plan.scoring or plan.pooling:
-            return None
-        return graphs.shape_for(plan)
+        return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.of_all_tokens else None
 
     def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
         graphs = self.decode_graphs
@@ -92,8 +91,9 @@ class GraphedExecutor(StepExecutor):
         for chunk in plan.prefill:
             rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
         self._copy_pages(plan)
-        logits = self._decoder.logits(hidden) if row_list else None
-        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums)
+        logits = self._decoder.logits(hidden[: len(row_list)]) if row_list else None
+        pools = pool_chunks(plan, hidden[len(row_list) :], self._decoder, rows.upload) if plan.pooled else None
+        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums, pools=pools)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY
