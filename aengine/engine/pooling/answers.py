@@ -19,6 +19,8 @@ from aengine.errors import InvalidRequestError
 from aengine.step_plan import Pool
 from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores
 
+MAX_TOKENS = 2**21  # of one request; 100 MB while they wait
+
 Prompt = str | Sequence[int]
 
 
@@ -120,10 +122,11 @@ class PooledAnswers(ABC):
         if instruction is not None and not isinstance(instruction, str):
             raise InvalidRequestError(f"instruction must be text, got {type(instruction).__name__}", "instruction")
         context = self._serving().runtime.pool.max_model_len
-        ids = []
+        ids, total = [], 0
         for query, document in pairs:
             await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
             ids.append(await scorer.pairs.encode(query, document, instruction, context))
+            total = _counted(total, ids[-1], "documents")
         request = await self._pooled(ids, scorer.pool, routing)
         return Scores(tuple(scorer.score(numbers) for (numbers,) in request.vectors), request.usage())
 
@@ -139,12 +142,13 @@ class PooledAnswers(ABC):
 
     async def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         ready = self._serving()
-        ids = []
+        ids, total = [], 0
         for prompt in prompt_list(prompts):
             if isinstance(prompt, str):
                 await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
                 prompt = await ready.tokenizer.encode(prompt, context=ready.runtime.pool.max_model_len, left=0)
             ids.append(prompt)
+            total = _counted(total, prompt, "prompt")
         return ids
 
     async def _pooled(self, prompts: Sequence[list[int]], pool: Pool, routing: dict[str, Any]) -> PooledRequest:
@@ -166,6 +170,14 @@ def _routing(
         raise InvalidRequestError(f"unknown parameter {name!r}", name)
     check_routing(priority, cache_salt)
     return request_id, priority, cache_salt
+
+
+def _counted(total: int, ids: list[int], name: str) -> int:
+    """The tokens of a request so far. Raises `InvalidRequestError`: a query may stand in front of many documents."""
+    total += len(ids)
+    if total > MAX_TOKENS:
+        raise InvalidRequestError(f"{name} have more than {MAX_TOKENS} tokens together: send fewer at once", name)
+    return total
 
 
 def _check_dimensions(dimensions: int | None, allowed: tuple[int, ...] | None, hidden: int) -> None:

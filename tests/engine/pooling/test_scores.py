@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 import aengine
+from aengine.engine.pooling import answers
 from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError
 from tests.engine.conftest import idle
 from tests.engine.pooling.checkpoints import FAMILIES, VOCAB, hidden_states, logits, write, write_modules
@@ -258,3 +259,17 @@ async def test_bad_rankings_are_refused_by_name(engine: aengine.Engine, tmp_path
             await reranker.rerank("a", ["b", "c " * 200])
         with pytest.raises(InvalidRequestError, match="instruction"):
             await reranker.rerank("a", ["b"], instruction=7)  # type: ignore[arg-type]
+
+
+async def test_the_tokens_of_a_request_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query stands in front of each of its documents, so that a small body may ask for a lot."""
+    monkeypatch.setattr(answers, "MAX_TOKENS", 300)
+    folder = tmp_path / "Qwen3-Reranker-tiny"
+    write(folder, "qwen3", "vocabulary", tie_word_embeddings=True)
+    async with running(folder) as engine:
+        with pytest.raises(InvalidRequestError, match="300 tokens together") as caught:
+            await engine.rerank("a", ["b"] * 20)
+        assert caught.value.param == "documents"
+        with pytest.raises(InvalidRequestError, match="300 tokens together"):
+            await engine.embed([[5] * 200] * 2)
+        assert engine.stats().prompt_tokens == 0
