@@ -28,7 +28,22 @@ from aengine.errors import (
 )
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
-from aengine.types import AdapterInfo, Choice, Completion, Fragment, Stats, TokenLogprob, TopLogprob, Usage
+from aengine.types import (
+    AdapterInfo,
+    Choice,
+    Classes,
+    Classified,
+    Completion,
+    Embeddings,
+    Fragment,
+    Ranked,
+    Ranking,
+    Scores,
+    Stats,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from aengine.client import Client
@@ -42,10 +57,13 @@ __all__ = [
     "AengineError",
     "CheckpointError",
     "Choice",
+    "Classes",
+    "Classified",
     "Client",
     "Completion",
     "ConfigError",
     "ContextLengthError",
+    "Embeddings",
     "Engine",
     "EngineClosedError",
     "EngineConfig",
@@ -57,7 +75,10 @@ __all__ = [
     "ModelNotFoundError",
     "NonFiniteLogitsError",
     "QueueFullError",
+    "Ranked",
+    "Ranking",
     "SamplingParams",
+    "Scores",
     "ServerConfig",
     "ServerError",
     "Stats",

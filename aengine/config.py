@@ -109,6 +109,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, Meta(ge=1, le=100, description="deepest JSON schema: objects and lists within each other")
     ] = 64
     grammar_seconds: Annotated[float, Meta(gt=0, description="most time to compile a request's grammar")] = 5.0
+    rerank_template: Annotated[
+        Literal["auto", "qwen3", "none"],
+        Meta(
+            description="what a reranker reads around a query and a document; qwen3: Qwen3-Reranker's words, which a "
+            "language model answers by yes or no; auto: qwen3 where the model's name says so"
+        ),
+    ] = "auto"
+    matryoshka: Annotated[
+        bool, Meta(description="embeddings may be cut to fewer dimensions, though config.json does not say so")
+    ] = False
     torch_threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(description="threads of a step on a CPU; default: cores - 1, long steps all"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -28,6 +30,22 @@ class NewRow(msgspec.Struct):
     adapter: int = 0  # its place on the device; 0: none
 
 
+class Pool(msgspec.Struct, frozen=True):
+    """What is taken of a prompt in place of draws, as float32 numbers.
+
+    `last`: the last token's hidden state; `mean`: the sum of those of each chunk; `classes`: what the classification
+    head makes of the last token; `tokens`: the last token's logits of `token_ids`, as many in every request of a model.
+    """
+
+    kind: Literal["last", "mean", "classes", "tokens"]
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def of_all_tokens(self) -> bool:
+        """Whether every token has to pass through the model, so that no cached prefix will do."""
+        return self.kind == "mean"
+
+
 class PrefillChunk(msgspec.Struct):
     """Consecutive known tokens of one row that go through the model in this step."""
 
@@ -38,6 +56,7 @@ class PrefillChunk(msgspec.Struct):
     forks: Sequence[int] = ()  # rows of siblings that draw from the same logits (n > 1)
     score_ids: Sequence[int] = ()  # the prompt's next token for each of the first ones: how likely was it?
     top: int = 0  # candidates beside each score
+    pool: Pool | None = None  # what is taken of this chunk; a prompt that is pooled draws nothing
 
 
 MOST_SHARED_RUNS = 16  # in one step
@@ -91,6 +110,16 @@ class StepPlan(msgspec.Struct):
         return any(chunk.score_ids for chunk in self.prefill)
 
     @property
+    def pooled(self) -> int:
+        """The number of chunks of which something is taken that is no draw."""
+        return sum(chunk.pool is not None for chunk in self.prefill)
+
+    @property
+    def of_all_tokens(self) -> bool:
+        """Whether more is wanted of a chunk than its last token's hidden state."""
+        return any(chunk.score_ids or (chunk.pool and chunk.pool.of_all_tokens) for chunk in self.prefill)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that go through the model."""
         return len(self.decode) + sum(len(chunk.token_ids) for chunk in self.prefill)
@@ -112,3 +141,4 @@ class StepResult(msgspec.Struct):
     logprobs: list[RowLogprobs | None] | None  # None when no row asked for them
     scores: Sequence[Sequence[PromptLogprob]] = ()  # a list for each chunk with `score_ids`, in the plan's order
     finite_chunks: Sequence[bool] = ()  # for each chunk, whether what it wrote into its pages is finite; (): all of it
+    pooled: Sequence[array[float] | None] = ()  # float32, for each chunk with a `pool`; None: not finite

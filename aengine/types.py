@@ -1,7 +1,10 @@
-"""What requests give back: fragments, completions, their logprobs and token counts; and a snapshot of the engine."""
+"""What requests give back: fragments, completions, their logprobs and token counts, embeddings and scores; and a
+snapshot of the engine.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Literal
 
@@ -116,6 +119,48 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     on_device: bool
     running: int  # sequences that hold a row
     waiting: int  # sequences in the queue
+
+
+class Embeddings(msgspec.Struct, frozen=True):
+    """A vector of float32 for each prompt, which numpy takes as it is (`numpy.asarray`)."""
+
+    vectors: tuple[array[float], ...]
+    usage: Usage
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """How well texts go together, a number for each pair: the higher the better."""
+
+    values: tuple[float, ...]
+    usage: Usage
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """A document's score, and its place in the request."""
+
+    index: int
+    score: float
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """Documents, the best first; equally good ones in the request's order."""
+
+    results: tuple[Ranked, ...]
+    usage: Usage
+
+
+class Classified(msgspec.Struct, frozen=True):
+    """The likeliest class of a prompt, and how likely each is, in the checkpoint's order."""
+
+    label: str
+    probabilities: tuple[float, ...]
+
+
+class Classes(msgspec.Struct, frozen=True):
+    """The classes of prompts, by a classification head."""
+
+    results: tuple[Classified, ...]
+    usage: Usage
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):

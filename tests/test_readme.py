@@ -16,6 +16,7 @@ import pytest
 
 from aengine.config import ServerConfig
 from aengine.http.bodies.messages import MessagesRequest
+from aengine.http.bodies.pooling import POOLED
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
 from aengine.http.bodies.responses_api.request import ResponsesRequest
 from aengine.http.routes import operations
@@ -74,7 +75,7 @@ def test_the_client_example_runs(server: str, library: str) -> None:
 def test_every_endpoint_and_parameter_has_its_line() -> None:
     for operation in operations(ServerState(ServerConfig())):
         assert f"{operation.template}`" in README, operation.template
-    for struct in (CompletionRequest, ChatRequest, GenerateRequest, MessagesRequest, ResponsesRequest):
+    for struct in (CompletionRequest, ChatRequest, GenerateRequest, MessagesRequest, ResponsesRequest, *POOLED):
         for name in struct.__struct_fields__:
             assert f"`{name}`" in README, name
 

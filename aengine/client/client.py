@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import anyio
 import httpx2
 
+from aengine.client.pooling import PooledAnswers
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import DONE, read_chunk, read_event, request_body, response_error
 from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
@@ -33,6 +34,7 @@ Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 _CONNECT_SECONDS = 10.0
+_IN_ONE_PIECE = 10  # times the timeout: for answers without signs of life
 _ERROR_BYTES = 2**20  # of a refusal's body that are read
 MAX_EVENT_BYTES = 64 * 2**20
 _ANY_VOCABULARY = 2**62  # the server knows the real bound
@@ -40,11 +42,12 @@ _HEADER_TEXT = re.compile(r"[!-~]{1,128}")  # visible ASCII
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class Client:
+class Client(PooledAnswers):
     """A model on an aengine server, used as `async with Client("http://host:8000") as client`.
 
     Methods, arguments, results and errors are `Engine`'s. `timeout` is the longest silence in seconds, of a server
-    that sends a sign of life every 15 (its knob `heartbeat`); a whole request may take any time. Nothing is retried.
+    that sends a sign of life every 15 (its knob `heartbeat`), a whole request may take any time; embeddings and scores,
+    which come in one piece, ten times as long. Nothing is retried.
     Leaving ends what still runs with `EngineClosedError`.
     """
 
@@ -59,6 +62,8 @@ class Client:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
             trust_env=urlsplit(self.base_url).hostname not in _LOOPBACK,  # a proxy would look for its own localhost
         )
+        # Embeddings and scores come in one piece, without a sign of life before it.
+        self._patience = httpx2.Timeout(timeout * _IN_ONE_PIECE, connect=_CONNECT_SECONDS, pool=None)
         self._running: dict[str, RemoteStream] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         self._closed = False
@@ -113,16 +118,18 @@ class Client:
 
         Errors are those of `Engine.load_adapter`; and `ServerError` where the server allows no loading.
         """
-        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, "load_inplace": replace})
+        await self._post_adapter(
+            "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, "load_inplace": replace}
+        )
 
     async def unload_adapter(self, name: str) -> None:
         """Let no new request name an adapter, and wait until those who have it are done.
 
         Errors are those of `Engine.unload_adapter`; and `ServerError` where the server allows it to nobody.
         """
-        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+        await self._post_adapter("/v1/unload_lora_adapter", {"lora_name": name})
 
-    async def _post(self, path: str, fields: Mapping[str, Any]) -> None:
+    async def _post_adapter(self, path: str, fields: Mapping[str, Any]) -> None:
         """POST fields, however long the answer takes. Raises what it says instead of a success."""
         self._task_group()
         try:
@@ -254,6 +261,19 @@ class Client:
             stream.abort()
             raise
         return stream
+
+    async def _post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+        self._task_group()
+        headers = {"Content-Type": "application/json", **headers}
+        try:
+            response = await self._http.post(path, content=body, headers=headers, timeout=self._patience)
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            if self._closed:
+                raise EngineClosedError("the client was closed") from error
+            raise self._connection_error(error) from error
+        if response.status_code != 200:
+            raise response_error(response.status_code, response.content, response.headers)
+        return response.content
 
     def _task_group(self) -> anyio.abc.TaskGroup:
         if self._tasks is None:

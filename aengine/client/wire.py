@@ -5,6 +5,7 @@ exceptions.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -156,6 +157,8 @@ def request_error(
         message, param = (text.replace("structured_outputs", "structured") for text in (message, param))
     elif param is not None and param.startswith("input_ids["):
         message, param = message.replace("input_ids[", "prompt["), "prompt"
+    elif param is not None and re.match(r"input\b", param):  # of embeddings: on this side prompts
+        message, param = re.sub(r"\binput\b", "prompt", message.removeprefix("input: ")), "prompt"
     elif param == "input_ids":  # on this side a prompt like any other
         message, param = message.removeprefix("input_ids: ").replace("input_ids", "prompt"), "prompt"
     match wire_error.code:
@@ -195,6 +198,11 @@ def request_body(
             body["structured_outputs"] = {value.kind: getattr(value, value.kind), **further}
         else:
             body[name] = value
+    return request_json(body)
+
+
+def request_json(body: Mapping[str, Any]) -> bytes:
+    """A body as JSON. Raises `InvalidRequestError` for what JSON cannot say."""
     try:
         return msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.EncodeError) as error:

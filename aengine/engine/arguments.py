@@ -11,6 +11,8 @@ from aengine.errors import InvalidRequestError
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
 
+MAX_INPUTS = 2048  # of one request for embeddings or scores
+
 
 def resolved_params(
     defaults: SamplingParams, params: SamplingParams | None, sampling: Mapping[str, Any], vocab_size: int
@@ -33,11 +35,40 @@ def resolved_params(
     return params
 
 
-def token_id_list(prompt: object) -> list[int]:
+def token_id_list(prompt: object) -> list[Any]:
     """A prompt that is not text, as a list; the ids themselves are not looked at."""
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
         raise InvalidRequestError(f"prompt must be text or token ids, got {type(prompt).__name__}", "prompt")
     return list(prompt)
+
+
+def prompt_list(prompts: object) -> list[str | list[int]]:
+    """One prompt or several, each of them text or token ids, as a list; the ids themselves are not looked at."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = token_id_list(prompts)
+    if all(isinstance(item, int) for item in items):
+        _check_count(1 if items else 0, "prompt")
+        return [items]
+    _check_count(len(items), "prompt")
+    return [item if isinstance(item, str) else token_id_list(item) for item in items]
+
+
+def text_list(texts: object, name: str) -> list[str]:
+    """One text or several as a list."""
+    if isinstance(texts, str):
+        return [texts]
+    items: list[object] = list(texts) if isinstance(texts, Iterable) else [texts]
+    found = [item for item in items if isinstance(item, str)]
+    if len(found) != len(items):
+        raise InvalidRequestError(f"{name} must be text or a list of texts", name)
+    _check_count(len(found), name)
+    return found
+
+
+def _check_count(count: int, name: str) -> None:
+    if not 1 <= count <= MAX_INPUTS:
+        raise InvalidRequestError(f"{name} must be 1 to {MAX_INPUTS} texts in one request, got {count}", name)
 
 
 def dict_list(value: object, name: str) -> list[dict[str, Any]]:

@@ -23,6 +23,8 @@ from aengine.engine.consume import collect, drain
 from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
+from aengine.engine.pooling.answers import PooledAnswers
+from aengine.engine.pooling.request import PooledRequest
 from aengine.engine.stats import snapshot
 from aengine.engine.stream import Stream
 from aengine.errors import (
@@ -37,6 +39,7 @@ from aengine.errors import (
 from aengine.latency import Latencies
 from aengine.sampling_params import SamplingParams
 from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.step_plan import Pool
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.grammar.grammars import Matcher
 from aengine.text.tokens.bad_words import banned_sequences
@@ -53,7 +56,7 @@ Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Engine:
+class Engine(PooledAnswers):
     """An LLM on one device, used as `async with Engine(...) as engine`.
 
     The knobs are those of `EngineConfig`, given one by one or as `config=`; `AENGINE_*` variables fill in
@@ -84,7 +87,7 @@ class Engine:
         self._closed = False
         self._loop: StepLoop | None = None
         self._home: asyncio.AbstractEventLoop | None = None  # whose tasks may use the engine
-        self._requests: dict[str, LiveRequest] = {}
+        self._requests: dict[str, LiveRequest | PooledRequest] = {}
         self._tickets = itertools.count()
         self._ended_requests = 0
         self._stopped = anyio.Event()
@@ -298,19 +301,41 @@ class Engine:
     ) -> Stream:
         ready = self._serving()  # tokenizing and compiling may have taken a while
         loaded = ready.adapter(adapter)
-        request_id = request_id or secrets.token_hex(12)
-        if request_id in self._requests:
-            raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
-        rank = (time.monotonic() + priority * self.config.priority_aging, next(self._tickets))
+        request_id = self._unused_id(request_id)
+        rank = self._rank(priority)
         sequence = ready.sequence(
             token_ids, params, grammar=grammar, banned=banned, rank=rank, salt=salt, adapter=loaded
         )
         request = LiveRequest(request_id, sequence, grammar, ready.tokenizer, self._abort, self._forget, self.latencies)
         ready.scheduler.add(sequence)
-        self._requests[request_id] = request
+        self._begin(request)
+        return request.stream
+
+    def _enqueue_pooled(
+        self, prompts: Sequence[list[int]], pool: Pool, request_id: str | None, priority: int, salt: str | None
+    ) -> PooledRequest:
+        ready = self._serving()  # tokenizing may have taken a while
+        request_id = self._unused_id(request_id)
+        sequences = [ready.pooled_sequence(ids, pool, rank=self._rank(priority), salt=salt) for ids in prompts]
+        request = PooledRequest(request_id, sequences, self._forget, self.latencies)
+        ready.scheduler.add_pooled(sequences)
+        self._begin(request)
+        return request
+
+    def _unused_id(self, request_id: str | None) -> str:
+        request_id = request_id or secrets.token_hex(12)
+        if request_id in self._requests:
+            raise InvalidRequestError(f"a request with the id {request_id!r} is already running", "request_id")
+        return request_id
+
+    def _rank(self, priority: int) -> tuple[float, int]:
+        """The next place in the queue."""
+        return time.monotonic() + priority * self.config.priority_aging, next(self._tickets)
+
+    def _begin(self, request: LiveRequest | PooledRequest) -> None:
+        self._requests[request.id] = request
         if self._loop is not None:
             self._loop.wake()
-        return request.stream
 
     def abort(self, request_id: str) -> bool:
         """End a request now and give its memory back; its stream ends with `finish_reason="abort"`.
@@ -323,14 +348,14 @@ class Engine:
         self._abort(request)
         return True
 
-    def _abort(self, request: LiveRequest) -> None:
+    def _abort(self, request: LiveRequest | PooledRequest) -> None:
         if request.ended:
             return
         self._end_sequences(request)
         request.abort()
 
-    def _fail_request(self, request: LiveRequest, error: AengineError) -> None:
-        """End a request with an error, in every choice."""
+    def _fail_request(self, request: LiveRequest | PooledRequest, error: AengineError) -> None:
+        """End a request with an error, in every choice or prompt."""
         self._end_sequences(request)
         request.fail(error)
 
@@ -339,14 +364,14 @@ class Engine:
         if isinstance(sequence.owner, LiveChoice):
             self._fail_request(sequence.owner.request, error)
 
-    def _end_sequences(self, request: LiveRequest) -> None:
+    def _end_sequences(self, request: LiveRequest | PooledRequest) -> None:
         ready = self._ready()
-        for choice in request.choices:
-            ready.scheduler.abort(choice.sequence)
+        for sequence in request.sequences:
+            ready.scheduler.abort(sequence)
         if ready.adapters is not None and self._loop is not None:
             self._loop.wake()  # someone may wait until nobody has the adapter
 
-    def _forget(self, request: LiveRequest) -> None:
+    def _forget(self, request: LiveRequest | PooledRequest) -> None:
         del self._requests[request.id]
         self._ended_requests += 1
 

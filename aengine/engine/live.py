@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from aengine.engine.pooling.request import PooledPrompt
 from aengine.engine.seeds import sibling_seed
 from aengine.engine.stream import Stream
 from aengine.errors import NonFiniteLogitsError
@@ -61,6 +62,11 @@ class LiveRequest:
         self._grammar = grammar
         self.choices: list[LiveChoice] = []
         self._add(sequence)
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        """Those of the choices that have begun."""
+        return [choice.sequence for choice in self.choices]
 
     def make_sibling(self, index: int) -> TokenSequence:
         """The sequence of another choice, which begins now."""
@@ -219,7 +225,7 @@ class LiveChoice:
 
 def begin(sequence: TokenSequence) -> None:
     """For the scheduler: note that the sequence enters the running batch for the first time."""
-    if isinstance(sequence.owner, LiveChoice):
+    if isinstance(sequence.owner, (LiveChoice, PooledPrompt)):
         sequence.owner.request.begin()
 
 

@@ -26,19 +26,23 @@ from aengine.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.adapters import LoadedAdapter
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.step_plan import Pool
 from aengine.text.grammar.grammars import Grammars, Matcher, check_library
 from aengine.text.grammar.source import GrammarLimits
 from aengine.text.tokens.tokenizer import Tokenizer
 from aengine.timeline import Timeline
 
 if TYPE_CHECKING:  # torch, which `load` imports
+    from aengine.engine.pooling.scorer import Scorer
     from aengine.model.generation import GenerationDefaults
+    from aengine.model.pooling import PoolingConfig
     from aengine.runtime.startup.ready import Runtime
     from aengine.runtime.startup.start import Start
 
 log = logging.getLogger("aengine")
 
 _UNKNOWN_HOST = 16 * 2**30  # bytes of memory that a machine is taken to have which does not say
+_NOTHING_DRAWN = SamplingParams()  # of prompts that are pooled
 SWITCH_SECONDS = 0.0005  # after which a thread that waits for the interpreter gets it
 
 
@@ -52,12 +56,16 @@ class Loaded:
         tokenizer: Tokenizer,
         grammars: Grammars,
         generation: GenerationDefaults,
+        pooling: PoolingConfig,
+        scorer: Scorer | None,
         timeline: Timeline | None,
         adapters: Adapters | None,
     ) -> None:
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.generation = generation
+        self.pooling = pooling
+        self.scorer = scorer  # None: pairs are scored by their embeddings
         self.timeline = timeline
         self.grammars = grammars
         self.adapters = adapters  # None: there is room for none
@@ -102,6 +110,10 @@ class Loaded:
 
         Raises `InvalidRequestError`, or `ContextLengthError` where the request does not fit the context.
         """
+        if self.runtime.model.head != "vocabulary":
+            raise InvalidRequestError(
+                "the model has no output matrix and generates nothing: it gives embeddings, scores or classes", "model"
+            )
         if not token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
         max_total = self._max_total(len(token_ids), params)  # first: a million ids take a while to look at
@@ -118,6 +130,27 @@ class Loaded:
             adapter=adapter,
             banned=banned,
             siblings=params.n - 1,
+        )
+
+    def pooled_sequence(
+        self, token_ids: list[int], pool: Pool, *, rank: tuple[float, int], salt: str | None
+    ) -> TokenSequence:
+        """A prompt that is pooled. Raises as `sequence` does."""
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        context = self.runtime.pool.max_model_len
+        if len(token_ids) > context:
+            raise ContextLengthError(f"{_maximum(context)} However, {len(token_ids)} tokens are given", "prompt")
+        check_token_ids(token_ids, self.runtime.model.vocab_size, "prompt")
+        return TokenSequence(
+            prompt=packed(token_ids),
+            params=_NOTHING_DRAWN,
+            seed=0,
+            stop_ids=(),
+            max_total=len(token_ids) + 1,  # what is taken of it counts as a draw
+            rank=rank,
+            salt=salt,
+            pool=pool,
         )
 
     def _max_total(self, prompt_len: int, params: SamplingParams) -> int:
@@ -157,13 +190,21 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         opening = beside.submit(open_contexts, config.device, gpus)
         check_library()
         tokenizer = _load_tokenizer(config, folder)
+        from aengine.engine.pooling.scorer import scorer_of
         from aengine.model.config import ModelConfig
         from aengine.model.generation import GenerationDefaults
+        from aengine.model.pooling import PoolingConfig, without_head
         from aengine.runtime.startup.start import start_runtime
 
         model = ModelConfig.from_folder(folder)
+        if config.load_format == "auto":
+            model = without_head(folder, model)
         if config.quantization == "fp8":
             model = model.in_fp8()
+        pooling = PoolingConfig.from_folder(folder, model)
+        if config.matryoshka and pooling.dimensions is None:
+            pooling = replace(pooling, dimensions=())
+        scorer = scorer_of(config.rerank_template, config.model or "", tokenizer, model, pooling)
         generation = GenerationDefaults.from_folder(folder, model)
         opening.result()
         limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
@@ -183,7 +224,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             grammars = making.result()
             if timeline is not None:
                 runtime.runner.trace(timeline)
-            return Loaded(config, runtime, tokenizer, grammars, generation, timeline, adapters)
+            return Loaded(config, runtime, tokenizer, grammars, generation, pooling, scorer, timeline, adapters)
         except BaseException:
             if making.exception() is None:
                 making.result().close()

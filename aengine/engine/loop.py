@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.engine.live import LiveChoice, LiveRequest
+from aengine.engine.pooling.request import PooledPrompt, PooledRequest
 from aengine.errors import AengineError, DeviceLostError, EngineFailedError, InvalidRequestError
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update
@@ -40,7 +41,7 @@ class StepLoop:
         lookahead: bool,
         fill_masks: Callable[[Sequence[Matcher | None]], Awaitable[NDArray[np.int32]]],
         prepare_mask: Callable[[Matcher, Callable[[], None]], None],
-        fail_request: Callable[[LiveRequest, AengineError], None],
+        fail_request: Callable[[LiveRequest | PooledRequest, AengineError], None],
         timeline: Timeline | None = None,
         between: Callable[[], None] | None = None,
     ) -> None:
@@ -156,23 +157,27 @@ class StepLoop:
         self._mark("deliver", count=len(updates))
 
     def _deliver(self, update: Update) -> None:
-        choice = update.sequence.owner
-        if not isinstance(choice, LiveChoice) or choice.finish_reason is not None or choice.request.ended:
+        owner = update.sequence.owner
+        if not isinstance(owner, (LiveChoice, PooledPrompt)):
+            return
+        if owner.finish_reason is not None or owner.request.ended:
             return  # aborted between two slices
         try:
-            if choice.deliver(update):
-                self._scheduler.finish(update.sequence, choice.delivered)
+            if isinstance(owner, PooledPrompt):
+                owner.deliver(update)
+            elif owner.deliver(update):
+                self._scheduler.finish(update.sequence, owner.delivered)
         except AengineError as error:
-            self._fail_request(choice.request, error)
+            self._fail_request(owner.request, error)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         log.error("step %d failed: %s: %s", plan.step, type(error).__name__, error, exc_info=error)
         for sequence in self._scheduler.fail(plan):
-            choice = sequence.owner
-            if isinstance(choice, LiveChoice):
+            owner = sequence.owner
+            if isinstance(owner, (LiveChoice, PooledPrompt)):
                 failure = EngineFailedError(f"the step that carried this request failed: {type(error).__name__}")
                 failure.__cause__ = error
-                self._fail_request(choice.request, failure)
+                self._fail_request(owner.request, failure)
         from aengine.runtime.cuda.lost import is_lost  # torch, which is there since the model was loaded
 
         if is_lost(error):

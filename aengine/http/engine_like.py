@@ -13,7 +13,7 @@ from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import AdapterInfo, DeviceMemory, Fragment, Stats
+from aengine.types import AdapterInfo, Classes, DeviceMemory, Embeddings, Fragment, Ranking, Scores, Stats
 
 
 class StreamLike(Protocol):
@@ -133,6 +133,57 @@ class EngineLike(Protocol):
         adapter: str | None = None,
     ) -> StreamLike:
         """Validate and enqueue. Raises `InvalidRequestError`, `QueueFullError` and their like at once."""
+        ...
+
+    async def embed(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Embeddings:
+        """A vector of each prompt."""
+        ...
+
+    async def classify(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Classes:
+        """The class of each prompt."""
+        ...
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Scores:
+        """How well documents suit queries, pair by pair."""
+        ...
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Ranking:
+        """The documents, the best first."""
         ...
 
     @property

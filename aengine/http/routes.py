@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aengine.http.bodies import message_answers, messages, requests, responses
+from aengine.http.bodies import message_answers, messages, pooling, requests, responses
 from aengine.http.bodies.responses_api import answer as response_answers
 from aengine.http.bodies.responses_api.request import ResponsesRequest
 from aengine.http.door.anthropic_errors import OVERLOADED, MessagesErrorBody
@@ -21,6 +21,7 @@ from aengine.http.endpoints.adapters import Adapters
 from aengine.http.endpoints.admin import Admin
 from aengine.http.endpoints.chat import Chat
 from aengine.http.endpoints.completions import Completions
+from aengine.http.endpoints.embeddings import Embeddings
 from aengine.http.endpoints.generate import Generate
 from aengine.http.endpoints.health import Health
 from aengine.http.endpoints.messages import Messages
@@ -30,6 +31,7 @@ from aengine.http.endpoints.openapi import Handler, OpenApi, Operation
 from aengine.http.endpoints.page import Page
 from aengine.http.endpoints.responses.create import Responses
 from aengine.http.endpoints.responses.kept import KeptResponseEndpoints
+from aengine.http.endpoints.scores import Scores
 from aengine.http.endpoints.tokenize import Tokens
 from aengine.http.state import ServerState
 from aengine.text.tokens.info import TokenizerInfo
@@ -46,6 +48,7 @@ def operations(state: ServerState) -> list[Operation]:
     models, health, metrics = Models(state), Health(state), Metrics(state)
     tokens, admin, anthropic = Tokens(state), Admin(state), Messages(state)
     adapters, made, kept = Adapters(state), Responses(state), KeptResponseEndpoints(state)
+    embeddings, scores = Embeddings(state), Scores(state)
     all_three = (*READS, *NAMES, *SERVES)
     generated = (responses.Generated, requests.GenerateRequest, True, all_three)
     completed = (responses.CompletionBody, requests.CompletionRequest, True, all_three)
@@ -59,6 +62,10 @@ def operations(state: ServerState) -> list[Operation]:
     deleted = (response_answers.DeletedResponse, None, False, NAMES)
     items = (response_answers.InputItemList, None, False, (400, *NAMES))
     paging = {"limit": "integer", "order": "string", "after": "string"}
+    embedded = (pooling.EmbeddingBody, pooling.EmbeddingRequest, False, all_three)
+    classified = (pooling.ClassifyBody, pooling.ClassifyRequest, False, all_three)
+    scored = (pooling.ScoreBody, pooling.ScoreRequest, False, all_three)
+    ranked = (pooling.RerankBody, pooling.RerankRequest, False, all_three)
     tokenized = (responses.Tokenized, requests.TokenizeRequest, False, all_three)
     detokenized = (responses.Detokenized, requests.DetokenizeRequest, False, all_three)
     settings = (TokenizerInfo, None, False, (*NAMES, *SERVES))
@@ -81,6 +88,13 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("GET", KEPT, kept.retrieve, "A response that is kept.", *reread, query={"stream": "boolean"}),
         Operation("DELETE", KEPT, kept.delete, "Forget a response that is kept.", *deleted),
         Operation("GET", f"{KEPT}/input_items", kept.input_items, "What it answers.", *items, query=paging),
+        Operation("POST", "/v1/embeddings", embeddings.create, "A vector of each text.", *embedded),
+        Operation("POST", "/classify", embeddings.classify, "The class of each text.", *classified),
+        Operation("POST", "/score", scores.score, "How well texts go together, pair by pair.", *scored),
+        Operation("POST", "/v1/score", scores.score, "The same as /score.", *scored),
+        Operation("POST", "/rerank", scores.rerank, "Documents by how well they suit a query.", *ranked),
+        Operation("POST", "/v1/rerank", scores.rerank, "The same as /rerank.", *ranked),
+        Operation("POST", "/v2/rerank", scores.rerank, "The same as /rerank.", *ranked),
         Operation("POST", "/tokenize", tokens.tokenize, "The token ids of a prompt or a chat.", *tokenized),
         Operation("POST", "/detokenize", tokens.detokenize, "The text of token ids.", *detokenized),
         Operation("GET", "/tokenizer_info", tokens.info, "The tokenizer's settings.", *settings),

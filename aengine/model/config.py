@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
@@ -31,6 +32,13 @@ _MAX_POSITIONS = 2**26
 _SILU = ("silu", "swish")
 
 
+# What stands behind the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, one
+# that scores classes, or nothing.
+Head = Literal["vocabulary", "classes", "none"]
+_HEADS: dict[str, Head] = {"ForCausalLM": "vocabulary", "ForSequenceClassification": "classes", "Model": "none"}
+_MAX_LABELS = 2**16
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder as config.json describes it."""
 
@@ -41,7 +49,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rms_norm_eps: float
     rope: RopeConfig
     max_position_embeddings: int  # positions it may be used for, what rope scaling adds included
-    tie_word_embeddings: bool
+    tie_word_embeddings: bool  # or there is no output matrix at all
+    head: Head = "vocabulary"
+    labels: int = 0  # how many classes its head knows
     dtype: str  # the checkpoint's: float32, bfloat16 or float16
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
@@ -105,7 +115,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def end_parameters(self) -> int:
         """Those of the embedding and of the output matrix."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        vocabulary = self.vocab_size * (1 if self.tie_word_embeddings else 2)
+        return (vocabulary + self.labels) * self.hidden_size
 
     @property
     def windows(self) -> list[int | None]:
@@ -137,9 +148,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         path = folder / "config.json"
         values = read_json_object(path)
         fields = Fields(values, str(path))
-        name = _architecture(fields)
+        name, family, head = _architecture(fields)
         _refuse_unsupported(fields)
-        layers = FAMILIES[name](fields)
+        layers = FAMILIES[family](fields)
         vocab = fields.vocab_size
         positions = fields.integer("max_position_embeddings", 1, _MAX_POSITIONS)
         rope, positions = read_rope(fields, positions, _MAX_POSITIONS)
@@ -153,7 +164,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             rms_norm_eps=fields.number("rms_norm_eps", 0, 1, 1e-6),
             rope=rope,
             max_position_embeddings=positions,
-            tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", default=False) or head != "vocabulary",
+            head=head,
+            labels=_labels(fields) if head == "classes" else 0,
             dtype=_dtype(fields),
             eos_token_ids=fields.ids("eos_token_id", vocab),
             bos_token_id=bos[0] if bos else None,
@@ -161,13 +174,31 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _architecture(fields: Fields) -> str:
+def _architecture(fields: Fields) -> tuple[str, str, Head]:
+    """The architecture's name, that of its family's language model, and its head."""
     names = fields.strings("architectures") if fields.present("architectures") else []
     for name in names:
-        if name in FAMILIES:
-            return name
+        for ending, head in _HEADS.items():
+            family = f"{name.removesuffix(ending)}ForCausalLM"
+            if name.endswith(ending) and family in FAMILIES:
+                return name, family, head
     what = f"architecture {shown(names)} is not supported" if names else "architectures is missing"
-    raise UnsupportedModelError(f"{fields.source}: {what}; supported are {', '.join(FAMILIES)}")
+    raise UnsupportedModelError(
+        f"{fields.source}: {what}; supported are {', '.join(FAMILIES)}, and the same with Model or "
+        f"ForSequenceClassification at the end"
+    )
+
+
+def _labels(fields: Fields) -> int:
+    """How many classes there are. transformers writes their names, and nothing where there are two."""
+    if fields.present("num_labels"):
+        return fields.integer("num_labels", 1, _MAX_LABELS)
+    names = fields.section("id2label")
+    if names is None:
+        return 2
+    if not 1 <= len(names.names()) <= _MAX_LABELS:
+        raise fields.fail("id2label", f"must name 1 to {_MAX_LABELS} classes, names {len(names.names())}")
+    return len(names.names())
 
 
 def _refuse_unsupported(fields: Fields) -> None:

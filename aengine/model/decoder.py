@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionBatch
@@ -66,6 +67,7 @@ class Decoder:
                 ]
             )
         self._final_norm = make.norm("model.norm", hidden, eps)
+        self._classes = make.tensor("score.weight", config.labels, hidden) if config.labels else None
         kinds = list(config.layers)
         # One layer of each kind, and the last, behind whose attention only some tokens go on.
         self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
@@ -128,3 +130,9 @@ class Decoder:
         if self.adapters is not None and self.adapters.has(HEAD) and adapters is not self.adapters.tokens.places:
             self.adapters.tokens.places = adapters
         return self._head(hidden)
+
+    def classes(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden] from `forward` -> [n, labels] in the model's dtype. Every rank has the whole of them."""
+        if self._classes is None:
+            raise ValueError("the model has no classification head")
+        return F.linear(hidden, self._classes)

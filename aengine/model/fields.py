@@ -18,22 +18,27 @@ MAX_JSON_BYTES = 16 * 2**20  # the largest index of a real checkpoint has 9 MiB;
 
 def read_json_object(path: Path) -> dict[str, object]:
     """The object in a JSON file. Raises `CheckpointError`, naming the file, unless there is one."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, holds {type(value).__name__}")
+    return cast("dict[str, object]", value)
+
+
+def read_json(path: Path) -> object:
+    """What a JSON file holds. Raises `CheckpointError`, naming the file, where it cannot be read."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
             raise CheckpointError(f"{path}: is no regular file")
         if status.st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB, which no such file is")
-        value = msgspec.json.decode(path.read_bytes())
+        return msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent}: no {path.name} in this folder") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object, holds {type(value).__name__}")
-    return cast("dict[str, object]", value)
 
 
 class Fields:

@@ -10,9 +10,10 @@ from aengine.errors import HubError
 DEMO = Path(__file__).parent.parent / "demo" / "model"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
-# What loading reads. Some repositories keep a second copy of all weights as consolidated*.safetensors.
+# What loading reads: of folders within only JSON, where sentence-transformers says how embeddings are pooled. Some
+# repositories keep a second copy of all weights as consolidated*.safetensors.
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-_UNWANTED = ["consolidated*", "*/*"]
+_UNWANTED = ["consolidated*", "*/*.safetensors", "*/*.jinja", "*/tokenizer*"]
 _OF_ADAPTERS = ["adapter_config.json", "adapter_model.safetensors"]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.runtime.pooling import ChunkPools
 from aengine.runtime.scoring import ChunkScores
 from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
@@ -22,6 +23,7 @@ class Outcome:
     draws: Draws | None  # None where nothing draws
     scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
     sums: Tensor | None = None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
+    pools: ChunkPools | None = None  # of the chunks with a `pool`
 
 
 @dataclass(slots=True)
@@ -34,6 +36,11 @@ class Forwarded:
     positions: Tensor  # [draws] int64, as in `StepInputs`
     scores: Sequence[ChunkScores] = ()  # as in `Outcome`
     sums: Tensor | None = None
+    pools: ChunkPools | None = None
+
+    def outcome(self, draws: Draws | None) -> Outcome:
+        """What the step brought, with its draws."""
+        return Outcome(draws, self.scores, self.sums, self.pools)
 
 
 class Executor(Protocol):

@@ -18,6 +18,7 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
 from aengine.runtime.executor import Executor, Forwarded, Outcome
+from aengine.runtime.pooling import pool_chunks, pooled_tokens, read_pools
 from aengine.runtime.rows import Rows
 from aengine.runtime.scoring import read_scores, score_chunks
 from aengine.runtime.traced import HostSpans, TracedExecutor
@@ -96,7 +97,7 @@ class StepExecutor:
     def execute(self, plan: StepPlan) -> Outcome:
         """Enqueue (GPU) or compute (CPU) a step; all stays on the device."""
         forwarded = self.forward(plan)
-        return Outcome(self.draw(forwarded), forwarded.scores, forwarded.sums)
+        return forwarded.outcome(self.draw(forwarded))
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -108,20 +109,27 @@ class StepExecutor:
         inputs = build_inputs(plan, rows, self._kv.page_size)
         # What is scored are all the prompt's tokens, of which the draws read a few.
         wanted = None if plan.scoring else inputs.draw_tokens
+        pooled = rows.upload(pooled_tokens(plan)) if plan.pooled else None
+        if pooled is not None and wanted is not None:
+            wanted = torch.cat((wanted, pooled))
         # Every decode draws, which tells whether it is finite.
         sums = torch.empty(plan.num_tokens, dtype=torch.float32, device=rows.device) if plan.prefill else None
         hidden = self._decoder.forward(
             inputs.input_ids, inputs.positions, inputs.attention, self._kv, wanted, sums=sums, adapters=inputs.adapters
         )
-        adapters = inputs.adapters
+        adapters, draws = inputs.adapters, len(inputs.draw_row_list)
         head = Head(self._decoder, hidden, adapters if adapters is None or wanted is None else adapters[wanted])
         scores = score_chunks(plan, head, rows.upload)
+        pools = None
+        if pooled is not None:
+            of_pools = hidden[pooled] if plan.scoring else hidden[draws:]
+            pools = pool_chunks(plan, of_pools, self._decoder, rows.upload)
         logits = None
-        if inputs.draw_row_list:
-            logits = head(inputs.draw_tokens if plan.scoring else None)
+        if draws:
+            logits = head(inputs.draw_tokens if plan.scoring else None if pooled is None else slice(draws))
         self._advance(plan, inputs)
         self._copy_pages(plan)
-        return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores, sums)
+        return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores, sums, pools)
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
@@ -166,9 +174,10 @@ def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], p
     """Copy what a finished step brought to the host. `logprob_count(row)`: how many logprobs a row wants, if any."""
     prompts = read_scores(outcome.scores, plan)
     chunks = _finite_chunks(outcome.sums, plan)
+    pooled = read_pools(outcome.pools, plan)
     draws = outcome.draws
     if draws is None:
-        return StepResult(token_ids=[], finite=[], logprobs=None, scores=prompts, finite_chunks=chunks)
+        return StepResult([], [], None, prompts, chunks, pooled)
     logprobs: list[RowLogprobs | None] | None = None
     if draws.logprobs is not None:
         sampled = draws.logprobs.sampled.tolist()
@@ -180,7 +189,7 @@ def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], p
             logprobs.append(
                 None if count is None else RowLogprobs(sampled[place], top_ids[place][:count], top[place][:count])
             )
-    return StepResult(draws.token_ids.tolist(), draws.finite.tolist(), logprobs, prompts, chunks)
+    return StepResult(draws.token_ids.tolist(), draws.finite.tolist(), logprobs, prompts, chunks, pooled)
 
 
 def _finite_chunks(sums: Tensor | None, plan: StepPlan) -> list[bool]:
@@ -242,7 +251,7 @@ class CpuRunner:
         return self._finish(plan, forwarded.result(), masks)
 
     def _finish(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> StepResult:
-        outcome = Outcome(self._executor.draw(forwarded, masks), forwarded.scores, forwarded.sums)
+        outcome = forwarded.outcome(self._executor.draw(forwarded, masks))
         return read_outcome(outcome, self._logprob_counts.get, plan)
 
     def trace(self, timeline: Timeline) -> None:

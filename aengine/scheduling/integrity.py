@@ -32,7 +32,7 @@ def check_batch(batch: Batch, leaving: Collection[Sequence]) -> None:
 def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights: Collection[Flight]) -> None:
     """Check that each sequence knows how many steps name it and how many of its draws are on their way."""
     named = Counter(sequence for flight in flights for sequence in flight.carried())
-    drawing = Counter(sequence for flight in flights for sequence in flight.draws())
+    drawing = Counter(sequence for flight in flights for sequence in (*flight.draws(), *flight.pooling()))
     for sequence in {*running, *leaving, *named}:
         _require(sequence.row >= 0, "a step in flight names a sequence without a row")
         _require(sequence.in_flight == named[sequence], f"{named[sequence]} steps name it, not {sequence.in_flight}")

@@ -69,7 +69,7 @@ class SequenceMemory:
         known = sequence.length
         cached: list[int] = []
         node = tree.root
-        if self.prefix_cache and not sequence.scoring:
+        if self.prefix_cache and not sequence.unread:
             cached, node = tree.match(sequence.ids(0, known - 1), sequence.salt)
             tree.lock(node)  # before anything is evicted
         missing = self.pages_for(known) - len(cached)

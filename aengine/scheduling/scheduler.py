@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.adapter_queue import AdapterQueue
@@ -111,11 +112,27 @@ class Scheduler:
                 f"{sequence.max_output}",
                 "max_tokens",
             )
-        waiting = self.waiting
-        if waiting >= self._max_queue or (waiting and waiting + 1 + sequence.siblings > self._max_queue):
-            raise QueueFullError(f"{waiting} requests are waiting, the bound is {self._max_queue}")
+        self._check_room(1 + sequence.siblings)
         self._unforked += sequence.siblings
         self._waiting.push(sequence)
+
+    def add_pooled(self, sequences: Seq[Sequence]) -> None:
+        """Enqueue the prompts of one request that are pooled: all of them or none. Raises as `add` does."""
+        for sequence in sequences:
+            if sequence.prompt_len > self.capacity_tokens - 1:
+                raise ContextLengthError(
+                    f"This model's maximum context length is {self.capacity_tokens - 1} tokens, as the KV pool holds "
+                    f"no more. However, {sequence.prompt_len} tokens are given as prompt",
+                    "prompt",
+                )
+        self._check_room(len(sequences))
+        for sequence in sequences:
+            self._waiting.push(sequence)
+
+    def _check_room(self, places: int) -> None:
+        waiting = self.waiting
+        if waiting >= self._max_queue or (waiting and waiting + places > self._max_queue):
+            raise QueueFullError(f"{waiting} requests are waiting, the bound is {self._max_queue}")
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step and count it as launched, or return None when nothing can run now."""
@@ -180,7 +197,7 @@ class Scheduler:
             if flight.plan.step < plan.step:
                 kept.append(flight)
                 continue
-            for sequence in flight.draws():
+            for sequence in (*flight.draws(), *flight.pooling()):
                 sequence.pending -= 1
             for sequence in flight.carried():
                 if flight.plan is plan:
@@ -293,6 +310,8 @@ class Scheduler:
         known = sequence.length
         end = start + budget.take(start, known - start)
         chunk = PrefillChunk(row=sequence.row, start=start, token_ids=sequence.ids(start, end), samples=end == known)
+        if sequence.pool is not None:
+            _plan_pool(sequence, chunk)
         if sequence.scoring:
             chunk.score_ids = sequence.prompt[start + 1 : end + 1].tolist()
             chunk.top = sequence.params.prompt_logprobs or 0
@@ -369,3 +388,14 @@ class Scheduler:
         self.counters.ended += 1
         self._unforked -= sequence.siblings
         sequence.siblings = 0
+
+
+def _plan_pool(sequence: Sequence, chunk: PrefillChunk) -> None:
+    """Pool a chunk: the last one in place of a draw, and of a mean every one."""
+    if chunk.samples:
+        chunk.samples = False
+        sequence.pending += 1
+        sequence.decoding = True
+    elif sequence.pool is None or not sequence.pool.of_all_tokens:
+        return
+    chunk.pool = sequence.pool

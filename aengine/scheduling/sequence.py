@@ -10,7 +10,7 @@ from typing import Protocol
 from aengine.cache.radix import Namespace, Node, packed
 from aengine.sampling_params import SamplingParams
 from aengine.scheduling.adapters import LoadedAdapter
-from aengine.step_plan import RowLogprobs
+from aengine.step_plan import Pool, RowLogprobs
 from aengine.types import FinishReason, PromptLogprob
 
 
@@ -69,6 +69,8 @@ class Sequence:
     index: int = 0  # which of the n choices
     siblings: int = 0  # the next choices, which are made when they fork from this one behind its prefill
     scores: list[PromptLogprob] = field(default_factory=list)  # from the prompt's second token on; siblings share it
+    pool: Pool | None = None  # nothing is drawn: the prompt is read to its end, and this is taken of it
+    pooled: list[array[float]] = field(default_factory=list)  # what was taken of its chunks so far
     owner: object = None  # the caller's, untouched
     grammar: Grammar | None = None  # has seen the committed output, no more and no less
     cached: int | None = None  # prompt tokens found in the tree at first admission
@@ -83,7 +85,7 @@ class Sequence:
     grown: set[int] = field(default_factory=set)  # the pages behind it
     launched: int = 0
     computed: int = 0
-    pending: int = 0
+    pending: int = 0  # draws, or what is pooled in their place, that are on the device
     in_flight: int = 0  # launched steps that name it and are not committed
     decoding: bool = False  # its last chunk is launched: from here on the row feeds what it drew
     promised: int = 0  # pages that come back once it has left, while it is leaving
@@ -97,8 +99,13 @@ class Sequence:
 
     @property
     def scoring(self) -> bool:
-        """Whether logprobs of the prompt are asked for and not all there yet; then no cached prefix will do."""
+        """Whether logprobs of the prompt are asked for and not all there yet."""
         return self.params.prompt_logprobs is not None and len(self.scores) < self.prompt_len - 1
+
+    @property
+    def unread(self) -> bool:
+        """Whether no cached prefix will do, since something is asked of every token of the prompt."""
+        return self.scoring or (self.pool is not None and self.pool.of_all_tokens)
 
     @property
     def length(self) -> int:
@@ -133,7 +140,7 @@ def sibling_of(leader: Sequence, index: int) -> Sequence:
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """The effect of one committed draw on its sequence."""
+    """The effect of one committed draw on its sequence, or the end of a prompt that is pooled, which has no token."""
 
     sequence: Sequence
     token_id: int

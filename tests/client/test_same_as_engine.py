@@ -126,7 +126,25 @@ async def a_submitted_stream(model: Model) -> Any:
     return stream.id, "".join(fragment.text for fragment in found), found[-1].usage is not None
 
 
+async def embeddings(model: Model) -> Any:
+    found = [
+        await model.embed(FRANCE),
+        await model.embed([FRANCE, [200, 201], "a"], normalize=False, priority=1, cache_salt="mine"),
+        await model.embed([200, 201], request_id="mine"),
+    ]
+    return [([vector.tolist() for vector in one.vectors], one.usage.prompt_tokens) for one in found]
+
+
+async def scores(model: Model) -> Any:
+    found = await model.score(FRANCE, ["Paris", "Berlin"]), await model.score([FRANCE, "a"], ["Paris", "a"])
+    ranking = await model.rerank(FRANCE, ["Berlin", "Paris", "one two"], top_n=2)
+    assert len(ranking.results) == 2
+    return [one.values for one in found], ranking.results, ranking.usage.prompt_tokens
+
+
 WORK = (
+    embeddings,
+    scores,
     a_text,
     token_ids,
     as_long_as_the_model_likes,
@@ -199,6 +217,21 @@ REFUSED: dict[str, Callable[[Model], Awaitable[Any]]] = {
     "ids that are more than the context": lambda model: model.complete([5] * 10**4),
     "a chat that is more than the context": lambda model: model.chat([{"role": "user", "content": "hi " * 9999}]),
     "no messages": lambda model: model.chat("hi"),  # type: ignore[arg-type]
+    "nothing to embed": lambda model: model.embed([]),
+    "an empty text to embed": lambda model: model.embed(["a", ""]),
+    "bytes to embed": lambda model: model.embed(b"a"),  # type: ignore[arg-type]
+    "a token to embed that is none": lambda model: model.embed([10**9]),
+    "more to embed than the context": lambda model: model.embed(["a", "hi " * 9999]),
+    "more texts than a request has": lambda model: model.embed(["a"] * 2049),
+    "dimensions that the model does not have": lambda model: model.embed("a", dimensions=8),
+    "no dimensions": lambda model: model.embed("a", dimensions=0),
+    "an option of embeddings that is none": lambda model: model.embed("a", temperature=0),
+    "half a priority of embeddings": lambda model: model.embed("a", priority=0.5),
+    "classes of a model without": lambda model: model.classify("a"),
+    "two queries for three documents": lambda model: model.score(["a", "b"], ["a", "b", "c"]),
+    "no documents": lambda model: model.rerank("a", []),
+    "an instruction that nobody reads": lambda model: model.score("a", "b", instruction="c"),
+    "no place in a ranking": lambda model: model.rerank("a", ["b"], top_n=0),
     "a stop id beyond the vocabulary": lambda model: model.complete(FRANCE, stop_token_ids=[10**9]),
 }
 

@@ -5,12 +5,14 @@ token. A forward pass gathers the row's pages and compares them with the prefix 
 that is stale, misaligned, shared by mistake, or not written yet is found by the step that reads it.
 
 The "model" is a hash: a draw depends on the full prefix and on the row's seed, and on nothing else.
+What is pooled of a chunk is where it begins and ends, and the prefix that ends there.
 The upper half of a seed stands for the tenant (`cache_salt`): two tenants never have a prefix in common. Nor have two
 adapters, or loadings of one: what lies in a row's place when a step runs is part of every prefix that it computes.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -211,8 +213,11 @@ class FakeDevice:
             self._forward(row, 1, row in broken)
             drawn.append((row, self._draw(row)))
         self._check_shared(plan)
+        pooled: list[array[float] | None] = []
         for chunk in plan.prefill:
             self._prefill(chunk, chunk.row in broken)
+            if chunk.pool is not None:
+                pooled.append(self._pool(chunk))
             if chunk.samples:
                 for row in (chunk.row, *chunk.forks):
                     self.rows[row].broken = self.rows[chunk.row].broken
@@ -226,7 +231,7 @@ class FakeDevice:
         self.queue.popleft()
         finite = [not self.rows[row].broken for row, _ in drawn]
         finite_chunks = [not self.rows[chunk.row].broken for chunk in plan.prefill]
-        return StepResult([token_id for _, token_id in drawn], finite, None, finite_chunks=finite_chunks)
+        return StepResult([token_id for _, token_id in drawn], finite, None, finite_chunks=finite_chunks, pooled=pooled)
 
     def fail(self, plan: StepPlan) -> None:
         """The step failed somewhere on its way; it and its successors leave garbage and run no more."""
@@ -276,7 +281,12 @@ class FakeDevice:
         end = chunk.start + len(chunk.token_ids)
         check(chunk.start == state.length, f"the chunk starts at {chunk.start}, the row is {state.length} long")
         check(chunk.start < end <= len(state.path), "a chunk without tokens, or with tokens that nobody knows")
-        check(chunk.samples == (end == len(state.path)), "the last chunk draws, and only the last")
+        last = end == len(state.path)
+        if chunk.pool is None:
+            check(chunk.samples == last, "the last chunk draws, and only the last")
+        else:
+            check(last or chunk.pool.of_all_tokens, "a chunk is pooled of which nothing is wanted")
+            check(not chunk.samples, "a prompt that is pooled draws")
         prefix = state.path[chunk.start - 1] if chunk.start else self.prefixes.grow(0, root(state.seed, state.adapter))
         for place, token_id in enumerate(chunk.token_ids, chunk.start):
             prefix = self.prefixes.grow(prefix, token_id)
@@ -307,6 +317,10 @@ class FakeDevice:
             era = self.eras[state.pages[place // size] * size + place % size]
             check(era >= state.era, f"row {row} reads at position {place} what was there before the cache was flushed")
             check(found == wanted, f"row {row} reads a wrong token at position {place} of {state.length}: {found}")
+
+    def _pool(self, chunk: PrefillChunk) -> array[float] | None:
+        state, end = self.rows[chunk.row], chunk.start + len(chunk.token_ids)
+        return None if state.broken else array("d", [chunk.start, end, state.path[end - 1]])
 
     def _draw(self, row: int) -> int:
         """Draw from the row's logits; the token stays on the device as the next one to feed."""

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from aengine.cache.radix import packed
 from aengine.sampling_params import SamplingParams
@@ -14,10 +14,11 @@ from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.adapters import Load, LoadedAdapter
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence, Update, sibling_of
-from aengine.step_plan import StepPlan
+from aengine.step_plan import Pool, StepPlan
 from aengine.types import FinishReason
 from tests.scheduling.fake_device import POISON, FakeDevice, check, naive_output
 
+Kind = Literal["last", "mean"]
 AGING = 30.0  # seconds of waiting that make up for one level of priority
 VOCAB = 2**24  # so many that no token is drawn twice in an example
 
@@ -33,7 +34,7 @@ class Got:
 
     def take(self, update: Update) -> None:
         check(self.finish_reason is None, "something came after the last token")
-        if update.finite:
+        if update.finite and update.sequence.pool is None:
             self.token_ids.append(update.token_id)
         self.finish_reason = update.finish_reason
 
@@ -132,6 +133,27 @@ class Stepper:
         self.got[leader] = Got(list(prompt))
         family = self._families[rank[1]] = [leader]
         return family
+
+    def pool(self, prompts: Collection[list[int]], kind: Kind = "last", **options: Any) -> list[Sequence]:
+        """Enqueue prompts that are pooled, as one request; `options`: tenant, arrival and priority of `request`."""
+        tenant, priority = options.get("tenant", 0), options.get("priority", 0)
+        sequences = [
+            Sequence(
+                prompt=packed(prompt),
+                params=SamplingParams(),
+                seed=tenant << 32,
+                stop_ids=(),
+                max_total=len(prompt) + 1,
+                rank=(options.get("arrival", 0.0) + priority * AGING, next(self._tickets)),
+                salt=f"tenant {tenant}" if tenant else None,
+                pool=Pool(kind),
+            )
+            for prompt in prompts
+        ]
+        self.scheduler.add_pooled(sequences)
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            self.got[sequence] = Got(list(prompt))
+        return sequences
 
     def _sibling(self, leader: Sequence, index: int) -> Sequence:
         sibling = sibling_of(leader, index)
@@ -262,8 +284,26 @@ class Stepper:
         adapter = 0 if sequence.adapter is None else sequence.adapter.generation
         return naive_output(prompt, sequence.seed, sequence.stop_ids, sequence.max_total, self.device.vocab, adapter)
 
+    def check_pooled(self, sequence: Sequence) -> None:
+        """All of a prompt was pooled that ended by itself: its last token, or for a mean each of its tokens, once."""
+        prompt, pool = self.got[sequence].prompt, sequence.pool
+        check(pool is not None and not sequence.output, "a prompt that is pooled has drawn")
+        if self.got[sequence].finish_reason != "stop" or pool is None:
+            return
+        path = self.device.prefixes.path(sequence.seed >> 32, prompt)
+        check(all(path[int(end) - 1] == prefix for _, end, prefix in sequence.pooled), "other tokens were pooled")
+        begins, ends = [int(start) for start, _, _ in sequence.pooled], [int(end) for _, end, _ in sequence.pooled]
+        check(ends[-1] == len(prompt), "what was pooled is not the prompt's end")
+        if pool.of_all_tokens:
+            check(begins == [0, *ends[:-1]], f"chunks from {begins} to {ends} were pooled")
+        else:
+            check(len(ends) == 1, f"{len(ends)} chunks were pooled")
+
     def check_output(self, sequence: Sequence) -> None:
         """The client has exactly the naive output, or its beginning where something ended the sequence early."""
+        if sequence.pool is not None:
+            self.check_pooled(sequence)
+            return
         got, expected = self.got[sequence], self.expected(sequence)
         check(got.token_ids == expected[: len(got.token_ids)], f"got {got.token_ids}, expected {expected}")
         if got.finish_reason in ("length", "stop") and not got.cut:

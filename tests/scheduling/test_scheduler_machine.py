@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from aengine.scheduling import sharing
 from aengine.scheduling.sequence import Sequence
-from tests.scheduling.stepping import Stepper
+from tests.scheduling.stepping import Kind, Stepper
 
 VOCAB = 6  # so few that outputs run into cached pages of other requests by chance
 STOP_IDS = ((), (), (3,), (1, 4))
@@ -94,6 +94,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrival=self.now,
             priority=priority,
         )
+        self.check()
+
+    @rule(
+        base=st.integers(0, 1),
+        lengths=st.lists(st.integers(1, LONGEST_PROMPT), min_size=1, max_size=3),
+        own=st.lists(st.integers(0, VOCAB - 1), max_size=3),
+        kind=st.sampled_from(["last", "mean"]),
+        tenant=st.sampled_from([0, 0, 0, 1]),
+        priority=st.integers(-1, 1),
+    )
+    def add_pooled(self, base: int, lengths: list[int], own: list[int], kind: Kind, tenant: int, priority: int) -> None:
+        prompts = [
+            [*self.bases[base % len(self.bases)][:length], *own][: self.stepper.scheduler.capacity_tokens - 1]
+            for length in lengths
+        ]
+        self.now += 1.0
+        self.stepper.pool(prompts, kind, tenant=tenant, arrival=self.now, priority=priority)
         self.check()
 
     @precondition(lambda self: len(self.stepper.in_flight) < 2)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from aengine.http.bodies.messages import CountTokensRequest, MessagesRequest
+from aengine.http.bodies.pooling import POOLED
 from aengine.http.bodies.refusal import Unsupported
 from aengine.http.bodies.requests import ChatRequest, CompletionRequest, GenerateRequest
 from aengine.http.bodies.responses_api.request import ResponsesRequest
@@ -125,7 +126,28 @@ _OF_NO_CONSEQUENCE = (
     "user_profile_id workspace_id billing_policy fallbacks fallback_credit_token"
 )
 
+# Of what draws nothing.
+_REFUSED_OF_POOLED: Mapping[str, Unsupported] = {
+    "messages": Unsupported("send the text as input"),
+    "chat_template": REFUSED["chat_template"],
+    "mm_processor_kwargs": REFUSED["mm_processor_kwargs"],
+    "truncation_side": REFUSED["truncation_side"],
+    "embed_dtype": Unsupported("numbers are float32", ("float32",)),
+    "endianness": Unsupported("numbers are little-endian", ("native", "little")),
+    "use_activation": Unsupported("scores and classes are probabilities", (True,)),
+    "activation": Unsupported("scores and classes are probabilities", (True,)),
+    "softmax": Unsupported("scores and classes are probabilities", (True,)),
+    "max_tokens_per_doc": Unsupported("not supported; shorten the documents"),
+    "max_tokens_per_query": Unsupported("not supported; shorten the query"),
+    "max_chunks_per_doc": Unsupported("not supported; shorten the documents"),
+    "rank_fields": Unsupported("documents have one field, text", (["text"],)),
+    "task": _NOT_BUILT,
+    "late_chunking": _off("not supported"),
+    "prompt_name": Unsupported("not supported; write it in front of the text"),
+}
+
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (GenerateRequest, CompletionRequest, ChatRequest, ResponsesRequest)
+_EVERY_STRUCT: tuple[type[msgspec.Struct], ...] = (*_STRUCTS, *POOLED)
 _OF_A_PROMPT = (  # what its tokens depend on
     "functions",
     "reasoning",
@@ -138,7 +160,7 @@ _OF_A_PROMPT = (  # what its tokens depend on
 )
 _OF_MESSAGES: tuple[type[msgspec.Struct], ...] = (MessagesRequest, CountTokensRequest)
 _WITHOUT_EFFECT = {"stream_options", "parallel_tool_calls", "tool_choice"}  # where they have no place
-_NAMES = {struct: frozenset(struct.__struct_fields__) for struct in (*_STRUCTS, *_OF_MESSAGES)}
+_NAMES = {struct: frozenset(struct.__struct_fields__) for struct in (*_EVERY_STRUCT, *_OF_MESSAGES)}
 _NAMES[CountTokensRequest] = _NAMES[MessagesRequest]  # what an answer alone would take is passed over
 _HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
 _ELSEWHERE = frozenset().union(*(_NAMES[struct] for struct in _STRUCTS)) - _HARMLESS
@@ -186,6 +208,8 @@ class UnknownFields:
 
 
 def _refused(name: str, struct: type[msgspec.Struct], path: str) -> Unsupported | None:
+    if struct in POOLED:
+        return _REFUSED_OF_POOLED.get(name)
     if struct in _OF_MESSAGES and name in REFUSED_IN_MESSAGES:
         return REFUSED_IN_MESSAGES[name]
     if struct is CountTokensRequest or (struct in _OF_MESSAGES and name in _HARMLESS):  # a count needs a prompt alone

@@ -25,11 +25,11 @@ class EncodedList:
         self.pieces = pieces
 
 
-async def encoded_list(items: Sequence[T], body_of: Callable[[T], object]) -> EncodedList:
+async def encoded_list(items: Sequence[T], body_of: Callable[[T], object], slice_size: int = SLICE) -> EncodedList:
     """A list of `body_of` each item, encoded as JSON a slice at a time."""
     pieces = [b"["]
-    for start in range(0, len(items), SLICE):
-        encoded = msgspec.json.encode([body_of(item) for item in items[start : start + SLICE]])
+    for start in range(0, len(items), slice_size):
+        encoded = msgspec.json.encode([body_of(item) for item in items[start : start + slice_size]])
         pieces.append(encoded[1:-1] if not start else b"," + encoded[1:-1])
         await asyncio.sleep(0)
     pieces.append(b"]")

@@ -156,6 +156,11 @@ class _Filling:
             self._group.close()
 
 
+def stored_names(folder: Path) -> frozenset[str]:
+    """The tensors of a folder, as its files spell them; reads headers only. Raises `WeightsError`."""
+    return frozenset(name for path in _files(folder) for name in read_header(path))
+
+
 def _check(source: _Source, entry: Entry) -> None:
     if source.entry.shape not in (entry.shape, *entry.spellings):
         raise WeightsError(

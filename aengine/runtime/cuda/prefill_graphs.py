@@ -61,8 +61,8 @@ class PrefillShape:
         return [self.tokens] * 3 + [rows + chunks] * 2 + [chunks + 1] + [rows] * 3
 
     def takes(self, plan: StepPlan) -> bool:
-        """Whether the step's chunks and draws fit. Its tokens do."""
-        return len(plan.prefill) < self.chunks and len(plan.sampled_rows) <= self.rows
+        """Whether the step's chunks, and the tokens behind draws and pools, fit. Its tokens do."""
+        return len(plan.prefill) < self.chunks and len(plan.sampled_rows) + plan.pooled <= self.rows
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class StepCells:
     rows: Tensor  # [rows + chunks]: of the decodes, the last ones padding, then of the chunks
     lens: Tensor  # [rows + chunks]: how long they are after the step; a decode that does not exist: -1
     chunk_starts: Tensor  # [chunks + 1]: which token each chunk begins with
-    wanted: Tensor  # [rows]: the token behind each draw
+    wanted: Tensor  # [rows]: the token behind each draw, then the last one of each chunk that is pooled
     draw_rows: Tensor  # [rows]
     draw_positions: Tensor  # [rows]: the place that the drawn token takes in its sequence
 
@@ -102,6 +102,7 @@ def describe(plan: StepPlan, shape: PrefillShape, lengths: list[int], padding: i
     lens[:decodes] = draw_positions[:decodes] = positions[:decodes] + 1
     wanted[:decodes] = range(decodes)
     at = draw = decodes
+    pooled = len(plan.sampled_rows)
     for place, chunk in enumerate(plan.prefill):
         end, count = chunk.start + len(chunk.token_ids), len(chunk.token_ids)
         token_ids[at : at + count] = chunk.token_ids
@@ -116,6 +117,9 @@ def describe(plan: StepPlan, shape: PrefillShape, lengths: list[int], padding: i
             draw_positions[draw : draw + len(drawing)] = end
             wanted[draw : draw + len(drawing)] = at - 1
             draw += len(drawing)
+        if chunk.pool is not None:
+            wanted[pooled] = at - 1
+            pooled += 1
     # The rest is one chunk of the padding row, from its beginning.
     rest, chunks = shape.tokens - at, len(plan.prefill)
     positions[at:] = np.arange(rest) % limit
@@ -185,17 +189,18 @@ class PrefillGraphs:
         return shape if shape.takes(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
 
     def replay(self, plan: StepPlan, shape: PrefillShape, adapted: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run the forward pass: hidden states, rows and positions of the draws, and `sums` of all tokens. adapted:
-        whether some of them have adapters.
+        """Run the forward pass: hidden states of the draws and, behind them, of the chunks that are pooled; rows and
+        positions of the draws; and `sums` of all tokens. adapted: whether some of them have adapters.
 
-        [draws, hidden] in the model's dtype, [draws] int64, [draws] int64, [tokens] float32, each valid until the next
-        replay.
+        [draws + pooled, hidden] in the model's dtype, [draws] int64, [draws] int64, [tokens] float32, each valid until
+        the next replay.
         """
         self._send(plan, shape)
         self._graphs[shape.tokens, adapted].replay()
         cells = StepCells.over(self._cells, shape)
         draws, tokens = len(plan.sampled_rows), plan.num_tokens
-        return self._hidden[:draws], cells.draw_rows[:draws], cells.draw_positions[:draws], self._sums[:tokens]
+        wanted = draws + plan.pooled
+        return self._hidden[:wanted], cells.draw_rows[:draws], cells.draw_positions[:draws], self._sums[:tokens]
 
     def forward(self, shape: PrefillShape, adapted: bool = False, rehearsal: bool = False) -> None:
         """The step that the cells describe: hidden states of the wanted tokens, `sums`, and the lengths of its rows."""

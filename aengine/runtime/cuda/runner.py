@@ -18,6 +18,7 @@ from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, PrefillShape
 from aengine.runtime.executor import Executor, Forwarded, Outcome
+from aengine.runtime.pooling import pool_chunks
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
@@ -68,7 +69,7 @@ class GraphedExecutor(StepExecutor):
 
     def _prefill_shape_for(self, plan: StepPlan) -> PrefillShape | None:
         graphs = self.prefill_graphs
-        return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.scoring else None
+        return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.of_all_tokens else None
 
     def _decode_graphs_for(self, plan: StepPlan) -> DecodeGraphs | None:
         graphs = self.decode_graphs
@@ -94,8 +95,9 @@ class GraphedExecutor(StepExecutor):
         self._copy_pages(plan)
         if adapters is not None:
             adapters = adapters[draw_rows] if self._decoder.adapts_logits else None
-        logits = self._decoder.logits(hidden, adapters) if row_list else None
-        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums)
+        logits = self._decoder.logits(hidden[: len(row_list)], adapters) if row_list else None
+        pools = pool_chunks(plan, hidden[len(row_list) :], self._decoder, rows.upload) if plan.pooled else None
+        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums, pools=pools)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY
@@ -208,14 +210,14 @@ class CudaRunner:
     def enqueue_draws(self, plan: StepPlan, forwarded: Forwarded, masks: NDArray[np.int32] | None) -> PendingOutcome:
         """The rest of it."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            draws = self._executor.draw(forwarded, masks)
-            return self._finish(plan, Outcome(draws, forwarded.scores, forwarded.sums))
+            return self._finish(plan, forwarded.outcome(self._executor.draw(forwarded, masks)))
 
     def _finish(self, plan: StepPlan, outcome: Outcome) -> PendingOutcome:
         host = Outcome(
             None if outcome.draws is None else self._to_host(plan, outcome.draws),
             [one.mapped(_pinned) for one in outcome.scores],
             None if outcome.sums is None else _pinned(outcome.sums),
+            None if outcome.pools is None else outcome.pools.mapped(_pinned),
         )
         failed = self._ring[plan.step % RING].failed
         for rank, cell in enumerate(self._failed):

@@ -34,6 +34,7 @@ _LONG_CHARACTERS = 2**16  # about 30 ms
 _MEDIUM_TEXTS, _LONG_TEXTS = 2, 1  # threads, so that a long text never stands in front of a shorter one
 
 T = TypeVar("T")
+Text = str | tuple[str, str]  # two of them stand one behind the other as the checkpoint has it
 
 
 class Tokenizer:
@@ -64,7 +65,7 @@ class Tokenizer:
             self.answer_format = msgspec.structs.replace(self.answer_format, unknown_calls=True)
         if self._thinking_is_opt_in(settings.templates.values()):
             self.answer_format = msgspec.structs.replace(self.answer_format, thinking_is_opt_in=True)
-        self._quoting_backend = _quoting(backend, control) if self._templates else backend
+        self._quoting_backend = _quoting(backend, control)
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
@@ -134,14 +135,35 @@ class Tokenizer:
         """
         return self._encode(self._backend, text, add_special_tokens)
 
-    async def encode(self, text: str, add_special_tokens: bool = True, context: int | None = None) -> list[int]:
+    async def encode(
+        self, text: str, add_special_tokens: bool = True, context: int | None = None, left: int = 1
+    ) -> list[int]:
         """`encode_now`, in a thread where the text is long.
 
-        With `context` it raises `ContextLengthError` for so many tokens or more: where the length of the text alone
-        tells, at once.
+        With `context` it raises `ContextLengthError` where of so many tokens fewer than `left` (1, or 0 where nothing
+        is to be drawn) are left: where the length of the text alone tells, at once.
         """
-        self._refuse_too_long(text, context)
-        return await self._encode_queued(self._backend, text, add_special_tokens, context)
+        self._refuse_too_long(text, context, left)
+        return await self._encode_queued(self._backend, text, add_special_tokens, context, left)
+
+    async def encode_literal(self, text: str, context: int, left: int = 1) -> list[int]:
+        """`encode`, but special tokens written in the text are text."""
+        self._refuse_too_long(text, context, left)
+        backend, marker = self._backend, self._control.marker_for(text)
+        if marker is not None:
+            text, quoted = marker.settle(str(marker.mark_text(text)))
+            backend = self._quoting_backend if quoted else backend
+        return await self._encode_queued(backend, text, True, context, left)
+
+    async def encode_pair(self, first: str, second: str, context: int, left: int = 1) -> list[int]:
+        """`encode` of two texts, one behind the other as the checkpoint has it."""
+        self._refuse_too_long(first + second, context, left)
+        return await self._encode_queued(self._backend, (first, second), True, context, left)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
 
     def _thinking_is_opt_in(self, templates: Iterable[str]) -> bool:
         """Whether `enable_thinking` makes a difference to a chat, and leaving it away is the same as false."""
@@ -229,44 +251,52 @@ class Tokenizer:
         token = self._settings.named_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    def _refuse_too_long(self, text: str, context: int | None) -> None:
+    def _refuse_too_long(self, text: str, context: int | None, left: int = 1) -> None:
         if context is not None and self._longest is not None:
-            _check_fits(minimum_tokens(text, self._longest), context, "at least ")
+            _check_fits(minimum_tokens(text, self._longest), context, left, "at least ")
 
     async def _encode_queued(
-        self, backend: Backend, text: str, add_special_tokens: bool, context: int | None
+        self, backend: Backend, text: Text, add_special_tokens: bool, context: int | None, left: int = 1
     ) -> list[int]:
         """`_encode`, in a thread among texts of about that length; a caller that gives up in the queue is not
         tokenized.
         """
-        if len(text) <= INLINE_CHARACTERS:
-            return self._encode(backend, text, add_special_tokens, context)
-        turns = self._medium if len(text) <= _LONG_CHARACTERS else self._long
-        return await _in_thread(lambda: self._encode(backend, text, add_special_tokens, context), turns)
+        if _characters(text) <= INLINE_CHARACTERS:
+            return self._encode(backend, text, add_special_tokens, context, left)
+        turns = self._medium if _characters(text) <= _LONG_CHARACTERS else self._long
+        return await _in_thread(lambda: self._encode(backend, text, add_special_tokens, context, left), turns)
 
-    def _encode(self, backend: Backend, text: str, add_special_tokens: bool, context: int | None = None) -> list[int]:
-        if len(text) > MAX_CHARACTERS:
-            raise InvalidRequestError(f"the text has {len(text)} characters, at most {MAX_CHARACTERS} are tokenized")
+    def _encode(
+        self, backend: Backend, text: Text, add_special_tokens: bool, context: int | None = None, left: int = 1
+    ) -> list[int]:
+        size = _characters(text)
+        if size > MAX_CHARACTERS:
+            raise InvalidRequestError(f"the text has {size} characters, at most {MAX_CHARACTERS} are tokenized")
         try:
-            text.encode()
+            for part in (text,) if isinstance(text, str) else text:
+                part.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from error
         with _library_errors(lambda error: InvalidRequestError(f"the tokenizer cannot read this text: {error}")):
             # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if context is not None:
-            _check_fits(len(encoding), context)  # before a list is made of the ids
+            _check_fits(len(encoding), context, left)  # before a list is made of the ids
         ids: list[int] = encoding.ids
-        if len(text) > INLINE_CHARACTERS:
+        if size > INLINE_CHARACTERS:
             time.sleep(0)  # making the list and freeing the encoding hold the GIL: let the loop run in between
         return ids
 
 
-def _check_fits(tokens: int, context: int, qualifier: str = "") -> None:
-    if tokens >= context:
+def _characters(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
+def _check_fits(tokens: int, context: int, left: int, qualifier: str = "") -> None:
+    if tokens + left > context:
         raise ContextLengthError(
             f"This model's maximum context length is {context} tokens. However, {qualifier}{tokens} tokens are given "
-            "as prompt, and at least one must be left",
+            f"as prompt{', and at least one must be left' if left else ''}",
             "prompt",
         )
 
@@ -362,6 +392,8 @@ def _quoting(backend: Backend, control: ControlTokens) -> Backend:
     quoting.normalizer = normalizers.Sequence([*steps, *([backend.normalizer] if backend.normalizer else [])])
     if backend.pre_tokenizer is not None:
         quoting.pre_tokenizer = backend.pre_tokenizer
+    if backend.post_processor is not None:
+        quoting.post_processor = backend.post_processor
     added = sorted(backend.get_added_tokens_decoder().items())
     # Special tokens are recognised before normalization here, whatever their flag, for the reason above.
     quoting.add_tokens([_unnormalized(token) if token.special else token for _, token in added])

@@ -30,6 +30,7 @@ BOUNDED = settings(
 CONTEXT = 64  # tokens; bounds what a generated request can cost
 
 
+NOT_THE_DEMOS = ("/classify",)  # it has no classes
 OPERATIONS = [(one.method, one.template) for one in operations(ServerState(ServerConfig()))]
 
 
@@ -66,7 +67,8 @@ def test_every_answer_is_as_described(described: BaseSchema, method: str, path: 
     statuses: Counter[int] = Counter()
     with suppress(Unsatisfiable):  # nothing can be wrong about a request that says nothing
         holds()
-    assert statuses[200] or (mode is GenerationMode.NEGATIVE) or "{" in path or "lora" in path  # which is off
+    off = "{" in path or "lora" in path
+    assert statuses[200] or (mode is GenerationMode.NEGATIVE) or off or path in NOT_THE_DEMOS
 
 
 FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -121,6 +123,10 @@ def make_likelier(body: Any) -> None:
         for message in body.get("messages") or ():
             for part in message["content"] if isinstance(message.get("content"), list) else ():
                 part["type"], part["text"] = "text", part.get("text") or ""
+        if "text_1" in body or "queries" in body:  # which a schema cannot say: both of a pair, and as many
+            for name in ("text_1", "text_2", "queries", "documents", "instruction"):
+                body.pop(name, None)
+            body["text_1"], body["text_2"] = "a text", ["another", "a third"]
         if "input" in body:
             make_response_likelier(body)
         elif "messages" not in body and not isinstance(body.get("prompt"), str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,9 @@ from aengine.model.load import adaptable_linears, load_model
 from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
 from aengine.runtime.executor import Outcome
-from aengine.runtime.runner import Forwarded, StepExecutor
+from aengine.runtime.runner import Forwarded, StepExecutor, read_outcome
 from aengine.sampling_params import SamplingParams
-from aengine.step_plan import PrefillChunk, StepPlan
+from aengine.step_plan import Pool, PrefillChunk, StepPlan
 from tests.lessons.rig import Rig
 from tests.runtime.test_batch import plan
 
@@ -96,7 +97,8 @@ class FixedShapeExecutor(StepExecutor):
             self._rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
         self._copy_pages(plan)
         assert self._rows.length.tolist() == [*self._rows.lengths[:-1], 0]
-        logits = self._decoder.logits(hidden, None if adapters is None else adapters[rows]) if len(rows) else None
+        draws = len(plan.sampled_rows)
+        logits = self._decoder.logits(hidden[:draws], None if adapters is None else adapters[rows]) if draws else None
         return Forwarded(logits, plan.sampled_rows, rows, positions, sums=sums)
 
 
@@ -195,13 +197,43 @@ def test_a_step_that_scores_its_prompts_is_not_taken(decoder: Decoder) -> None:
     assert [len(one.logprobs) for one in outcome.scores] == [2]
 
 
+@pytest.mark.parametrize("kinds", [("last", "last"), ("last", "tokens"), ("mean", "last")])
+def test_what_is_pooled_is_the_same_in_a_step_of_fixed_shape(decoder: Decoder, kinds: tuple[Any, Any]) -> None:
+    """A mean needs all hidden states, which no graph keeps: that step is launched kernel by kernel."""
+    cuda_runner = pytest.importorskip("aengine.runtime.cuda.runner", reason="needs Triton", exc_type=ImportError)
+    outcomes = []
+    for fixed in (False, True):
+        rig = Rig(decoder, max_rows=5, max_step_tokens=64)
+        usual = rig.executor
+        writers = [rig.add([3, 4, 5], 4), rig.add([6], 4)]
+        rig.executor.execute(scheduled := rig.scheduler.schedule())
+        assert len(scheduled.prefill) == 2
+        if fixed:
+            rig.executor = cuda_runner.GraphedExecutor(usual._decoder, usual._kv, usual._sampler, usual._rows)
+            rig.executor.prefill_graphs = graphs = FixedShapeExecutor(usual).graphs
+        for first, kind in enumerate(kinds):
+            rig.add(list(range(first, first + 20)), 1).pool = Pool(kind, (5, 9) if kind == "tokens" else ())
+        drawn = rig.add([7, 8], 4)
+        step = rig.scheduler.schedule()
+        assert (len(step.decode), step.pooled, len(step.sampled_rows)) == (len(writers), 2, 3)
+        if fixed:
+            assert graphs.shape_for(step) is not None
+            assert (rig.executor._prefill_shape_for(step) is None) == ("mean" in kinds)
+        outcomes.append(read_outcome(rig.executor.execute(step), lambda row: None, step))
+        assert drawn.pool is None
+    plain, other = outcomes
+    assert other.token_ids == plain.token_ids
+    for one, another in zip(plain.pooled, other.pooled, strict=True):
+        assert list(another) == pytest.approx(list(one), abs=1e-4)
+
+
 def test_every_number_of_a_step_is_in_its_place() -> None:
     shape = PrefillShape(tokens=12, rows=4, chunks=3)
     step = plan(
         decode=[2],
         prefill=[
             PrefillChunk(row=0, start=3, token_ids=[7, 8, 9], samples=True, forks=[1]),
-            PrefillChunk(row=3, start=0, token_ids=[5, 6], samples=False),
+            PrefillChunk(row=3, start=0, token_ids=[5, 6], samples=False, pool=Pool("last")),
         ],
     )
     parts = torch.tensor(describe(step, shape, [3, 3, 10, 0], padding=4, limit=4)).split(shape.widths)
@@ -212,7 +244,7 @@ def test_every_number_of_a_step_is_in_its_place() -> None:
         [2, 4, 4, 4, 0, 3, 4],
         [11, -1, -1, -1, 6, 2, 4],
         [1, 4, 6, 12],
-        [0, 3, 3, 0],
+        [0, 3, 3, 5],
         [2, 0, 1, 0],
         [11, 6, 6, 0],
     ]
@@ -225,6 +257,10 @@ def test_a_step_with_more_chunks_or_draws_than_there_is_room_for_is_not_taken() 
     assert not shape.takes(plan(prefill=[chunk] * 3))  # the padding is a chunk too
     many = PrefillChunk(row=0, start=0, token_ids=[1], samples=True, forks=[1, 2, 3])
     assert not shape.takes(plan(prefill=[many]))
+    pooled = PrefillChunk(row=1, start=0, token_ids=[1], samples=False, pool=Pool("last"))
+    two = PrefillChunk(row=0, start=0, token_ids=[1], samples=True, forks=[2])
+    assert shape.takes(plan(prefill=[two, pooled]))
+    assert not shape.takes(plan(decode=[3], prefill=[two, pooled]))
 
 
 @pytest.mark.parametrize(("mixed", "most"), [(2304, 8192), (100, 8192), (8192, 8192), (48, 48), (3000, 64)])

@@ -1,0 +1,177 @@
+"""`Client`'s methods for what draws nothing: `embed`, `classify`, `score` and `rerank`."""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from aengine.client.wire import CachedTokens, request_json
+from aengine.engine.arguments import check_routing, prompt_list, text_list
+from aengine.errors import InvalidRequestError, ServerError
+from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores, Usage
+
+Prompt = str | Sequence[int]
+T = TypeVar("T", bound=msgspec.Struct)
+_ID = re.compile(r"[!-~]{1,128}")
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    prompt_tokens_details: CachedTokens = msgspec.field(default_factory=CachedTokens)
+
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, 0, self.prompt_tokens_details.cached_tokens)
+
+
+class _Embedding(msgspec.Struct):
+    embedding: str
+
+
+class _EmbeddingBody(msgspec.Struct):
+    data: list[_Embedding]
+    usage: _Usage
+
+
+class _Class(msgspec.Struct):
+    label: str
+    probs: tuple[float, ...]
+
+
+class _ClassBody(msgspec.Struct):
+    data: list[_Class]
+    usage: _Usage
+
+
+class _Score(msgspec.Struct):
+    score: float
+
+
+class _ScoreBody(msgspec.Struct):
+    data: list[_Score]
+    usage: _Usage
+
+
+class _Rank(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class _RankBody(msgspec.Struct):
+    results: list[_Rank]
+    usage: _Usage
+
+
+class PooledAnswers(ABC):
+    """Arguments, results and errors are those of `Engine`'s methods of the same names. Cancelling one ends it on the
+    server.
+    """
+
+    @abstractmethod
+    async def _post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+        """The answer to a POST. Raises what the server says instead."""
+        ...
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        **routing: Any,
+    ) -> Embeddings:
+        """A vector of each prompt: text as the tokenizer reads it, or token ids; one of them or several."""
+        fields = {
+            "input": prompt_list(prompts),
+            "dimensions": dimensions,
+            "normalize": normalize,
+            "encoding_format": "base64",
+        }
+        found = await self._ask("/v1/embeddings", fields, routing, _EmbeddingBody)
+        return Embeddings(tuple(_vector(one.embedding) for one in found.data), found.usage.usage())
+
+    async def classify(self, prompts: Prompt | Sequence[Prompt], **routing: Any) -> Classes:
+        """How likely each class is of each prompt, where the model has a classification head."""
+        found = await self._ask("/classify", {"input": prompt_list(prompts)}, routing, _ClassBody)
+        return Classes(tuple(Classified(one.label, one.probs) for one in found.data), found.usage.usage())
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        **routing: Any,
+    ) -> Scores:
+        """How well documents suit queries: one query and one or several documents, or as many of both, pair by pair."""
+        fields = {
+            "queries": text_list(queries, "queries"),
+            "documents": text_list(documents, "documents"),
+            "instruction": instruction,
+        }
+        found = await self._ask("/score", fields, routing, _ScoreBody)
+        return Scores(tuple(one.score for one in found.data), found.usage.usage())
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        **routing: Any,
+    ) -> Ranking:
+        """The documents by their `score` with the query, the best first. top_n: that many of them; None: all."""
+        if top_n == 0:  # which is all of them to a server
+            raise InvalidRequestError("top_n must be at least 1, got 0", "top_n")
+        fields = {
+            "query": query,
+            "documents": text_list(documents, "documents"),
+            "top_n": top_n,
+            "instruction": instruction,
+            "return_documents": False,
+        }
+        found = await self._ask("/rerank", fields, routing, _RankBody)
+        ranked = tuple(Ranked(one.index, one.relevance_score) for one in found.results)
+        return Ranking(ranked, found.usage.usage())
+
+    async def _ask(self, path: str, fields: dict[str, Any], routing: dict[str, Any], answer: type[T]) -> T:
+        body, headers = _routed(fields, **routing)
+        data = await self._post(path, request_json(body), headers)
+        try:
+            return msgspec.json.decode(data, type=answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ServerError(f"the server sent an answer that cannot be read: {error}") from None
+
+
+def _routed(
+    fields: dict[str, Any],
+    request_id: str | None = None,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    **unknown: object,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The body and the headers of a request."""
+    for name in unknown:
+        raise InvalidRequestError(f"unknown parameter {name!r}", name)
+    check_routing(priority, cache_salt)
+    if request_id is not None and not (isinstance(request_id, str) and _ID.fullmatch(request_id)):
+        raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
+    headers = {} if request_id is None else {"X-Request-Id": request_id}
+    return {**fields, "priority": priority, "cache_salt": cache_salt}, headers
+
+
+def _vector(text: str) -> array[float]:
+    try:
+        vector = array("f", base64.b64decode(text, validate=True))
+    except ValueError as error:
+        raise ServerError(f"the server sent an embedding that cannot be read: {error}") from None
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector

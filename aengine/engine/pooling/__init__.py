@@ -1,0 +1,1 @@
+"""Requests that draw nothing: embeddings, scores of pairs, rankings and classes."""

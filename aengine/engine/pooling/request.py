@@ -1,0 +1,109 @@
+"""A request whose prompts are pooled: one future, done when the last of them has come to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from aengine.errors import EngineClosedError, NonFiniteLogitsError
+from aengine.latency import Latencies
+from aengine.scheduling.sequence import Sequence as TokenSequence
+from aengine.scheduling.sequence import Update
+from aengine.types import FinishReason, Usage
+
+
+class PooledRequest:
+    """The prompts of one call, and the future that its caller awaits."""
+
+    __slots__ = ("_on_end", "arrived", "began", "done", "ended", "id", "latencies", "prompts")
+
+    def __init__(
+        self,
+        request_id: str,
+        sequences: Sequence[TokenSequence],
+        on_end: Callable[[PooledRequest], None],
+        latencies: Latencies,
+    ) -> None:
+        self.id = request_id
+        self.latencies = latencies
+        self.arrived = monotonic()
+        self.began = False  # one of them has been on a row
+        self.ended = False
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.prompts = [PooledPrompt(self, sequence) for sequence in sequences]
+        self._on_end = on_end
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        return [prompt.sequence for prompt in self.prompts]
+
+    @property
+    def vectors(self) -> list[list[array[float]]]:
+        """What was taken of the chunks of each prompt, once it is done."""
+        return [sequence.pooled for sequence in self.sequences]
+
+    def begin(self) -> None:
+        """Observe the time in the queue when the first prompt enters the running batch."""
+        if not self.began:
+            self.began = True
+            self.latencies.queued.observe(monotonic() - self.arrived)
+
+    def prompt_ended(self) -> None:
+        """Note the end of one prompt; with the last one the request is done."""
+        self.latencies.ended["stop"] += 1
+        if all(prompt.finish_reason is not None for prompt in self.prompts):
+            self.latencies.whole.observe(monotonic() - self.arrived)
+            self._end(None, None)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error. Nothing once it has ended."""
+        self._end(error, "error")
+
+    def abort(self) -> None:
+        """End the request from outside. Nothing once it has ended."""
+        self._end(EngineClosedError("the request was aborted"), "abort")
+
+    def usage(self) -> Usage:
+        """The token counts of all prompts."""
+        sequences = self.sequences
+        return Usage(
+            prompt_tokens=sum(sequence.prompt_len for sequence in sequences),
+            completion_tokens=0,
+            cached_tokens=sum(sequence.cached or 0 for sequence in sequences),
+        )
+
+    def _end(self, error: BaseException | None, reason: FinishReason | None) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if reason is not None:
+            self.latencies.ended[reason] += sum(prompt.finish_reason is None for prompt in self.prompts)
+        self._on_end(self)
+        if self.done.done():  # its caller was cancelled
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+            self.done.exception()  # retrieved: a caller that was cancelled meanwhile will not look at it
+
+
+class PooledPrompt:
+    """One prompt of a request."""
+
+    __slots__ = ("finish_reason", "request", "sequence")
+
+    def __init__(self, request: PooledRequest, sequence: TokenSequence) -> None:
+        self.request = request
+        self.sequence = sequence
+        self.finish_reason: FinishReason | None = None
+        sequence.owner = self
+
+    def deliver(self, update: Update) -> None:
+        """Note that the prompt has come to its end. Raises `NonFiniteLogitsError` where it did with no numbers."""
+        if not update.finite:
+            raise NonFiniteLogitsError("the model produced NaN or infinity for a prompt of this request")
+        self.finish_reason = update.finish_reason
+        self.request.prompt_ended()

@@ -1,0 +1,112 @@
+"""`POST /v1/embeddings` and `POST /classify`: a vector, or a class, of each text."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+import time
+import uuid
+from array import array
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.engine.arguments import prompt_list
+from aengine.errors import InvalidRequestError, renamed_param
+from aengine.http.bodies.pooling import (
+    ClassifiedData,
+    ClassifyBody,
+    ClassifyRequest,
+    EmbeddingData,
+    EmbeddingRequest,
+    PooledUsage,
+)
+from aengine.http.bodies.responses import PromptTokensDetails
+from aengine.http.endpoints.base import Endpoint, json_response
+from aengine.http.engine_like import EngineLike
+from aengine.http.streams.slices import document, encoded_list
+from aengine.types import Usage
+
+_SLICE_FLOATS = 2**14  # encoded between two turns of the loop; 2 ms
+
+_embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_classify_decoder = msgspec.json.Decoder(ClassifyRequest)
+
+
+class Embeddings(Endpoint):
+    async def create(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _embedding_decoder)
+        model = self._state.check_model(body.model)
+        with renamed_param(_NAMES):
+            found = await engine.embed(
+                await _prompts(engine, body),
+                dimensions=body.dimensions,
+                normalize=body.normalize,
+                request_id=f"embd-{uuid.uuid4().hex}",
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+            )
+        in_base64 = body.encoding_format == "base64"
+
+        def data(numbered: tuple[int, array[float]]) -> EmbeddingData:
+            index, vector = numbered
+            return EmbeddingData(index=index, embedding=base64_of(vector) if in_base64 else vector.tolist())
+
+        each = max(1, _SLICE_FLOATS // len(found.vectors[0]))
+        encoded = await encoded_list(list(enumerate(found.vectors)), data, each)
+        answer = {"object": "list", "data": encoded, "model": model, "usage": usage_of(found.usage)}
+        return Response(b"".join(document(answer)), media_type="application/json")
+
+    async def classify(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _classify_decoder)
+        model = self._state.check_model(body.model)
+        request_id = f"classify-{uuid.uuid4().hex}"
+        with renamed_param(_NAMES):
+            found = await engine.classify(
+                await _prompts(engine, body),
+                request_id=request_id,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+            )
+        data = [
+            ClassifiedData(index, one.label, list(one.probabilities), len(one.probabilities))
+            for index, one in enumerate(found.results)
+        ]
+        created = int(time.time())
+        return json_response(
+            ClassifyBody(id=request_id, created=created, model=model, data=data, usage=usage_of(found.usage))
+        )
+
+
+_NAMES = {"prompt": "input"}
+
+
+async def _prompts(engine: EngineLike, body: ClassifyRequest) -> Any:
+    """The texts as they are, or as ids where they are to be cut or to be read without special tokens."""
+    last, special = body.truncate_prompt_tokens, body.add_special_tokens is not False
+    if last == 0:
+        raise InvalidRequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
+    if last is None and special:
+        return body.input
+    keep = engine.max_model_len if last == -1 else last or 0  # 0: all of them
+    prompts = []
+    for prompt in prompt_list(body.input):
+        await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
+        ids = await engine.tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt
+        prompts.append(ids[-keep:])
+    return prompts
+
+
+def base64_of(vector: array[float]) -> str:
+    """The numbers as float32, little-endian."""
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def usage_of(usage: Usage) -> PooledUsage:
+    return PooledUsage(usage.prompt_tokens, usage.total_tokens, PromptTokensDetails(usage.cached_tokens))

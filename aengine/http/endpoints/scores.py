@@ -1,0 +1,92 @@
+"""`POST /score` and `POST /rerank`: how well texts go together, and documents in that order."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from aengine.errors import InvalidRequestError, renamed_param
+from aengine.http.bodies.pooling import (
+    Document,
+    RankedData,
+    RankMeta,
+    RankTokens,
+    RerankBody,
+    RerankRequest,
+    ScoreBody,
+    ScoreData,
+    ScoreRequest,
+)
+from aengine.http.endpoints.base import Endpoint, json_response
+from aengine.http.endpoints.embeddings import usage_of
+
+_score_decoder = msgspec.json.Decoder(ScoreRequest)
+_rerank_decoder = msgspec.json.Decoder(RerankRequest)
+
+
+class Scores(Endpoint):
+    async def score(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _score_decoder)
+        model = self._state.check_model(body.model)
+        names, queries, documents = _texts(body)
+        request_id = f"score-{uuid.uuid4().hex}"
+        with renamed_param(names):
+            found = await engine.score(
+                queries,
+                documents,
+                instruction=body.instruction,
+                request_id=request_id,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+            )
+        data = [ScoreData(index=index, score=score) for index, score in enumerate(found.values)]
+        created = int(time.time())
+        return json_response(
+            ScoreBody(id=request_id, created=created, model=model, data=data, usage=usage_of(found.usage))
+        )
+
+    async def rerank(self, request: Request) -> Response:
+        engine, body = await self._accept(request, _rerank_decoder)
+        model = self._state.check_model(body.model)
+        texts = [one if isinstance(one, str) else one.text for one in body.documents]
+        request_id = f"rerank-{uuid.uuid4().hex}"
+        with renamed_param({"prompt": "documents", "queries": "query"}):
+            found = await engine.rerank(
+                body.query,
+                texts,
+                top_n=body.top_n or None,
+                instruction=body.instruction,
+                request_id=request_id,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+            )
+        shown = body.return_documents is not False
+        results = [
+            RankedData(
+                index=one.index,
+                document=Document(text=texts[one.index]) if shown else msgspec.UNSET,
+                relevance_score=one.score,
+            )
+            for one in found.results
+        ]
+        usage = usage_of(found.usage)
+        return json_response(RerankBody(request_id, model, usage, RankMeta(RankTokens(usage.prompt_tokens)), results))
+
+
+def _texts(body: ScoreRequest) -> tuple[dict[str, str], str | list[str], str | list[str]]:
+    """The two sides, and what the client calls them."""
+    for one, other in (("text_1", "text_2"), ("queries", "documents")):
+        queries, documents = getattr(body, one), getattr(body, other)
+        if queries is None and documents is None:
+            continue
+        for name, texts in ((one, queries), (other, documents)):
+            if texts is None:
+                raise InvalidRequestError(f"{name} must be given, as {one} and {other} go together", name)
+        if one == "text_1" and not (body.queries is None and body.documents is None):
+            raise InvalidRequestError("either text_1 and text_2 or queries and documents, not both", "queries")
+        return {"queries": one, "documents": other, "prompt": other}, queries, documents
+    raise InvalidRequestError("text_1 and text_2 must be given, or queries and documents", "text_1")

@@ -1,0 +1,94 @@
+"""What is taken of prompts in place of draws: hidden states, their sums, and what a head makes of them."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.model.decoder import Decoder
+from aengine.runtime.rows import Upload
+from aengine.step_plan import StepPlan
+
+
+@dataclass(slots=True)
+class ChunkPools:
+    """Of the prefill chunks that are pooled, by kind, each in the plan's order; float32. None: there are none of it."""
+
+    hidden: Tensor | None = None  # [last and mean, hidden]
+    classes: Tensor | None = None  # [classes, labels]
+    tokens: Tensor | None = None  # [tokens, ids of each]
+
+    def mapped(self, to_host: Callable[[Tensor], Tensor]) -> ChunkPools:
+        """The same with every tensor copied."""
+        parts = (self.hidden, self.classes, self.tokens)
+        return ChunkPools(*(None if part is None else to_host(part) for part in parts))
+
+
+def pooled_tokens(plan: StepPlan) -> list[int]:
+    """Which of the step's tokens are pooled, by chunk: the last one, and of a mean all of them."""
+    tokens: list[int] = []
+    ends = itertools.accumulate((len(chunk.token_ids) for chunk in plan.prefill), initial=len(plan.decode))
+    for chunk, (start, end) in zip(plan.prefill, itertools.pairwise(ends), strict=True):
+        if chunk.pool is not None:
+            tokens += range(start if chunk.pool.of_all_tokens else end - 1, end)
+    return tokens
+
+
+def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, upload: Upload) -> ChunkPools:
+    """hidden [n, hidden]: of the `pooled_tokens`. Enqueues only, without a host sync."""
+    at = 0
+    vectors: list[Tensor] = []  # [1, hidden] float32 each
+    classified: list[Tensor] = []  # [1, hidden] each
+    scored: list[Tensor] = []  # the same
+    token_ids: list[int] = []
+    for chunk in plan.prefill:
+        if (pool := chunk.pool) is None:
+            continue
+        count = len(chunk.token_ids) if pool.of_all_tokens else 1
+        rows = hidden[at : at + count]
+        at += count
+        match pool.kind:
+            case "last" | "mean":
+                vectors.append(rows.sum(0, keepdim=True, dtype=torch.float32))
+            case "classes":
+                classified.append(rows)
+            case "tokens":
+                scored.append(rows)
+                token_ids += pool.token_ids
+    pools = ChunkPools()
+    if vectors:
+        pools.hidden = torch.cat(vectors)
+    if classified:
+        pools.classes = decoder.classes(torch.cat(classified)).float()
+    if scored:
+        ids = upload(token_ids).view(len(scored), -1)
+        pools.tokens = decoder.logits(torch.cat(scored)).gather(1, ids).float()
+    return pools
+
+
+def read_pools(pools: ChunkPools | None, plan: StepPlan) -> Sequence[array[float] | None]:
+    """The numbers on the host as the scheduler takes them, for each chunk that is pooled."""
+    if pools is None:
+        return ()
+    of_kind = {
+        "last": (vectors := _rows(pools.hidden)),
+        "mean": vectors,
+        "classes": _rows(pools.classes),
+        "tokens": _rows(pools.tokens),
+    }
+    return [_finite(next(of_kind[chunk.pool.kind])) for chunk in plan.prefill if chunk.pool is not None]
+
+
+def _rows(tensor: Tensor | None) -> Iterator[NDArray[np.float32]]:
+    return iter(() if tensor is None else tensor.numpy(force=True))
+
+
+def _finite(numbers: NDArray[np.float32]) -> array[float] | None:
+    return array("f", numbers.tobytes()) if np.isfinite(numbers).all() else None
