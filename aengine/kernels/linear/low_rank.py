@@ -25,13 +25,13 @@ def load_b_row(b_ptr, place, n, N: tl.constexpr, RANK: tl.constexpr):
 
 
 @triton.jit
-def low_rank_row(b, inner_ptr, parts, place, R: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr):
+def low_rank_row(b, inner_ptr, parts, R: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr):
     """What the adapter of the only row adds: b [rows, RANK], parts [rows] -> [rows]."""
     at = inner_ptr + parts[:, None] * RANK + tl.arange(0, RANK)[None, :]
     inner = tl.load(at)
     for split in tl.static_range(1, SPLITS):
         inner += tl.load(at + split * R)
-    return tl.where(place > 0, tl.sum(b.to(tl.float32) * inner, axis=1), 0.0)
+    return tl.sum(b.to(tl.float32) * inner, axis=1)
 
 
 @triton.jit

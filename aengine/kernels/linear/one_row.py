@@ -73,7 +73,7 @@ def _one_row_kernel(
     if OVERLAP:
         gdc_wait()
     if RANK:
-        added = low_rank_row(b, inner_ptr, parts, place, R, RANK, SPLITS)
+        added = low_rank_row(b, inner_ptr, parts, R, RANK, SPLITS)
     if ADD:  # on its way while the weights stream
         residual = tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     acc = tl.zeros([BLOCK_N, PARTS], tl.float32)

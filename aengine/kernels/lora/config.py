@@ -31,10 +31,11 @@ def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, l
     if element_size > 2:
         return ShrinkConfig(16, 32, 2 if k >= 512 else 1, 2, 4, 16)
     if height > 16:
-        return ShrinkConfig(min(64, max(16, power_of_two(r))), 64, 2 if k >= 1024 else 1, 4, 4, 64)
-    # All of A is on its way before the wait.
+        return ShrinkConfig(min(64, max(16, power_of_two(r))), 64, 4 if k >= 2048 else 1, 4, 4, 64)
+    # All of A is on its way before the wait. Many tiles take many programs, which have to be small.
     piece = 512 if k > 512 else max(16, power_of_two(k))
-    return ShrinkConfig(16, piece, -(-k // piece), 1, 4, piece)
+    block_r, warps = (64, 4) if tiles <= 32 else (16, 2)
+    return ShrinkConfig(block_r, piece, -(-k // piece), 1, warps, piece)
 
 
 @lru_cache
@@ -42,4 +43,4 @@ def expand_config(height: int, element_size: int) -> ExpandConfig:
     """height: of a tile of tokens."""
     if element_size > 2:
         return ExpandConfig(32, 4)
-    return ExpandConfig(128, 4)
+    return ExpandConfig(256, 4) if height <= 16 else ExpandConfig(128, 4)
