@@ -160,7 +160,7 @@ def _routed(
     """The body and the headers of a request."""
     for name in unknown:
         raise InvalidRequestError(f"unknown parameter {name!r}", name)
-    check_routing(priority, cache_salt)
+    check_routing(priority, cache_salt, None)
     if request_id is not None and not (isinstance(request_id, str) and _ID.fullmatch(request_id)):
         raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
     headers = {} if request_id is None else {"X-Request-Id": request_id}
