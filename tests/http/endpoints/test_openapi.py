@@ -137,7 +137,8 @@ def make_response_likelier(body: dict[str, Any]) -> None:
     """Most texts are no type of an item, a part or a tool, and no id of a response."""
     for name in ("previous_response_id", "truncation", "top_logprobs", "max_output_tokens"):
         body.pop(name, None)
-    for item in body["input"] if isinstance(body["input"], list) else ():
+    items = body["input"] if isinstance(body["input"], list) else []
+    for item in (each for each in items if isinstance(each, dict)):  # texts and ids are embedded
         kind = {"call_id": "function_call_output", "summary": "reasoning"}
         item["type"] = next((kind[name] for name in kind if name in item), "message")
         if item["type"] == "message":
