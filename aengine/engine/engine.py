@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from aengine.cache.radix import RadixTree
 from aengine.config import EngineConfig, configure
 from aengine.engine.adapters import Adapters
 from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
@@ -475,6 +476,11 @@ class Engine(PooledAnswers):
         Requests that run keep what they have and go on; nothing of them is cached any more.
         """
         self._ready().scheduler.flush_cache()
+
+    @property
+    def prefix_tree(self) -> RadixTree:
+        """The prefix cache, for those who watch it."""
+        return self._ready().scheduler.memory.tree
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""

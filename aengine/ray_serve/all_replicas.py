@@ -1,0 +1,54 @@
+"""Requests that go to every replica, and one answer made of theirs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from aengine.http.bodies.responses import Aborted
+from aengine.ray_serve.call import Head
+
+TO_ALL = {("GET", "/metrics"), ("POST", "/abort"), ("POST", "/flush_cache")}
+
+_SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+.*)")
+
+
+def merged(path: str, heads: Mapping[str, Head]) -> Head:
+    """One answer of those that replicas gave, by name: the sum, or the first where that says all; a refusal wins."""
+    for head in heads.values():
+        if head.status != 200:
+            return head
+    first = next(iter(heads.values()))
+    if path == "/abort":
+        total = sum(msgspec.json.decode(head.body, type=Aborted).aborted for head in heads.values())
+        return _with_body(first, msgspec.json.encode(Aborted(total)))
+    if path == "/metrics":
+        return _with_body(first, merged_metrics({name: head.body.decode() for name, head in heads.items()}).encode())
+    return first
+
+
+def merged_metrics(texts: Mapping[str, str]) -> str:
+    """Metrics of several replicas in Prometheus' text format as one: every sample gets the label `replica`.
+
+    A family's lines stand together, as the format demands.
+    """
+    families: dict[str, tuple[list[str], list[str]]] = {}  # name -> its comments, its samples
+    for replica, text in texts.items():
+        family: tuple[list[str], list[str]] = ([], [])
+        for line in text.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                name = line.split(" ", 3)[2]
+                family = families.setdefault(name, ([], []))
+                if line not in family[0]:
+                    family[0].append(line)
+            elif (sample := _SAMPLE.fullmatch(line)) is not None:
+                labels = ",".join(filter(None, [sample["labels"], f'replica="{replica}"']))
+                family[1].append(f"{sample['name']}{{{labels}}} {sample['value']}")
+    return "".join(f"{line}\n" for comments, samples in families.values() for line in [*comments, *samples])
+
+
+def _with_body(head: Head, body: bytes) -> Head:
+    headers = [(name, value) for name, value in head.headers if name != b"content-length"]
+    return Head(head.status, [*headers, (b"content-length", str(len(body)).encode())], body)
