@@ -99,6 +99,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         Meta(description="write a Chrome trace of the run to this file (at most 128 MiB in two files)"),
     ] = None
+    kv_events: Annotated[
+        str | None,
+        Meta(
+            description="address on which to publish what the prefix cache stores and drops, as vLLM does "
+            "(tcp://127.0.0.1:5557); replicas on Ray add their rank to the port"
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None, Meta(description="address that repeats events to whoever missed some (tcp://127.0.0.1:5558)")
+    ] = None
+    kv_events_topic: Annotated[str, Meta(max_length=256, description="what the events' messages begin with")] = ""
     max_queue: Annotated[
         int, Meta(ge=0, description="most choices (n a request) waiting; more are refused at once")
     ] = 1024

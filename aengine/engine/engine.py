@@ -21,6 +21,7 @@ from aengine.config import EngineConfig, configure
 from aengine.engine.adapters import Adapters
 from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
 from aengine.engine.consume import collect, drain
+from aengine.engine.kv_events import Publisher, published_events
 from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
@@ -100,7 +101,13 @@ class Engine(PooledAnswers):
         if self._home is not None:
             raise EngineClosedError("an Engine can be entered once; make a new one")
         self._home = asyncio.get_running_loop()
-        ready = await anyio.to_thread.run_sync(load, self.config, self._start)
+        publisher = None if self.config.kv_events is None else Publisher(self.config)
+        try:
+            ready = await anyio.to_thread.run_sync(load, self.config, self._start)
+        except BaseException:
+            if publisher is not None:
+                publisher.close()
+            raise
         self.timeline = ready.timeline
         self._loop = StepLoop(
             ready.scheduler,
@@ -116,6 +123,8 @@ class Engine(PooledAnswers):
         group.start_soon(self._serve, self._loop, ready)
         if ready.adapters is not None:
             group.start_soon(ready.adapters.carry, self._loop.wake, self._fail_sequence)
+        events = published_events(self.config, ready.scheduler.memory.tree, publisher)
+        await self._exit.enter_async_context(events)
         self._ready_state = ready
         self.created = int(time.time())
         return self

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from aengine.http.bodies.responses import Aborted
+from aengine.http.bodies.responses import Aborted, LoadList, ServerLoad, WorkerLoad
 from aengine.ray_serve.call import Head
 
-TO_ALL = {("GET", "/metrics"), ("POST", "/abort"), ("POST", "/flush_cache")}
+TO_ALL = {
+    *(("GET", path) for path in ("/metrics", "/load", "/get_load", "/v1/loads")),
+    *(("POST", path) for path in ("/abort", "/flush_cache")),
+}
 
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+.*)")
 
@@ -24,6 +27,17 @@ def merged(path: str, heads: Mapping[str, Head]) -> Head:
     if path == "/abort":
         total = sum(msgspec.json.decode(head.body, type=Aborted).aborted for head in heads.values())
         return _with_body(first, msgspec.json.encode(Aborted(total)))
+    if path == "/load":
+        load = sum(msgspec.json.decode(head.body, type=ServerLoad).server_load for head in heads.values())
+        return _with_body(first, msgspec.json.encode(ServerLoad(load)))
+    if path == "/get_load":
+        workers = [one for head in heads.values() for one in msgspec.json.decode(head.body, type=list[WorkerLoad])]
+        ranked = [msgspec.structs.replace(one, dp_rank=rank) for rank, one in enumerate(workers)]
+        return _with_body(first, msgspec.json.encode(ranked))
+    if path == "/v1/loads":
+        lists = [msgspec.json.decode(head.body, type=LoadList) for head in heads.values()]
+        loads = [msgspec.structs.replace(one.loads[0], dp_rank=rank) for rank, one in enumerate(lists)]
+        return _with_body(first, msgspec.json.encode(LoadList(lists[0].timestamp, loads, len(loads))))
     if path == "/metrics":
         return _with_body(first, merged_metrics({name: head.body.decode() for name, head in heads.items()}).encode())
     return first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -32,6 +33,9 @@ class EngineReplica:
     """One engine. Ray counts it in once `__init__` has returned, so that nobody is sent to one that still loads."""
 
     async def __init__(self, engine: dict[str, Any], server: dict[str, Any]) -> None:
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
+        engine |= {name: _own_port(engine[name], context.rank.rank) for name in ("kv_events", "kv_events_replay")}
         self._engine = KeyedEngine(config=msgspec.convert(engine, EngineConfig))
         self._app = Application(self._engine.config, msgspec.convert(server, ServerConfig), lambda _: self._engine)
         self._closing = asyncio.Event()
@@ -42,7 +46,6 @@ class EngineReplica:
         settled.cancel()
         self._raise_failure()
         self._speed = await measure_speed(self._engine)
-        self._name = serve.get_replica_context().replica_tag
 
     async def serve_http(
         self, scope: dict[str, Any], body: bytes, prompt: Prompt, router: str
@@ -112,3 +115,10 @@ class EngineReplica:
 
     async def _lifespan_send(self, message: Message) -> None:
         """Nobody waits for it: `settled` tells more."""
+
+
+def _own_port(address: str | None, rank: int) -> str | None:
+    """The address with the rank added to its port: replicas of one host share it."""
+    if address is None or (port := re.search(r":(\d+)$", address)) is None:
+        return address
+    return f"{address[: port.start()]}:{int(port[1]) + rank}"
