@@ -301,7 +301,8 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(ge=1, description="processes that take requests and route them; each learns what is cached by itself")
     ] = 1
     routing: Annotated[
-        Literal["prefix", "random"], Meta(description="prefix: to where a prompt's beginning is cached; random: anywhere")
+        Literal["prefix", "random"],
+        Meta(description="prefix: to where a prompt's beginning is cached; random: anywhere"),
     ] = "prefix"
     max_routing_keys: Annotated[
         int, Meta(ge=1024, description="beginnings of prompts that a router remembers (about 250 bytes each)")

@@ -36,7 +36,9 @@ CASES = {
 
 @contextmanager
 def one_server(port: int) -> Iterator[None]:
-    flags = [word for name, value in KNOBS.items() if value != "false" for word in (f"--{name.replace('_', '-')}", value)]
+    flags = [
+        word for name, value in KNOBS.items() if value != "false" for word in (f"--{name.replace('_', '-')}", value)
+    ]
     command = [sys.executable, "-m", "aengine", "serve", "--port", str(port), "--no-progress", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

@@ -19,12 +19,13 @@ from bisect import bisect_left
 from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
-from aengine.ray_serve.routing.load import Report, Speed
+from aengine.ray_serve.routing.load import Report
 from aengine.ray_serve.routing.prompt import Prompt, of_ids
 from aengine.ray_serve.routing.router import PrefixRouter
 from bench.results import Report as BenchReport
@@ -259,7 +260,7 @@ class Simulation:
     def hit_rates(self) -> list[float]:
         """Of each hundredth of the requests."""
         ends = [(0, 0), *self.window]
-        pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(ends, ends[1:])]
+        pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(ends)]
         return [cached / max(1, asked) for asked, cached in pairs]
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for a replica in a simulation: the engine's radix tree and allocator, and a clock in the engine's place."""
+"""A stand-in for a replica in a simulation: the engine's radix tree and allocator, and a clock for the rest."""
 
 from __future__ import annotations
 

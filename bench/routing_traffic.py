@@ -43,7 +43,7 @@ class Session:
 
 
 class Request:
-    """One request: its prompt's ids, and those that the model will answer. cacheable: tokens somebody computed before."""
+    """One request: its prompt's ids, those of its answer, and how many tokens somebody computed before."""
 
     __slots__ = ("answer", "cacheable", "ids", "owner", "session", "time")
 

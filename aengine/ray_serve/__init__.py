@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def app(args: dict[str, str]) -> Application:
-    """The application for `serve run aengine.ray_serve:app model=... replicas=2 gpus=1 ...`; every knob is an argument."""
+    """The application for `serve run aengine.ray_serve:app model=... replicas=2 gpus=1`; each knob is an argument."""
     return build(**args)
 
 

@@ -55,9 +55,7 @@ class Ingress:
 class Forwarder:
     """An ASGI application that passes each request to an engine, or, where that is its sense, to all of them."""
 
-    def __init__(
-        self, engines: DeploymentHandle[Any], config: ServerConfig, accept_timeout: float, name: str
-    ) -> None:
+    def __init__(self, engines: DeploymentHandle[Any], config: ServerConfig, accept_timeout: float, name: str) -> None:
         self._calls = engines.options(stream=True, method_name="serve_http")
         self._engines = engines
         self._bodies = BodyReader(config)
@@ -110,7 +108,7 @@ class Forwarder:
                 await pieces.aclose()
 
     async def _pieces(self, scope: dict[str, Any], body: bytes, prompt: Prompt) -> AsyncGenerator[Head | bytes, None]:
-        """An engine's answer. Raises `EngineFailedError` where it is lost, `EngineNotReadyError` where there is none."""
+        """An engine's answer. Raises `EngineFailedError` where it is lost, `EngineNotReadyError` without any."""
         news, self._news = [(one.replica, one.changes) for one in self._news], []
         call = self._calls.remote(scope=scope, body=body, prompt=prompt, router=self._name, news=news)
         try:

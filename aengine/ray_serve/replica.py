@@ -32,7 +32,8 @@ class Accepted(msgspec.Struct, frozen=True):
 class EngineReplica:
     """One engine. Ray counts it in once `__init__` has returned, so that nobody is sent to one that still loads."""
 
-    async def __init__(self, engine: dict[str, Any], server: dict[str, Any]) -> None:
+    # Ray awaits it.
+    async def __init__(self, engine: dict[str, Any], server: dict[str, Any]) -> None:  # type: ignore[misc]
         context = serve.get_replica_context()
         self._name = context.replica_tag
         engine |= {name: _own_port(engine[name], context.rank.rank) for name in ("kv_events", "kv_events_replay")}
@@ -50,7 +51,7 @@ class EngineReplica:
     async def serve_http(
         self, scope: dict[str, Any], body: bytes, prompt: Prompt, router: str
     ) -> AsyncGenerator[Accepted | Head | bytes, None]:
-        """Answer a request: what changed in the cache since this router last heard of it, at once; then head and body."""
+        """Answer a request: at once what changed in the cache since this router asked last, then head and body."""
         yield Accepted(self._name, self._engine.cached.changes(router))
         asked = Asked(prompt)
         call = Call(self._app, scope, body, asked)

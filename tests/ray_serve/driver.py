@@ -1,6 +1,6 @@
 """Runs replicas on a Ray of its own, for as long as its standard input is open; a line there deploys them anew.
 
-    python -m tests.ray_serve.driver PORT NAME knob=value ...
+python -m tests.ray_serve.driver PORT NAME knob=value ...
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How busy the engine is, as routers outside ask for it: `GET /load` as in vLLM, `/get_load` and `/v1/loads` as in SGLang."""
+"""How busy the engine is, for routers outside: `GET /load` as in vLLM, `/get_load` and `/v1/loads` as in SGLang."""
 
 from __future__ import annotations
 

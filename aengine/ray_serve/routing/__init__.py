@@ -1,1 +1,1 @@
-"""Routing by prefix: where a prompt's beginning is cached, unless computing it anew elsewhere is sooner. No Ray here."""
+"""Routing by prefix: to where a prompt's beginning is cached, unless computing it anew is sooner. Without Ray."""

@@ -1,4 +1,4 @@
-"""What a replica tells routers of its cache: the keys of prompts that it holds, as the radix tree takes and drops them."""
+"""What a replica tells routers of its cache: the keys of prompts that it holds, while the radix tree does."""
 
 from __future__ import annotations
 

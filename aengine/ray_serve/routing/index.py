@@ -11,9 +11,9 @@ _NONE: list[int] = []
 class PrefixIndex:
     """Which replicas hold which keys. A replica is a slot, a small number.
 
-    Each slot keeps its keys in the order of their last use, a prompt's deepest ones older than those before them, as the
-    radix tree does that they stand for; beyond its share of `max_keys` the oldest are dropped. So a slot that holds a
-    key holds those before it in the chain, but for what the replica has evicted out of order.
+    Each slot keeps its keys in the order of their last use, a prompt's deepest ones older than those before them, as
+    the radix tree does that they stand for; beyond its share of `max_keys` the oldest are dropped. So a slot that holds
+    a key holds those before it in the chain, but for what the replica has evicted out of order.
     """
 
     def __init__(self, max_keys: int = 2**20) -> None:

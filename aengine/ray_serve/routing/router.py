@@ -26,8 +26,8 @@ class PrefixRouter(Generic[R]):
     replica is hardly fuller than the mean). The least cost wins; where costs tie, the least busy.
 
     So a chat stays where its turns are cached, as going elsewhere costs its whole history; and a prompt that everybody
-    sends is computed anew by another replica as soon as the queue at those that have it is longer than the prompt, after
-    which that one counts among them.
+    sends is computed anew by another replica as soon as the queue at those that have it is longer than the prompt,
+    after which that one counts among them.
 
     `R` is whatever names a replica. Memory is bounded by `max_keys` (about 250 bytes each).
     """

@@ -1,4 +1,4 @@
-"""The prefix router: it prefers what is cached until work ahead outweighs it, forgets what it is told, and stays small."""
+"""The prefix router: it prefers what is cached until work ahead outweighs it, forgets as told, and stays small."""
 
 from __future__ import annotations
 
@@ -172,7 +172,9 @@ TestMachine = Machine.TestCase
 def test_a_decision_among_1024_replicas_takes_50_us_at_most() -> None:
     made, rng = router(1024), Random(0)
     hot, chats = rng.randbytes(16_000), [rng.randbytes(8000) for _ in range(2000)]
-    prompts = [hashed(hot + rng.randbytes(400)) if rng.random() < 0.3 else hashed(rng.choice(chats)) for _ in range(8000)]
+    prompts = [
+        hashed(hot + rng.randbytes(400)) if rng.random() < 0.3 else hashed(rng.choice(chats)) for _ in range(8000)
+    ]
     spent = []
     for number, prompt in enumerate(prompts):
         now = number * 1e-3
