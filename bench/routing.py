@@ -1,6 +1,7 @@
 """Routing by prefix, simulated: the router's own code against stand-in replicas, beside three other policies.
 
-    python bench/routing.py --replicas 64 1024 --requests 1000000 --out routing.jsonl --plot routing.svg
+    python bench/routing.py --replicas 64 1024 --requests 1000000 --out routing.jsonl
+    python bench/plot.py routing.jsonl --x replicas --y ttft_ms_p99 --by policy --log-x --log-y --out routing.svg
 
 A stand-in replica has the engine's radix tree and page allocator, and steps as long as they were measured to be. What
 is sent: chats of several turns, agents of few kinds whose long prompts begin alike, and one prompt that a tenth of all
@@ -276,7 +277,6 @@ def main() -> None:
     parser.add_argument("--lose", action="store_true", help="lose a third of the replicas half of the way")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     report = BenchReport("routing", options.out)
     for replicas in options.replicas:
