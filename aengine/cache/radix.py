@@ -82,7 +82,9 @@ class Inserted(NamedTuple):
 class TreeWatcher(Protocol):
     """Hears what enters and leaves a tree, run by run; pages name what they hold until they are removed."""
 
-    def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: str | None) -> None:
+    def stored(
+        self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: str | tuple[int, str | None] | None
+    ) -> None:
         """A run was attached behind the page `before`, or at the root. `token_ids`: 4 bytes each."""
         ...
 

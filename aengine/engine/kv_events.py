@@ -48,7 +48,7 @@ class BlockEvents:
         self._pending: list[Event] = []
         self._loop = asyncio.get_running_loop()
 
-    def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: str | None) -> None:
+    def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: object) -> None:
         """Add the event of a run that the tree took."""
         parent = None if before is None else self._hashes[before]
         previous, size, hashes = parent, len(token_ids) // len(pages), []
@@ -82,9 +82,9 @@ class BlockEvents:
         self._pending.append(event)
 
 
-def _hash(parent: int | None, token_ids: bytes, salt: str | None) -> int:
+def _hash(parent: int | None, token_ids: bytes, salt: object) -> int:
     before = b"" if parent is None else parent.to_bytes(8, "big")
-    first = b"" if parent is not None or salt is None else salt.encode("utf-8", "replace")
+    first = b"" if parent is not None or salt is None else repr(salt).encode()
     return int.from_bytes(blake2b(before + token_ids, digest_size=8, key=blake2b(first).digest()).digest(), "big")
 
 

@@ -78,7 +78,7 @@ def operations(state: ServerState) -> list[Operation]:
     listed = (responses.ModelList, None, False, SERVES)
     named = (responses.ModelCard, None, False, (*NAMES, *SERVES))
     sound = (responses.HealthStatus, None, False, (), {503: responses.HealthStatus})
-    loaded = (responses.ServerLoad, None, False, SERVES)
+    server_load = (responses.ServerLoad, None, False, SERVES)
     worker_loaded = (list[responses.WorkerLoad], None, False, SERVES)
     rank_loaded = (responses.LoadList, None, False, SERVES)
     ready = (responses.Readiness, None, False, (), {503: responses.Readiness})
@@ -112,7 +112,7 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("GET", "/health", health.health, "Whether requests are served, and why not.", *sound),
         Operation("GET", "/ready", health.ready, "Whether a request would be taken up.", *ready),
         Operation("GET", "/metrics", metrics.show, "What is counted, for Prometheus."),
-        Operation("GET", "/load", load.server_load, "How many requests there are, as in vLLM.", *loaded),
+        Operation("GET", "/load", load.server_load, "How many requests there are, as in vLLM.", *server_load),
         Operation("GET", "/get_load", load.get_load, "The same with tokens, as in SGLang.", *worker_loaded),
         Operation("GET", "/v1/loads", load.loads, "The same in SGLang's newer words.", *rank_loaded),
         Operation("GET", "/version", health.version, "Which aengine this is.", responses.Version),

@@ -12,7 +12,7 @@ from aengine.ray_serve.call import Head
 
 TO_ALL = {
     *(("GET", path) for path in ("/metrics", "/load", "/get_load", "/v1/loads")),
-    *(("POST", path) for path in ("/abort", "/flush_cache")),
+    *(("POST", path) for path in ("/abort", "/flush_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")),
 }
 
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+.*)")

@@ -20,7 +20,7 @@ class Asked:
     def __init__(self, prompt: Prompt) -> None:
         self.prompt = prompt
         self.token_ids: Sequence[int] | None = None
-        self.salt: str | None = None
+        self.salt: str | tuple[int, str | None] | None = None
 
 
 ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)  # of the call that is being answered
@@ -41,7 +41,8 @@ class KeyedEngine(Engine):
         stream = super()._enqueue(token_ids, *rest)
         asked = ASKED.get()
         if asked is not None and asked.token_ids is None:  # of several prompts the first
-            asked.token_ids, asked.salt = token_ids, rest[-1]
+            sequence = self._requests[stream.id].choices[0].sequence
+            asked.token_ids, asked.salt = token_ids, sequence.salt
         return stream
 
     def note(self, asked: Asked) -> None:

@@ -63,7 +63,7 @@ class CachedKeys:
             self._pages[key] = page
             self._keys.setdefault(page, []).append(key)
 
-    def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: str | None) -> None:
+    def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: object) -> None:
         """Nothing: which prompt it was is known where the request is."""
 
     def removed(self, pages: Sequence[int]) -> None:
