@@ -99,6 +99,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         Meta(description="write a Chrome trace of the run to this file (at most 128 MiB in two files)"),
     ] = None
+    kv_events: Annotated[
+        str | None,
+        Meta(
+            description="address on which to publish what the prefix cache stores and drops, as vLLM does "
+            "(tcp://127.0.0.1:5557); replicas on Ray add their rank to the port"
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None, Meta(description="address that repeats events to whoever missed some (tcp://127.0.0.1:5558)")
+    ] = None
+    kv_events_topic: Annotated[str, Meta(max_length=256, description="what the events' messages begin with")] = ""
     max_queue: Annotated[
         int, Meta(ge=0, description="most choices (n a request) waiting; more are refused at once")
     ] = 1024
@@ -273,11 +284,48 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: Annotated[int, Meta(description="only 1: the engine is this process")] = 1
 
 
+class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The knobs of replicas on Ray Serve."""
+
+    replicas: Annotated[int, Meta(ge=1, description="engines; with max_replicas: the fewest of them")] = 1
+    max_replicas: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="most engines; where given, Ray adds and removes them as queue and KV use demand"),
+    ] = None
+    gpus: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="GPUs of each engine; default: tensor_parallel_size, or 1 where there is any, or none"),
+    ] = None
+    cpus: Annotated[float, Meta(ge=0, description="cores that Ray sets aside for each engine")] = 1.0
+    ingresses: Annotated[
+        int, Meta(ge=1, description="processes that take requests and route them; each learns what is cached by itself")
+    ] = 1
+    routing: Annotated[
+        Literal["prefix", "random"],
+        Meta(description="prefix: to where a prompt's beginning is cached; random: anywhere"),
+    ] = "prefix"
+    max_routing_keys: Annotated[
+        int, Meta(ge=1024, description="beginnings of prompts that a router remembers (about 250 bytes each)")
+    ] = 2**20
+    target_requests: Annotated[
+        float, Meta(gt=0, description="requests of an engine, running or waiting, beyond which one is added")
+    ] = 64.0
+    target_kv_usage: Annotated[
+        float, Meta(gt=0, le=1, description="share of the KV pages in use beyond which an engine is added")
+    ] = 0.8
+    drain_timeout: Annotated[
+        float, Meta(ge=0, description="seconds that an engine's answers may take to finish when it is removed")
+    ] = 600.0
+    accept_timeout: Annotated[
+        float, Meta(gt=0, description="seconds that a request may wait while there is no engine at all")
+    ] = 10.0
+
+
 _LISTS = {"allowed_hosts", "allowed_origins", "api_keys", "lora_folders"}  # as text: separated by commas
 _MAPS = {"lora"}  # as text: name=value, separated by commas
 _SECRETS = {"api_keys"}
 
-T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)
+T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig, ReplicasConfig)
 
 
 def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: Any) -> T:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from aengine.cache.pages import PageAllocator
 
@@ -79,6 +79,24 @@ class Inserted(NamedTuple):
     taken: list[bool]
 
 
+class TreeWatcher(Protocol):
+    """Hears what enters and leaves a tree, run by run; pages name what they hold until they are removed."""
+
+    def stored(
+        self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: str | tuple[int, str | None] | None
+    ) -> None:
+        """A run was attached behind the page `before`, or at the root. `token_ids`: 4 bytes each."""
+        ...
+
+    def removed(self, pages: Sequence[int]) -> None:
+        """Pages have left the tree, a run's last ones first to go."""
+        ...
+
+    def cleared(self) -> None:
+        """No lookup finds anything any more; what is locked is removed later."""
+        ...
+
+
 class RadixTree:
     """Shares the pages of common prefixes. All costs are per node visited or page touched, never per tree."""
 
@@ -91,6 +109,7 @@ class RadixTree:
         self.epoch = 0  # how often the tree was cleared
         self.changes = 0  # rises with whatever may let a lookup find more, or more pages be evicted
         self.root = Node(None, b"", b"", [], 0, 0)
+        self.watchers: list[TreeWatcher] = []
         self._allocator = allocator
         self._page_bytes = page_size * _ID_BYTES
         self._unlocked: OrderedDict[Node, None] = OrderedDict()  # oldest use first
@@ -151,7 +170,10 @@ class RadixTree:
         found = node.depth - start.depth
         if found < count:
             rest = data[found * self._page_bytes :]
-            node = self._attach(node, self._key(node, rest[: self._page_bytes], salt), rest, list(pages[found:]))
+            parent = node
+            node = self._attach(parent, self._key(parent, rest[: self._page_bytes], salt), rest, list(pages[found:]))
+            for watcher in self.watchers:
+                watcher.stored(parent.pages[-1] if parent.pages else None, rest, node.pages, salt)
         self._touch(node)
         return Inserted(node, taken)
 
@@ -169,6 +191,8 @@ class RadixTree:
         """Drop all cached runs: unlocked pages go now, locked ones once they are unlocked, and no lookup finds them."""
         self.epoch += 1
         self.changes += 1
+        for watcher in self.watchers:
+            watcher.cleared()
         while self._unlocked:
             leaf = next(iter(self._unlocked))
             self._cut(leaf, len(leaf.pages))
@@ -275,6 +299,8 @@ class RadixTree:
             leaf.parent = None
         for page in gone:
             self._allocator.release(page)
+        for watcher in self.watchers:
+            watcher.removed(gone)
 
     def check_integrity(self) -> None:
         """Walk everything; raise `AssertionError` with a message if an invariant is broken."""

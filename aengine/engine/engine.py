@@ -16,10 +16,12 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from aengine.cache.radix import RadixTree
 from aengine.config import EngineConfig, configure
 from aengine.engine.adapters import Adapters
 from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
 from aengine.engine.consume import collect, drain
+from aengine.engine.kv_events import Publisher, published_events
 from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
@@ -99,7 +101,13 @@ class Engine(PooledAnswers):
         if self._home is not None:
             raise EngineClosedError("an Engine can be entered once; make a new one")
         self._home = asyncio.get_running_loop()
-        ready = await anyio.to_thread.run_sync(load, self.config, self._start)
+        publisher = None if self.config.kv_events is None else Publisher(self.config)
+        try:
+            ready = await anyio.to_thread.run_sync(load, self.config, self._start)
+        except BaseException:
+            if publisher is not None:
+                publisher.close()
+            raise
         self.timeline = ready.timeline
         self._loop = StepLoop(
             ready.scheduler,
@@ -115,6 +123,8 @@ class Engine(PooledAnswers):
         group.start_soon(self._serve, self._loop, ready)
         if ready.adapters is not None:
             group.start_soon(ready.adapters.carry, self._loop.wake, self._fail_sequence)
+        events = published_events(self.config, ready.scheduler.memory.tree, publisher)
+        await self._exit.enter_async_context(events)
         self._ready_state = ready
         self.created = int(time.time())
         return self
@@ -475,6 +485,11 @@ class Engine(PooledAnswers):
         Requests that run keep what they have and go on; nothing of them is cached any more.
         """
         self._ready().scheduler.flush_cache()
+
+    @property
+    def prefix_tree(self) -> RadixTree:
+        """The prefix cache, for those who watch it."""
+        return self._ready().scheduler.memory.tree
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page and row is accounted for. For tests and diagnosis."""

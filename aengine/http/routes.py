@@ -24,6 +24,7 @@ from aengine.http.endpoints.completions import Completions
 from aengine.http.endpoints.embeddings import Embeddings
 from aengine.http.endpoints.generate import Generate
 from aengine.http.endpoints.health import Health
+from aengine.http.endpoints.load import Load
 from aengine.http.endpoints.messages import Messages
 from aengine.http.endpoints.metrics import Metrics
 from aengine.http.endpoints.models import Models
@@ -49,6 +50,7 @@ def operations(state: ServerState) -> list[Operation]:
     tokens, admin, anthropic = Tokens(state), Admin(state), Messages(state)
     adapters, made, kept = Adapters(state), Responses(state), KeptResponseEndpoints(state)
     embeddings, scores = Embeddings(state), Scores(state)
+    load = Load(state)
     all_three = (*READS, *NAMES, *SERVES)
     generated = (responses.Generated, requests.GenerateRequest, True, all_three)
     completed = (responses.CompletionBody, requests.CompletionRequest, True, all_three)
@@ -76,6 +78,9 @@ def operations(state: ServerState) -> list[Operation]:
     listed = (responses.ModelList, None, False, SERVES)
     named = (responses.ModelCard, None, False, (*NAMES, *SERVES))
     sound = (responses.HealthStatus, None, False, (), {503: responses.HealthStatus})
+    server_load = (responses.ServerLoad, None, False, SERVES)
+    worker_loaded = (list[responses.WorkerLoad], None, False, SERVES)
+    rank_loaded = (responses.LoadList, None, False, SERVES)
     ready = (responses.Readiness, None, False, (), {503: responses.Readiness})
     return [
         Operation("POST", "/generate", generate.create, "Continue a prompt; streams by default.", *generated),
@@ -107,6 +112,9 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("GET", "/health", health.health, "Whether requests are served, and why not.", *sound),
         Operation("GET", "/ready", health.ready, "Whether a request would be taken up.", *ready),
         Operation("GET", "/metrics", metrics.show, "What is counted, for Prometheus."),
+        Operation("GET", "/load", load.server_load, "How many requests there are, as in vLLM.", *server_load),
+        Operation("GET", "/get_load", load.get_load, "The same with tokens, as in SGLang.", *worker_loaded),
+        Operation("GET", "/v1/loads", load.loads, "The same in SGLang's newer words.", *rank_loaded),
         Operation("GET", "/version", health.version, "Which aengine this is.", responses.Version),
     ]
 

@@ -203,3 +203,40 @@ class ChatBody(msgspec.Struct, frozen=True):
     choices: list[ChatChoice]
     usage: UsageBody
     prompt_logprobs: PromptLogprobs = msgspec.UNSET
+
+
+class ServerLoad(msgspec.Struct, frozen=True):
+    """`GET /load`."""
+
+    server_load: int  # requests, running or waiting
+
+
+class WorkerLoad(msgspec.Struct, frozen=True):
+    """An entry of `GET /get_load`."""
+
+    num_reqs: int  # running or waiting
+    num_waiting_reqs: int
+    num_tokens: int  # KV that running requests hold
+    dp_rank: int = 0
+
+
+class RankLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `GET /v1/loads`."""
+
+    dp_rank: int = 0
+    timestamp: float  # unix seconds
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float  # share of these that running requests hold
+    cache_hit_rate: float
+
+
+class LoadList(msgspec.Struct, frozen=True):
+    """`GET /v1/loads`."""
+
+    timestamp: float
+    loads: list[RankLoad]
+    dp_rank_count: int = 1

@@ -1,0 +1,99 @@
+"""One HTTP request to an ASGI application, without a connection: its answer comes out in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Scope
+
+from aengine.ray_serve.keyed_engine import ASKED, Asked
+
+_PENDING = 2**18  # bytes of an answer that may wait to be taken
+_LEAVING_SECONDS = 5.0
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Status and headers of an answer, and what of its body was there with them."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes = b""
+
+
+class Call:
+    """Runs the application in a task of its own, which sees its client leave when `pieces` is closed."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, body: bytes, asked: Asked) -> None:
+        self._app = app
+        self._scope = scope
+        self._body: bytes | None = body
+        self._asked = asked
+        self._head: Message | None = None
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._there = asyncio.Event()  # something waits to be taken, or all is said
+        self._room = asyncio.Event()
+        self._room.set()
+        self._left = asyncio.Event()
+
+    async def pieces(self, began: Callable[[], None]) -> AsyncGenerator[Head | bytes, None]:
+        """The head, then the body as it comes; `began` is called when the first piece of the body is there."""
+        context = copy_context()
+        context.run(ASKED.set, self._asked)
+        task = asyncio.get_running_loop().create_task(self._run(), context=context)
+        try:
+            head: Message | None = None
+            while True:
+                await self._there.wait()
+                self._there.clear()
+                body, self._waiting, self._size = b"".join(self._waiting), [], 0
+                self._room.set()
+                if head is None and self._head is not None:
+                    head = self._head
+                    if body:
+                        began()
+                    yield Head(head["status"], [(bytes(n), bytes(v)) for n, v in head["headers"]], body)
+                elif body:
+                    yield body
+                if task.done() and not self._waiting:
+                    break
+            await task  # raises what the application raised
+        finally:
+            self._left.set()
+            self._room.set()
+            if not task.done():
+                await asyncio.wait([task], timeout=_LEAVING_SECONDS)
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope, self._receive, self._send)
+        finally:
+            asyncio.get_running_loop().call_soon(self._there.set)  # when the task is done
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message
+            return  # goes out with what follows
+        if body := message.get("body", b""):
+            self._waiting.append(bytes(body))
+            self._size += len(body)
+        self._there.set()
+        if self._size > _PENDING and not self._left.is_set():
+            self._room.clear()
+            await self._room.wait()

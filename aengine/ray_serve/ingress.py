@@ -1,0 +1,184 @@
+"""The application's door on Ray Serve: reads a request's body, hashes its prompt, and passes on what an engine answers.
+
+An engine is chosen by the router of the handle (`request_router`). What an engine told of its cache goes to the router
+with the next call, as the router lives in a loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import msgspec
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aengine.config import ServerConfig
+from aengine.errors import AengineError, EngineFailedError, EngineNotReadyError
+from aengine.http.door.auth import ApiKeyMiddleware
+from aengine.http.door.body import BodyReader
+from aengine.http.door.errors import error_body, error_response
+from aengine.http.streams import sse
+from aengine.ray_serve.all_replicas import TO_ALL, merged
+from aengine.ray_serve.call import Head
+from aengine.ray_serve.replica import Accepted
+from aengine.ray_serve.routing.prompt import Prompt, prompt_of
+
+_log = logging.getLogger("aengine")
+
+_LOST = "the replica that carried this request was lost"
+_ATTEMPTS = 3
+_ALL_SECONDS = 10.0  # for every replica to answer
+_REQUEST_ID = b"x-request-id"  # which Ray's proxy adds as well, the same one
+_SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
+
+
+class Ingress:
+    """The deployment that Ray's proxy calls."""
+
+    def __init__(self, engines: DeploymentHandle[Any], server: dict[str, Any], accept_timeout: float) -> None:
+        config = msgspec.convert(server, ServerConfig)
+        name = serve.get_replica_context().replica_tag
+        self._forwarder = Forwarder(engines, config, accept_timeout, name)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """For Ray, once this is initialized."""
+        return self._forwarder
+
+
+class Forwarder:
+    """An ASGI application that passes each request to an engine, or, where that is its sense, to all of them."""
+
+    def __init__(self, engines: DeploymentHandle[Any], config: ServerConfig, accept_timeout: float, name: str) -> None:
+        self._calls = engines.options(stream=True, method_name="serve_http")
+        self._engines = engines
+        self._bodies = BodyReader(config)
+        self._accept_timeout = accept_timeout
+        self._name = name
+        self._news: list[Accepted] = []
+        # Keys are asked for here as well, before a body is read; the rest of the door is each engine's.
+        self._inside: ASGIApp = ApiKeyMiddleware(self._http, config.api_keys) if config.api_keys else self._http
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+        else:
+            await self._inside(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        answer = _Answer(send)
+        try:
+            body = bytes(await self._bodies.read(Request(scope, receive))) if scope["method"] == "POST" else b""
+            asked = {name: scope[name] for name in _SCOPE if name in scope}
+            asked["client"], asked["server"] = _pair(scope.get("client")), _pair(scope.get("server"))
+            if (scope["method"], scope["path"].rstrip("/")) in TO_ALL:
+                await self._to_all(asked, body, answer)
+            else:
+                await self._to_one(asked, body, answer, receive)
+        except ClientDisconnect:
+            return
+        except AengineError as error:
+            await answer.fail(error, scope, receive)
+
+    async def _to_one(self, scope: dict[str, Any], body: bytes, answer: _Answer, receive: Receive) -> None:
+        """Pass a request to one engine; to another, as long as nothing was answered and its engine is lost."""
+        prompt = await asyncio.to_thread(prompt_of, body) if len(body) > 2**18 else prompt_of(body)
+        for attempt in range(_ATTEMPTS):
+            pieces = self._pieces(scope, body, prompt)
+            try:
+                async for piece in pieces:
+                    await answer.send(piece)
+                await answer.end()
+                return
+            except EngineFailedError:
+                if answer.started or attempt == _ATTEMPTS - 1:
+                    raise
+            finally:
+                await pieces.aclose()
+
+    async def _pieces(self, scope: dict[str, Any], body: bytes, prompt: Prompt) -> AsyncGenerator[Head | bytes, None]:
+        """An engine's answer. Raises `EngineFailedError` where it is lost, `EngineNotReadyError` without any."""
+        news, self._news = [(one.replica, one.changes) for one in self._news], []
+        call = self._calls.remote(scope=scope, body=body, prompt=prompt, router=self._name, news=news)
+        try:
+            try:
+                with anyio.fail_after(self._accept_timeout):
+                    accepted = await anext(call)
+            except TimeoutError:
+                raise EngineNotReadyError("no replica takes requests at the moment") from None
+            self._news.append(accepted)
+            async for piece in call:
+                yield piece
+        except (AengineError, StopAsyncIteration):
+            raise
+        except Exception as error:  # Ray has many words for an actor that is no more
+            _log.warning("a replica was lost: %s", type(error).__name__)
+            raise EngineFailedError(_LOST) from error
+        finally:
+            call.cancel()
+
+    async def _to_all(self, scope: dict[str, Any], body: bytes, answer: _Answer) -> None:
+        """Ask every engine, and put their answers together."""
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"accept"]  # metrics as text
+        try:
+            found = await self._engines.broadcast("serve_whole", scope, body).results_async(
+                timeout_s=_ALL_SECONDS, return_exceptions=True
+            )
+        except Exception as error:
+            raise EngineNotReadyError("no replica takes requests at the moment") from error
+        heads = dict(one for one in found if not isinstance(one, BaseException))
+        if not heads:
+            raise EngineNotReadyError("no replica takes requests at the moment")
+        await answer.send(merged(scope["path"].rstrip("/"), heads))
+        await answer.end()
+
+
+class _Answer:
+    """What is sent of an answer."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._stream = False  # of events
+        self.started = False
+
+    async def send(self, piece: Head | bytes) -> None:
+        if isinstance(piece, Head):
+            self.started = True
+            self._stream = any(name == b"content-type" and b"event-stream" in value for name, value in piece.headers)
+            headers = [(name, value) for name, value in piece.headers if name != _REQUEST_ID]
+            await self._send({"type": "http.response.start", "status": piece.status, "headers": headers})
+            piece = piece.body
+        if piece:
+            await self._send(_body(piece))
+
+    async def end(self) -> None:
+        await self._send(_body(b"", more=False))
+
+    async def fail(self, error: AengineError, scope: Scope, receive: Receive) -> None:
+        """Answer with an error: by a response, or by the last event of a stream."""
+        if not self.started:
+            await error_response(error)(scope, receive, self._send)
+        elif self._stream:
+            with suppress(OSError):
+                await self._send(_body(sse.event(error_body(error)), more=False))
+        else:
+            raise error  # half a document: Ray cuts the connection
+
+
+def _body(content: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+def _pair(address: Any) -> tuple[str, int] | None:
+    return None if address is None else (str(address[0]), int(address[1] or 0))

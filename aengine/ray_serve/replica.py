@@ -1,0 +1,125 @@
+"""An engine as a Ray Serve deployment: the application of one server, called by the ingress."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from ray import serve
+from starlette.types import Message
+
+from aengine.app import Application
+from aengine.config import EngineConfig, ServerConfig
+from aengine.errors import EngineFailedError
+from aengine.ray_serve.call import Call, Head
+from aengine.ray_serve.keyed_engine import Asked, KeyedEngine
+from aengine.ray_serve.routing.cached_keys import Changes
+from aengine.ray_serve.routing.load import Report, Speed
+from aengine.ray_serve.routing.prompt import Prompt
+from aengine.ray_serve.speed import measure_speed
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The first word of a replica that took a request up: its name, and what changed in its cache."""
+
+    replica: str
+    changes: Changes
+
+
+class EngineReplica:
+    """One engine. Ray counts it in once `__init__` has returned, so that nobody is sent to one that still loads."""
+
+    # Ray awaits it.
+    async def __init__(self, engine: dict[str, Any], server: dict[str, Any]) -> None:  # type: ignore[misc]
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
+        engine |= {name: _own_port(engine[name], context.rank.rank) for name in ("kv_events", "kv_events_replay")}
+        self._engine = KeyedEngine(config=msgspec.convert(engine, EngineConfig))
+        self._app = Application(self._engine.config, msgspec.convert(server, ServerConfig), lambda _: self._engine)
+        self._closing = asyncio.Event()
+        self._started = asyncio.Event()
+        self._life = asyncio.create_task(self._app({"type": "lifespan"}, self._lifespan_receive, self._lifespan_send))
+        settled = asyncio.create_task(self._app.settled.wait())
+        await asyncio.wait([settled, self._life], return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
+        self._raise_failure()
+        self._speed = await measure_speed(self._engine)
+
+    async def serve_http(
+        self, scope: dict[str, Any], body: bytes, prompt: Prompt, router: str
+    ) -> AsyncGenerator[Accepted | Head | bytes, None]:
+        """Answer a request: at once what changed in the cache since this router asked last, then head and body."""
+        yield Accepted(self._name, self._engine.cached.changes(router))
+        asked = Asked(prompt)
+        call = Call(self._app, scope, body, asked)
+        pieces = call.pieces(lambda: self._engine.note(asked))
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            await pieces.aclose()
+
+    async def serve_whole(self, scope: dict[str, Any], body: bytes) -> tuple[str, Head]:
+        """This replica's name, and its answer to a request that goes to all of them."""
+        head, parts = None, []
+        async for piece in Call(self._app, scope, body, Asked(Prompt())).pieces(lambda: None):
+            if isinstance(piece, Head):
+                head = piece
+                parts.append(piece.body)
+            else:
+                parts.append(piece)
+        if head is None:
+            raise EngineFailedError("the application gave no answer")
+        return self._name, msgspec.structs.replace(head, body=b"".join(parts))
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """For routers, by way of Ray's controller, once a second."""
+        stats = self._engine.stats()
+        report = Report(stats.running + stats.waiting, stats.waiting, stats.kv_usage, self._speed)
+        built: dict[str, Any] = msgspec.to_builtins(report)
+        return built
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For the autoscaler."""
+        stats = self._engine.stats()
+        return {"requests": float(stats.running + stats.waiting), "kv_usage": stats.kv_usage}
+
+    def check_health(self) -> None:
+        """Raise once the engine serves no more: Ray then starts another replica in this one's place."""
+        self._raise_failure()
+
+    @property
+    def speed(self) -> Speed:
+        """What was measured at start."""
+        return self._speed
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_life"):
+            self._closing.set()
+            await asyncio.wait([self._life])
+
+    def _raise_failure(self) -> None:
+        if self._app.failure is not None:
+            raise EngineFailedError(f"the engine failed: {self._app.failure}")
+        if self._life.done():
+            raise EngineFailedError("the engine is over")
+
+    async def _lifespan_receive(self) -> Message:
+        if not self._started.is_set():
+            self._started.set()
+            return {"type": "lifespan.startup"}
+        await self._closing.wait()
+        return {"type": "lifespan.shutdown"}
+
+    async def _lifespan_send(self, message: Message) -> None:
+        """Nobody waits for it: `settled` tells more."""
+
+
+def _own_port(address: str | None, rank: int) -> str | None:
+    """The address with the rank added to its port: replicas of one host share it."""
+    if address is None or (port := re.search(r":(\d+)$", address)) is None:
+        return address
+    return f"{address[: port.start()]}:{int(port[1]) + rank}"

@@ -1,0 +1,83 @@
+"""The prefix router on Ray's seam: a `RequestRouter`, which Ray asks for each call of the engines' handle."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from aengine.ray_serve.routing.cached_keys import Changes
+from aengine.ray_serve.routing.load import Report
+from aengine.ray_serve.routing.prompt import Prompt
+from aengine.ray_serve.routing.router import PrefixRouter
+
+NEWS = "news"  # the argument that is for the router alone
+
+
+class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
+    """Keeps `PrefixRouter` in step with what Ray says of its replicas, and asks it.
+
+    A call carries its `prompt`, and by `news` what replicas told of their caches in their last answers.
+    """
+
+    def initialize_state(self, policy: str = "prefix", max_keys: int = 2**20) -> None:
+        """For Ray, with `request_router_kwargs`."""
+        self._policy = policy
+        self._router: PrefixRouter[str] = PrefixRouter(max_keys=max_keys)
+        self._by_name: dict[str, RunningReplica] = {}
+        self._chosen: dict[str, str] = {}  # Ray's id of a request -> the replica that it went to
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """For Ray: the replicas that run now, with their newest reports."""
+        running = self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
+        for name in set(self._router.replicas) - running.keys():
+            self._router.leave(name)
+        for name, replica in running.items():
+            self._router.join(name)
+            report = Report.from_stats(replica.routing_stats)
+            if report is not None:
+                self._router.reported(name, report)
+        super().update_replicas(replicas)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """For Ray: nothing goes there any more."""
+        self._router.leave(replica_id.unique_id)
+        self._by_name.pop(replica_id.unique_id, None)
+        super().on_replica_actor_died(replica_id)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """For Ray: the replica for a request. Asked again about the same one, where it was not taken."""
+        if pending_request is None or not candidate_replicas:
+            return []
+        self._take_news(pending_request.kwargs.pop(NEWS, ()))
+        request_id, now = pending_request.metadata.internal_request_id, time.monotonic()
+        if (before := self._chosen.pop(request_id, None)) is not None:
+            self._router.ended(before)
+        prompt = pending_request.kwargs.get("prompt") or Prompt()
+        if not len(self._router):
+            return []
+        name = random.choice(self._router.replicas) if self._policy == "random" else self._router.choose(prompt, now)
+        self._router.sent(name, prompt, now)
+        self._chosen[request_id] = name
+        return [[self._by_name[name]]]
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """For Ray: a request ended, however it did."""
+        if self._chosen.get(internal_request_id) == replica_id.unique_id:
+            del self._chosen[internal_request_id]
+            self._router.ended(replica_id.unique_id)
+
+    def _take_news(self, news: list[tuple[str, Changes]]) -> None:
+        for name, changes in news:
+            if changes.anew:
+                self._router.cleared(name)
+            self._router.evicted(name, changes.evicted)
+            self._router.stored(name, changes.stored)
+
+    def check_integrity(self, **_: Any) -> None:
+        """Raise `AssertionError` if an invariant is broken."""
+        self._router.check_integrity()

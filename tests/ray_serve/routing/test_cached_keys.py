@@ -1,0 +1,69 @@
+"""What a replica tells of its cache is what its radix tree holds, to routers that ask at any time."""
+
+from __future__ import annotations
+
+from random import Random
+
+from aengine.cache.pages import PageAllocator
+from aengine.cache.radix import RadixTree
+from aengine.ray_serve.routing import cached_keys
+from aengine.ray_serve.routing.cached_keys import CachedKeys, Changes
+from aengine.ray_serve.routing.prompt import of_ids
+
+PAGE = 16
+
+
+def follow(known: set[int], changes: Changes) -> set[int]:
+    return (set() if changes.anew else known) - set(changes.evicted) | set(changes.stored)
+
+
+def test_routers_know_what_the_tree_holds_whenever_they_ask() -> None:
+    rng, allocator = Random(0), PageAllocator(101)
+    tree, keys = RadixTree(allocator, PAGE), CachedKeys(PAGE)
+    tree.watchers.append(keys)
+    prompts, knows = [], {"often": set[int](), "seldom": set[int]()}
+    for number in range(300):
+        old = rng.choice(prompts)[: rng.randrange(8, 160)] if prompts and rng.random() < 0.6 else []
+        ids = old + [rng.randrange(1000) for _ in range(rng.randrange(20, 200))]
+        prompts.append(ids)
+        matched = tree.match(ids)
+        tree.lock(matched.node)
+        needed = len(ids) // PAGE - len(matched.pages)
+        tree.evict(needed - allocator.free)
+        tree.insert(ids, matched.pages + allocator.take(needed))
+        tree.unlock(matched.node)
+        keys.note(of_ids(ids), len(ids), tree.match(ids).pages)
+        if number == 150:
+            tree.clear()
+        knows["often"] = follow(knows["often"], keys.changes("often"))
+        if rng.random() < 0.05:
+            knows["seldom"] = follow(knows["seldom"], keys.changes("seldom"))
+        cached = set()
+        for sent in prompts:
+            prompt, pages = of_ids(sent), len(tree.match(sent).pages)
+            cached |= {key for key, end in zip(prompt.keys, prompt.ends) if end <= pages * PAGE}
+        assert knows["often"] == cached & knows["often"]  # nothing that is not there
+        assert len(knows["often"]) == len(keys)
+    knows["seldom"] = follow(knows["seldom"], keys.changes("seldom"))
+    assert knows["seldom"] == knows["often"]
+    tree.check_integrity()
+
+
+def test_a_router_that_was_away_for_long_begins_anew() -> None:
+    keys = CachedKeys(PAGE)
+    assert keys.changes("one") == Changes()
+    many = len(of_ids([0] * 1600).keys)
+    for number in range(cached_keys._LOG // many):  # twice as many changes as are kept
+        keys.note(of_ids([number] * 1600), 1600, range(100))
+        keys.removed(range(100))
+    changes = keys.changes("one")
+    assert changes.anew
+    assert changes.stored == ()
+    assert not keys.changes("one").anew
+
+
+def test_estimated_lengths_are_scaled_to_the_true_one() -> None:
+    keys = CachedKeys(PAGE)
+    prompt = of_ids(range(320))  # as if estimated: the prompt has 160 tokens in truth
+    keys.note(prompt, 160, range(5))  # of which 80 are cached
+    assert set(keys.changes("one").stored) == {key for key, end in zip(prompt.keys, prompt.ends) if end <= 160}

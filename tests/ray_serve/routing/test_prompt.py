@@ -1,0 +1,66 @@
+"""A prompt's keys: equal for equal beginnings, whatever comes behind them."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aengine.ray_serve.routing.prompt import FIRST_BLOCK, Prompt, hashed, of_ids, prompt_of
+
+texts = st.binary(max_size=3000)
+
+
+@given(begin=texts, one=texts, other=texts)
+def test_keys_agree_exactly_as_far_as_the_texts_do(begin: bytes, one: bytes, other: bytes) -> None:
+    first, second = hashed(begin + one), hashed(begin + other)
+    common = next(
+        (at for at, (a, b) in enumerate(zip(begin + one, begin + other)) if a != b),
+        min(len(begin + one), len(begin + other)),
+    )
+    same = sum(a == b for a, b in zip(first.keys, second.keys))
+    assert first.keys[:same] == second.keys[:same]
+    assert all(end * 4 <= common for end in first.ends[:same])
+    if same < min(len(first.keys), len(second.keys)):
+        assert first.ends[same] * 4 + 3 >= common
+
+
+@given(text=st.binary(min_size=1, max_size=3000))
+def test_a_megabyte_has_few_keys_and_ends_rise(text: bytes) -> None:
+    prompt = hashed(text * (2**20 // len(text)))
+    assert len(prompt.keys) == len(prompt.ends) < 200
+    assert list(prompt.ends) == sorted(set(prompt.ends))
+    assert prompt.ends[-1] >= prompt.tokens * 15 // 16 - FIRST_BLOCK
+
+
+def chat(*contents: str, **fields: object) -> Prompt:
+    messages = [{"role": "user", "content": content} for content in contents]
+    return prompt_of(json.dumps({"messages": messages, **fields}).encode())
+
+
+def test_a_chats_next_turn_begins_with_the_keys_of_the_last_one() -> None:
+    first, second = chat("a" * 500), chat("a" * 500, "b" * 200, "c" * 300)
+    assert len(first.keys) > 5
+    assert second.keys[: len(first.keys)] == first.keys
+    assert len(second.keys) > len(first.keys)
+
+
+def test_what_does_not_belong_to_the_prompt_changes_no_key_and_tools_and_salt_do() -> None:
+    assert chat("a" * 500, max_tokens=5, stream=True).keys == chat("a" * 500).keys
+    assert not set(chat("a" * 500, cache_salt="mine").keys) & set(chat("a" * 500).keys)
+    assert not set(chat("a" * 500, tools=[{"type": "function"}]).keys) & set(chat("a" * 500).keys)
+
+
+def test_ids_count_as_they_are() -> None:
+    ids = list(range(300))
+    prompt = prompt_of(json.dumps({"prompt": ids}).encode())
+    assert prompt == of_ids(ids) == prompt_of(json.dumps({"input_ids": ids}).encode())
+    assert prompt.tokens == 300
+    assert prompt == prompt_of(json.dumps({"prompt": [ids, [1, 2]]}).encode())
+
+
+def test_what_is_no_request_has_no_keys() -> None:
+    bad = [b"", b"{", b"[]", b'{"messages": 3}', b'{"prompt": [-1]}', b'{"input_ids": ["a"]}', b'{"prompt": "\\ud800"}']
+    assert [prompt_of(body).keys for body in bad] == [()] * len(bad)
+    assert prompt_of(b"[" * 100_000).keys == ()

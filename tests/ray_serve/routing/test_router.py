@@ -1,0 +1,187 @@
+"""The prefix router: it prefers what is cached until work ahead outweighs it, forgets as told, and stays small."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from aengine.ray_serve.routing.index import PrefixIndex
+from aengine.ray_serve.routing.load import Report, Speed
+from aengine.ray_serve.routing.prompt import hashed
+from aengine.ray_serve.routing.router import PrefixRouter
+
+SPEED = Speed(prefill=1e-4, step=1e-3, rows=64)
+
+
+def router(replicas: int, **options: int) -> PrefixRouter[int]:
+    made: PrefixRouter[int] = PrefixRouter(seed=0, **options)
+    for replica in range(replicas):
+        made.join(replica, SPEED)
+    return made
+
+
+def test_a_chats_turns_stick() -> None:
+    made, rng, now = router(16), Random(0), 0.0
+    for _ in range(20):
+        text, homes = rng.randbytes(1000), set()
+        for turn in range(6):
+            prompt, now = hashed(text), now + 1
+            home = made.choose(prompt, now)
+            assert made.sent(home, prompt, now) == (0 if turn == 0 else pytest.approx((len(text) - 600) / 4, rel=0.1))
+            made.ended(home)
+            homes.add(home)
+            text += rng.randbytes(600)
+        assert len(homes) == 1
+
+
+def test_a_hot_prefix_spreads_and_no_further_than_the_load_demands() -> None:
+    made, rng = router(16), Random(0)
+    hot = rng.randbytes(8000)  # 0.2 s of work
+    homes: Counter[int] = Counter()
+    made.sent(3, hashed(hot), 0.0)
+    made.ended(3)
+    for number in range(400):  # at once, when that is done
+        prompt = hashed(hot + rng.randbytes(100))
+        home = made.choose(prompt, 1.0)
+        made.sent(home, prompt, 1.0)
+        homes[home] += 1
+        assert number > 20 or len(homes) == 1
+    assert len(homes) > 8
+    assert max(homes.values()) < 3 * 400 / len(homes)
+
+
+def test_a_busier_replica_is_left_exactly_when_computing_anew_is_sooner() -> None:
+    made = router(2)
+    prompt = hashed(b"x" * 4000)  # 1,000 tokens: 0.1 s, of which the other replica would have to compute all
+    made.sent(0, prompt, 0.0)
+    made.ended(0)
+    work = hashed(Random(1).randbytes(3200))  # 0.08 s
+    made.sent(0, work, 10.0)
+    assert made.choose(prompt, 10.0) == 0
+    made.sent(0, hashed(Random(2).randbytes(1600)), 10.0)  # 0.12 s together
+    assert made.choose(prompt, 10.0) == 1
+    assert made.choose(prompt, 10.1) == 0  # that work is nearly done
+
+
+def test_ties_go_to_the_less_busy() -> None:
+    made = router(3)
+    made.sent(0, hashed(b""), 0.0)
+    made.sent(1, hashed(b""), 0.0)
+    assert made.choose(hashed(b"new" * 100), 0.0) == 2
+
+
+def test_what_a_replica_evicts_it_forgets() -> None:
+    made, prompt = router(2), hashed(b"y" * 4000)
+    made.sent(0, prompt, 0.0)
+    made.ended(0)
+    assert made.cached_tokens(0, prompt) > 900
+    made.evicted(0, prompt.keys[5:])
+    assert made.cached_tokens(0, prompt) == prompt.ends[4]
+    made.cleared(0)
+    assert made.cached_tokens(0, prompt) == 0
+    made.stored(0, prompt.keys)  # another router sent it
+    assert made.cached_tokens(0, prompt) > 900
+    made.check_integrity()
+
+
+def test_reported_requests_of_other_routers_count() -> None:
+    made = router(2)
+    made.reported(0, Report(running=40, waiting=0, speed=SPEED))
+    assert {made.choose(hashed(b""), 0.0) for _ in range(20)} == {1}
+
+
+def test_nobody_is_sent_to_a_replica_that_left_and_its_name_may_come_back() -> None:
+    made, prompt = router(3), hashed(b"z" * 4000)
+    made.sent(1, prompt, 0.0)
+    made.leave(1)
+    made.ended(1)  # its streams end later
+    assert 1 not in {made.choose(prompt, 1.0) for _ in range(50)}
+    made.join(1, SPEED)
+    assert made.cached_tokens(1, prompt) == 0
+    for replica in (0, 1, 2):
+        made.leave(replica)
+    with pytest.raises(LookupError):
+        made.choose(prompt, 2.0)
+    made.check_integrity()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(1, 40)), max_size=60))
+def test_memory_is_bounded(sends: list[tuple[int, int, int]]) -> None:
+    index = PrefixIndex(max_keys=100)
+    for slot in range(4):
+        index.join(slot)
+    for slot, chain, length in sends:
+        index.add(slot, [chain * 1000 + place for place in range(length)])
+        assert len(index) <= 100
+        assert index.depth_of(slot, [chain * 1000 + place for place in range(length)]) == min(length, 25)
+    index.check_integrity()
+
+
+class Machine(RuleBasedStateMachine):
+    """Random joins, sends, evictions and losses against a plain dictionary of sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router: PrefixRouter[int] = PrefixRouter(seed=0)
+        self.held: dict[int, set[int]] = {}
+        self.now = 0.0
+
+    @rule(replica=st.integers(0, 4))
+    def join(self, replica: int) -> None:
+        self.router.join(replica, SPEED)
+        self.held.setdefault(replica, set())
+
+    @rule(replica=st.integers(0, 4))
+    def leave(self, replica: int) -> None:
+        self.router.leave(replica)
+        self.held.pop(replica, None)
+
+    @rule(text=st.sampled_from([b"a", b"b", b"ab"]), length=st.integers(0, 2000), wait=st.floats(0, 1))
+    def send(self, text: bytes, length: int, wait: float) -> None:
+        self.now += wait
+        prompt = hashed((text * 2000)[:length])
+        if self.held:
+            chosen = self.router.choose(prompt, self.now)
+            depth = next((at for at, key in enumerate(prompt.keys) if key not in self.held[chosen]), len(prompt.keys))
+            assert self.router.sent(chosen, prompt, self.now) == (prompt.ends[depth - 1] if depth else 0)
+            self.held[chosen] |= set(prompt.keys)
+
+    @rule(replica=st.integers(0, 4), text=st.sampled_from([b"a", b"b", b"ab"]), kept=st.integers(0, 30))
+    def evict(self, replica: int, text: bytes, kept: int) -> None:
+        gone = hashed(text * 2000).keys[kept:]
+        self.router.evicted(replica, gone)
+        if replica in self.held:
+            self.held[replica] -= set(gone)
+
+    @invariant()
+    def sound(self) -> None:
+        self.router.check_integrity()
+        assert set(self.router.replicas) == set(self.held)
+
+
+TestMachine = Machine.TestCase
+
+
+@pytest.mark.alone
+def test_a_decision_among_1024_replicas_takes_50_us_at_most() -> None:
+    made, rng = router(1024), Random(0)
+    hot, chats = rng.randbytes(16_000), [rng.randbytes(8000) for _ in range(2000)]
+    prompts = [
+        hashed(hot + rng.randbytes(400)) if rng.random() < 0.3 else hashed(rng.choice(chats)) for _ in range(8000)
+    ]
+    spent = []
+    for number, prompt in enumerate(prompts):
+        now = number * 1e-3
+        began = time.thread_time()
+        home = made.choose(prompt, now)
+        spent.append(time.thread_time() - began)
+        made.sent(home, prompt, now)
+        if number % 2:
+            made.ended(home)
+    assert sum(spent) / len(spent) < 50e-6

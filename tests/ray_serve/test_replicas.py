@@ -1,0 +1,146 @@
+"""Two engines on a real Ray: the API of one server, and what becomes of requests when one of them goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from tests.ray_serve.cluster import Cluster, cluster, until
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.anyio, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Cluster]:
+    with cluster("replicas=2", "max_model_len=2048") as running:
+        yield running
+
+
+def chat(*turns: str, **fields: object) -> dict[str, object]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": turn} for place, turn in enumerate(turns)]
+    return {"messages": messages, "max_tokens": 16, **fields}
+
+
+def test_the_api_is_that_of_one_server(two: Cluster) -> None:
+    with httpx2.Client(base_url=two.url, timeout=30) as client:
+        assert client.get("/ready").json() == {"ready": True, "model": "aengine-demo"}
+        assert client.get("/v1/models").json()["data"][0]["id"] == "aengine-demo"
+        assert client.get("/").text.startswith("<!doctype html>")
+        answer = client.post("/v1/chat/completions", json=chat("Hello!"), headers={"x-request-id": "mine"})
+        assert answer.json()["choices"][0]["message"]["content"]
+        assert answer.headers["x-request-id"] == "mine"
+        refused = client.post("/v1/chat/completions", json=chat("Hello!", temperature=-1))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
+        assert client.post("/v1/chat/completions", content=b"{").status_code == 400
+        assert client.post("/generate", content=b"a", headers={"content-type": "text/csv"}).status_code == 415
+        assert client.get("/nowhere").json()["error"]["code"] == "not_found"
+        assert client.post("/flush_cache").json() == {"flushed": True}
+
+
+def test_a_stream_has_the_text_of_the_whole_answer(two: Cluster) -> None:
+    body = {"prompt": "The capital of France is", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    whole = httpx2.post(f"{two.url}/generate", json={**body, "stream": False}, timeout=30).json()
+    with httpx2.stream("POST", f"{two.url}/generate", json=body, timeout=30) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    assert "".join(json.loads(event)["text"] for event in events[:-1]) == whole["text"]
+
+
+def test_metrics_are_each_replicas_own(two: Cluster) -> None:
+    assert two.metric("aengine_ready") == dict.fromkeys(two.metric("aengine_ready"), 1.0)
+    assert len(two.metric("aengine_ready")) == 2
+    assert len(two.metric("vllm:kv_cache_usage_perc")) == 2
+
+
+def test_turns_of_a_chat_are_found_where_the_last_one_was(two: Cluster) -> None:
+    found = []
+    with httpx2.Client(base_url=two.url, timeout=60) as client:
+        for number in range(8):
+            question = f"Chat {number}: tell me a story about the number {number * 37} and its {number} friends."
+            turns = [question]
+            for turn in range(3):
+                body = client.post("/v1/chat/completions", json=chat(*turns, ignore_eos=True)).json()
+                if turn:
+                    found.append(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+                turns += [body["choices"][0]["message"]["content"], f"And then, for the {turn}th time?"]
+    assert min(found) > 0  # at random, half of them would find nothing
+
+
+def test_a_client_that_leaves_aborts_its_request_within_a_second(two: Cluster) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
+    with httpx2.stream("POST", f"{two.url}/generate", json=body, timeout=30) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert sum(two.metric("aengine_requests_running").values()) == 1
+    assert until(lambda: sum(two.metric("aengine_requests_running").values()) == 0, 5) < 1
+
+
+def test_a_request_is_aborted_by_its_id_wherever_it_runs(two: Cluster) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
+    headers = {"x-request-id": "to-be-aborted"}
+    with httpx2.stream("POST", f"{two.url}/generate", json=body, headers=headers, timeout=30) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        aborted = httpx2.post(f"{two.url}/abort", json={"request_id": "to-be-aborted"}, timeout=30).json()
+        assert aborted == {"aborted": 1}
+        assert any('"finish_reason":"abort"' in line for line in lines)
+
+
+async def stream(client: httpx2.AsyncClient, number: int, tokens: int) -> tuple[str, float]:
+    """How a stream ended (`done`, or its error's code), and when (monotonic seconds)."""
+    body = {"prompt": f"{number} times {number} is", "max_tokens": tokens, "ignore_eos": True}
+    end = "cut"
+    async with client.stream("POST", "/generate", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {") and "error" in (event := json.loads(line[6:])):
+                end = event["error"]["code"]
+            elif line == "data: [DONE]":
+                end = "done"
+    return end, time.monotonic()
+
+
+async def test_a_replica_that_dies_loses_its_own_streams_alone(two: Cluster) -> None:
+    before = set(two.metric("aengine_ready"))
+    async with httpx2.AsyncClient(base_url=two.url, timeout=120, limits=httpx2.Limits(max_connections=100)) as client:
+        streams = [asyncio.create_task(stream(client, number, 300)) for number in range(50)]
+        await asyncio.to_thread(until, lambda: sum(two.metric("aengine_requests_running").values()) == 50, 30)
+        running = two.metric("aengine_requests_running")
+        assert min(running.values()) > 5
+        two.kill_one()
+        killed = time.monotonic()
+        new = await stream(client, 50, 3)
+        ends = await asyncio.gather(*streams)
+    lost = [when - killed for end, when in ends if end != "done"]
+    assert {end for end, _ in ends} == {"done", "engine_failed"}
+    assert len(lost) in running.values()
+    assert max(lost) < 5
+    assert new[0] == "done"
+    until(lambda: len(set(two.metric("aengine_ready")) - before) == 1, 60)  # another in its place
+
+
+async def test_a_replica_that_is_removed_finishes_its_streams(two: Cluster) -> None:
+    until(lambda: len(two.metric("aengine_ready")) == 2, 60)
+    async with httpx2.AsyncClient(base_url=two.url, timeout=120, limits=httpx2.Limits(max_connections=100)) as client:
+        streams = [asyncio.create_task(stream(client, number, 200)) for number in range(20)]
+        await asyncio.to_thread(until, lambda: min(two.metric("aengine_requests_running").values()) > 3, 30)
+        await asyncio.to_thread(two.deploy, "replicas=1", "max_model_len=2048")
+        assert [end for end, _ in await asyncio.gather(*streams)] == ["done"] * 20
+        assert (await stream(client, 1, 3))[0] == "done"
+    until(lambda: len(two.engines()) == 1, 30)
+
+
+def test_without_any_replica_it_is_not_ready_and_says_so(two: Cluster) -> None:
+    until(lambda: len(two.engines()) == 1, 30)
+    two.kill_one()
+    with httpx2.Client(base_url=two.url, timeout=60) as client:
+        answer = client.get("/ready")
+        if answer.status_code != 200:  # another replica may be there sooner than a request gives up waiting
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+        until(lambda: client.get("/ready").status_code == 200, 60)
