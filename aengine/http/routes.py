@@ -21,18 +21,18 @@ from aengine.http.endpoints.adapters import Adapters
 from aengine.http.endpoints.admin import Admin
 from aengine.http.endpoints.chat import Chat
 from aengine.http.endpoints.completions import Completions
-from aengine.http.endpoints.embeddings import Embeddings
 from aengine.http.endpoints.generate import Generate
 from aengine.http.endpoints.health import Health
 from aengine.http.endpoints.load import Load
 from aengine.http.endpoints.messages import Messages
-from aengine.http.endpoints.metrics import Metrics
+from aengine.http.endpoints.metrics.endpoint import Metrics
 from aengine.http.endpoints.models import Models
 from aengine.http.endpoints.openapi import Handler, OpenApi, Operation
 from aengine.http.endpoints.page import Page
+from aengine.http.endpoints.pooling.embeddings import Embeddings
+from aengine.http.endpoints.pooling.scores import Scores
 from aengine.http.endpoints.responses.create import Responses
 from aengine.http.endpoints.responses.kept import KeptResponseEndpoints
-from aengine.http.endpoints.scores import Scores
 from aengine.http.endpoints.tokenize import Tokens
 from aengine.http.state import ServerState
 from aengine.text.tokens.info import TokenizerInfo

@@ -41,7 +41,7 @@ class KeyedEngine(Engine):
         stream = super()._enqueue(token_ids, *rest)
         asked = ASKED.get()
         if asked is not None and asked.token_ids is None:  # of several prompts the first
-            sequence = self._requests[stream.id].choices[0].sequence
+            sequence = self._requests[stream.id].sequences[0]
             asked.token_ids, asked.salt = token_ids, sequence.salt
         return stream
 

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.http.door.status_counts import StatusCounts
-from aengine.http.endpoints.adapter_metrics import adapter_families, vllm_adapter_info
-from aengine.http.endpoints.metric_families import histogram_family
-from aengine.http.endpoints.vllm_metrics import vllm_families
+from aengine.http.endpoints.metrics.adapters import adapter_families, vllm_adapter_info
+from aengine.http.endpoints.metrics.families import histogram_family
+from aengine.http.endpoints.metrics.vllm import vllm_families
 from aengine.http.state import ServerState
 from aengine.latency import Latencies
 from aengine.types import DeviceMemory, Stats

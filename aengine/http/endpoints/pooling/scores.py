@@ -22,7 +22,7 @@ from aengine.http.bodies.pooling import (
     ScoreRequest,
 )
 from aengine.http.endpoints.base import Endpoint, json_response
-from aengine.http.endpoints.embeddings import usage_of
+from aengine.http.endpoints.pooling.embeddings import usage_of
 
 _score_decoder = msgspec.json.Decoder(ScoreRequest)
 _rerank_decoder = msgspec.json.Decoder(RerankRequest)

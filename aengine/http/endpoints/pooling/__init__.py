@@ -1,0 +1,1 @@
+"""Endpoints whose prompts are pooled: embeddings, classes, scores and rankings."""
