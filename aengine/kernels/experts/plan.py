@@ -201,7 +201,8 @@ def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
     pairs = ids.numel()
     capacity = most_tiles(pairs, experts, height)
     overlap = launch_for(ids.device).overlap
-    places, order = ids.new_empty(2, pairs)
+    # Of whole 16 bytes each, so that kernels are compiled for aligned pointers alone.
+    places, order = ids.new_empty(2, -(-pairs // 4) * 4)[:, :pairs]
     plan = Plan(order, places, ids.new_empty(experts), ids.new_empty(3, capacity), ids.new_empty(1))
     sizes = {"E": experts, "BINS": power_of_two(experts + 1), "OVERLAP": overlap, "launch_pdl": overlap}
     if pairs <= AT_ONCE[-1]:

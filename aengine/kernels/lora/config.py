@@ -5,10 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from aengine.kernels.experts.plan import AT_ONCE as PLANNED_AT_ONCE
 from aengine.kernels.launch import Launch, power_of_two
 from aengine.kernels.lora.expand import ExpandConfig
+from aengine.kernels.lora.order import AT_ONCE, LOW_UP_TO, most_tiles_of
 from aengine.kernels.lora.shrink import ShrinkConfig
 from aengine.kernels.lora.shrink_row import ShrinkRowConfig
+
+FEW_TILES = 32
+
+
+def adapter_borders(places: int) -> list[int]:
+    """Numbers of tokens, ascending: beyond each, other kernels may sort them or multiply with their adapters.
+
+    places: how many there are, with the one of no adapter.
+    """
+    few = [tokens for tokens in range(1, LOW_UP_TO + 1) if most_tiles_of(tokens, places) <= FEW_TILES]
+    sorting = [16 << power for power in range(AT_ONCE.bit_length()) if 16 << power <= AT_ONCE]
+    return sorted({*sorting, few[-1], LOW_UP_TO, *PLANNED_AT_ONCE})
 
 
 @lru_cache
@@ -34,7 +48,7 @@ def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, l
         return ShrinkConfig(min(64, max(16, power_of_two(r))), 64, 4 if k >= 2048 else 1, 4, 4, 64)
     # All of A is on its way before the wait. Many tiles take many programs, which have to be small.
     piece = 512 if k > 512 else max(16, power_of_two(k))
-    block_r, warps = (64, 4) if tiles <= 32 else (16, 2)
+    block_r, warps = (64, 4) if tiles <= FEW_TILES else (16, 2)
     return ShrinkConfig(block_r, piece, -(-k // piece), 1, warps, piece)
 
 

@@ -52,6 +52,16 @@ def _order_kernel(
     tl.store(count_ptr, tl.sum(first.to(tl.int32), axis=0))
 
 
+def height_of(tokens: int) -> int:
+    """Tokens of a tile at most."""
+    return LOW if tokens <= LOW_UP_TO else HIGH
+
+
+def most_tiles_of(tokens: int, places: int) -> int:
+    """How many tiles there are at most, however the tokens are spread over the places, one of which is no adapter's."""
+    return most_tiles(tokens, places if tokens > AT_ONCE else places - 1, height_of(tokens))
+
+
 class TokenOrder:
     """Made whenever the tokens' places are set. All int32, and on the device.
 
@@ -80,13 +90,13 @@ class TokenOrder:
     def _sort(self, places: Tensor) -> None:
         tokens = len(places)
         self.places = places = places.contiguous()
-        self.height = LOW if tokens <= LOW_UP_TO else HIGH
+        self.height = height_of(tokens)
         if tokens > AT_ONCE:
             plan = make_plan(places.masked_fill(places == NO_ADAPTER, -1).unsqueeze(-1), self._places, self.height)
             self.order, self.tiles, self.count, self.own = plan.order, plan.tiles, plan.count, plan.places
             return
-        capacity = most_tiles(tokens, self._places - 1, self.height)
-        self.order, self.own = places.new_empty(2, tokens)
+        capacity = most_tiles_of(tokens, self._places)
+        self.order, self.own = places.new_empty(2, -(-tokens // 4) * 4)[:, :tokens]  # aligned, both of them
         self.tiles, self.count = places.new_empty(3, capacity), places.new_empty(1)
         if tokens:  # an ordinary launch: what it writes is read early by kernels behind it
             _order_kernel[(1,)](

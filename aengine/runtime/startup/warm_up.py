@@ -20,6 +20,7 @@ from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.config import tile_borders
 from aengine.kernels.linear.int4.config import int4_borders
 from aengine.kernels.linear.small_linear import ROW_BORDERS
+from aengine.kernels.lora.config import adapter_borders
 from aengine.model.config import ModelConfig
 from aengine.model.spec import ExpertsSpec
 from aengine.runtime.cuda.capture import GraphSizes
@@ -88,6 +89,8 @@ def uncaptured_steps(
     kinds = [kind for kind, there in ((tile_borders, model.fp8), (int4_borders, model.int4)) if there]
     shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size, model.ranks)}
     borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch)}
+    if model.lora is not None:
+        borders |= set(adapter_borders(model.lora.places + 1))
     if model.ranks > 1:
         borders |= sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks)
     return steps + border_steps(config, max_step_tokens, max_model_len, borders, launched)

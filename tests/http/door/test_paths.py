@@ -69,7 +69,7 @@ async def test_a_client_may_have_any_base_url(base: str) -> None:
         ("POST", "/v1/chat/completion", "did you mean POST /v1/chat/completions?"),
         ("POST", "/V1/Chat/Completions", "did you mean POST /v1/chat/completions?"),
         ("GET", "/model", "did you mean GET /v1/models?"),
-        ("POST", "/v1/embeddings", "GET /openapi.json lists all"),
+        ("POST", "/v1/audio/speech", "GET /openapi.json lists all"),
         ("GET", "/tokenise", "did you mean POST /tokenize?"),
         ("POST", "/v1/chat/completions/chat/completions", "did you mean POST /v1/chat/completions?"),  # a base URL
         ("GET", "/v1/chat/completions/models", "did you mean GET /v1/models?"),
