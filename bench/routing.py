@@ -229,7 +229,9 @@ class Simulation:
     def _report(self, now: float) -> None:
         if isinstance(self.policy, ByPrefix):
             for number, replica in enumerate(self.replicas):
-                report = Report(running=replica.running, waiting=len(replica.waiting), speed=SPEED)
+                report = Report(
+                    running=replica.running, waiting=len(replica.waiting), speed=SPEED, by_router={"": replica.running}
+                )
                 self.policy.router.reported(number, report)
             self.at(now + REPORTS_EVERY, self._report)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -39,6 +40,7 @@ class EngineReplica:
         engine |= {name: _own_port(engine[name], context.rank.rank) for name in ("kv_events", "kv_events_replay")}
         self._engine = KeyedEngine(config=msgspec.convert(engine, EngineConfig))
         self._app = Application(self._engine.config, msgspec.convert(server, ServerConfig), lambda _: self._engine)
+        self._calls: Counter[str] = Counter()  # that are being answered, by router
         self._closing = asyncio.Event()
         self._started = asyncio.Event()
         self._life = asyncio.create_task(self._app({"type": "lifespan"}, self._lifespan_receive, self._lifespan_send))
@@ -52,14 +54,18 @@ class EngineReplica:
         self, scope: dict[str, Any], body: bytes, prompt: Prompt, router: str
     ) -> AsyncGenerator[Accepted | Head | bytes, None]:
         """Answer a request: at once what changed in the cache since this router asked last, then head and body."""
-        yield Accepted(self._name, self._engine.cached.changes(router))
         asked = Asked(prompt)
         call = Call(self._app, scope, body, asked)
         pieces = call.pieces(lambda: self._engine.note(asked))
+        self._calls[router] += 1
         try:
+            yield Accepted(self._name, self._engine.cached.changes(router))
             async for piece in pieces:
                 yield piece
         finally:
+            self._calls[router] -= 1
+            if not self._calls[router]:
+                del self._calls[router]
             await pieces.aclose()
 
     async def serve_whole(self, scope: dict[str, Any], body: bytes) -> tuple[str, Head]:
@@ -78,7 +84,8 @@ class EngineReplica:
     def record_routing_stats(self) -> dict[str, Any]:
         """For routers, by way of Ray's controller, once a second."""
         stats = self._engine.stats()
-        report = Report(stats.running + stats.waiting, stats.waiting, stats.kv_usage, self._speed)
+        requests = stats.running + stats.waiting
+        report = Report(requests, stats.waiting, stats.kv_usage, self._speed, dict(self._calls))
         built: dict[str, Any] = msgspec.to_builtins(report)
         return built
 

@@ -26,6 +26,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         """For Ray, with `request_router_kwargs`."""
         self._policy = policy
         self._router: PrefixRouter[str] = PrefixRouter(max_keys=max_keys)
+        self._name = ""  # by which replicas know this router, once a call has said so
         self._by_name: dict[str, RunningReplica] = {}
         self._chosen: dict[str, str] = {}  # Ray's id of a request -> the replica that it went to
 
@@ -38,7 +39,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
             self._router.join(name)
             report = Report.from_stats(replica.routing_stats)
             if report is not None:
-                self._router.reported(name, report)
+                self._router.reported(name, report, self._name)
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
@@ -53,6 +54,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         """For Ray: the replica for a request. Asked again about the same one, where it was not taken."""
         if pending_request is None or not candidate_replicas:
             return []
+        self._name = pending_request.kwargs.get("router", self._name)
         self._take_news(pending_request.kwargs.pop(NEWS, ()))
         request_id, now = pending_request.metadata.internal_request_id, time.monotonic()
         if (before := self._chosen.pop(request_id, None)) is not None:

@@ -70,7 +70,7 @@ def test_turns_of_a_chat_are_found_where_the_last_one_was(two: Cluster) -> None:
                 if turn:
                     found.append(body["usage"]["prompt_tokens_details"]["cached_tokens"])
                 turns += [body["choices"][0]["message"]["content"], f"And then, for the {turn}th time?"]
-    assert min(found) > 0  # at random, half of them would find nothing
+    assert min(found) > 0, found  # at random, half of them would find nothing
 
 
 def test_a_client_that_leaves_aborts_its_request_within_a_second(two: Cluster) -> None:

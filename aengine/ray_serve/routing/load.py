@@ -26,6 +26,7 @@ class Report(msgspec.Struct, frozen=True):
     waiting: int = 0  # of these, without a row
     kv_usage: float = 0.0  # share of the pool that running sequences hold
     speed: Speed = Speed()
+    by_router: dict[str, int] = {}  # of these requests, those that a router sent
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, Any]) -> Report | None:
@@ -75,10 +76,12 @@ class ReplicaLoad:
         """Take a request away that was sent from here, however it ended."""
         self.running = max(0, self.running - 1)
 
-    def reported(self, report: Report) -> None:
-        """Take over what the replica says, once for each report."""
+    def reported(self, report: Report, router: str) -> None:
+        """Take over what the replica says. Reports are old when they arrive: what this router sent is told apart by the
+        replica itself, as it may have ended since.
+        """
         if report is not self._report:
             self._report = report
-            self._others = max(0, report.running - self.running)
+            self._others = max(0, report.running - report.by_router.get(router, 0))
             if report.speed != self.speed:
                 self._set_speed(report.speed)

@@ -122,11 +122,11 @@ class PrefixRouter(Generic[R]):
         if slot is not None:
             self._loads[slot].ended()
 
-    def reported(self, replica: R, report: Report) -> None:
-        """Take over what a replica says of its load."""
+    def reported(self, replica: R, report: Report, router: str = "") -> None:
+        """Take over what a replica says of its load; `router` is this one's name there."""
         slot = self._slots.get(replica)
         if slot is not None:
-            self._loads[slot].reported(report)
+            self._loads[slot].reported(report, router)
 
     def stored(self, replica: R, keys: tuple[int, ...]) -> None:
         """Note what a replica has cached, whoever sent it."""

@@ -96,6 +96,14 @@ def test_reported_requests_of_other_routers_count() -> None:
     assert {made.choose(hashed(b""), 0.0) for _ in range(20)} == {1}
 
 
+def test_what_a_router_sent_itself_is_no_load_of_others_although_it_has_ended_since() -> None:
+    made, prompt = router(2), hashed(b"v" * 800)
+    made.sent(0, prompt, 0.0)
+    made.ended(0)
+    made.reported(0, Report(running=40, speed=SPEED, by_router={"me": 40}), "me")  # a second old
+    assert {made.choose(prompt, 10.0) for _ in range(20)} == {0}
+
+
 def test_nobody_is_sent_to_a_replica_that_left_and_its_name_may_come_back() -> None:
     made, prompt = router(3), hashed(b"z" * 4000)
     made.sent(1, prompt, 0.0)
