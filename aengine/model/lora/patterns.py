@@ -19,7 +19,8 @@ T = TypeVar("T", int, float)
 MAX_NAMES = 65536  # in a list: more than a model has modules
 _ALL_LINEAR = "all-linear"
 _LAYER = re.compile(r"(?:^|\.)(\w+)\.(\d+)\.")
-_NAME = re.compile(r"(\^?(?:[\w\-]|\\?\.)+)\$?", re.ASCII)  # a name, its dots maybe escaped, its ends maybe marked
+# A name, its dots maybe escaped, its ends maybe marked; PEFT writes "anything before a dot" in front of fused experts.
+_NAME = re.compile(r"(?:\.\*\\\.(?!\^))?(\^?(?:[\w\-]|\\?\.)+)\$?", re.ASCII)
 _LONGEST = 1000
 
 

@@ -46,7 +46,7 @@ def quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*save_embedding_layers.*", category=UserWarning)
         # Where some layers are dense and others are not, PEFT renames what it looks for in one kind alone.
-        warnings.filterwarnings("ignore", message=".*rank_pattern keys did not match.*", category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message=".*_pattern keys did not match.*", category=RuntimeWarning)
         yield
 
 
