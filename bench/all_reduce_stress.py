@@ -74,6 +74,9 @@ class Stress:
             self._fill(residual, salt, self.count)
             if kind == "residual":
                 out = self.collective.sum(part, residual)
+            elif kind == "begun":
+                begun, out = self.collective.begin_sum(part, residual), residual
+                begun.finish(out, self.norm, torch.empty_like(out))
             else:
                 out, _ = self.collective.sum_and_norm(part, residual, self.norm)
             self._check(out, salt, 0, part.numel(), HIDDEN, HIDDEN, self.count + 1)
@@ -91,7 +94,7 @@ def stress(ranks: Ranks, sums: int, calls: int = 400, seed: int = 0) -> dict[str
     """Graphs of `calls` calls, eager calls of other sizes between them, and hosts that launch some ranks late."""
     draw = random.Random(seed)
     sides = [Stress(ranks, rank, 2048 * HIDDEN) for rank in range(len(ranks.devices))]
-    kinds = ("sum", "residual", "norm", "gather")
+    kinds = ("sum", "residual", "norm", "gather", "begun")
     small = [(draw.choice(kinds), draw.choice((1, 2, 3, 5, 8, 16, 32, 64)), i) for i in range(calls)]
     large = [(kind, rows, 1 << 16) for kind in kinds for rows in (100, 256, 700, 1024, 2048)]
     for position, call in zip(draw.sample(range(calls), len(large) // 2), draw.sample(large, len(large) // 2)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 import torch
@@ -23,11 +24,22 @@ KINDS = [
 ]
 
 
-async def ids(ranks: int, **knobs: object) -> list[list[tuple[int, ...]]]:
+RNG = random.Random(3)
+# Together more than are summed at once, and nothing but plain draws: from each rank's own tokens.
+LONG = [[RNG.randrange(300, 4000) for _ in range(RNG.randint(500, 900))] for _ in range(14)]
+PLAIN = [
+    SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=20, temperature=0.9, seed=7, ignore_eos=True),
+]
+
+
+async def ids(
+    ranks: int, prompts: list[str] | list[list[int]], kinds: list[SamplingParams], **knobs: object
+) -> list[list[tuple[int, ...]]]:
     knobs = {"dtype": "float32", "kv_cache_gib": 0.5, "max_num_seqs": 16, "progress": False} | knobs
     async with Engine(device="cuda", tensor_parallel_size=ranks, **knobs) as engine:
         outputs = await asyncio.gather(
-            *(engine.complete(prompt, KINDS[number % len(KINDS)]) for number, prompt in enumerate(PROMPTS))
+            *(engine.complete(prompt, kinds[number % len(kinds)]) for number, prompt in enumerate(prompts))
         )
         engine.check_integrity()
         assert len(engine.devices()) == ranks
@@ -36,4 +48,6 @@ async def ids(ranks: int, **knobs: object) -> list[list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 async def test_two_gpus_draw_what_one_draws(graphs: bool) -> None:
-    assert await ids(2, cuda_graphs=graphs) == await ids(1, cuda_graphs=graphs)
+    for prompts, kinds in ((PROMPTS, KINDS), (LONG, PLAIN)):
+        expected = await ids(1, prompts, kinds, cuda_graphs=graphs)
+        assert await ids(2, prompts, kinds, cuda_graphs=graphs) == expected

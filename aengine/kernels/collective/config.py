@@ -30,7 +30,7 @@ class Pulled:
     programs: int
 
 
-OVERLAPPED_ROWS = 4096  # of a product from which on one half is added up beside the other half's product
+OVERLAPPED_ROWS = 4096  # of a step from which on one half is added up beside the other half's products
 ROW_TILE = 128  # rows that matrix products take at once
 BESIDE = Pulled(4096, 16, 32)  # processors enough for the link; the others multiply
 
@@ -49,6 +49,14 @@ def sum_borders(row: int, count: int) -> set[int]:
     fused = FUSED_BYTES // (row * LANE * (count - 1))
     lanes = (*PUSHED_BORDERS, _most_pushed(count))
     return {rows for rows in (fused, *(most // row for most in lanes), OVERLAPPED_ROWS - 1) if rows}
+
+
+def sum_pieces(rows: int) -> list[slice]:
+    """Which rows are added up together, beside others' products."""
+    if rows < OVERLAPPED_ROWS:
+        return [slice(0, rows)]
+    half = rows // 2 // ROW_TILE * ROW_TILE
+    return [slice(0, half), slice(half, rows)]
 
 
 def norm_config(rows: int, row: int, count: int) -> Pushed | None:

@@ -56,7 +56,8 @@ class GraphedExecutor(StepExecutor):
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
         if (decode := self._decode_graphs_for(plan)) is not None:
-            logits, row_index = self._replay_decode(plan, decode)
+            own, row_index = self._replay_decode(plan, decode)
+            logits = self._decoder.head.whole(own)
             lengths = self._rows.length[row_index] + 1
             self._rows.length[row_index] = lengths
             return Forwarded(logits, plan.decode, row_index, lengths)
@@ -95,9 +96,11 @@ class GraphedExecutor(StepExecutor):
         self._copy_pages(plan)
         if adapters is not None:
             adapters = adapters[draw_rows] if self._decoder.adapts_logits else None
-        logits = self._decoder.logits(hidden[: len(row_list)], adapters) if row_list else None
+        own = self._draws_from_own(plan, row_list)
+        head = self._decoder.own_logits if own else self._decoder.logits
+        logits = head(hidden[: len(row_list)], adapters) if row_list else None
         pools = pool_chunks(plan, hidden[len(row_list) :], self._decoder, rows.upload) if plan.pooled else None
-        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums, pools=pools)
+        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums, pools=pools, own=own)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY
