@@ -75,11 +75,19 @@ class Stress:
             if kind == "residual":
                 out = self.collective.sum(part, residual)
             elif kind == "begun":
-                begun, out = self.collective.begin_sum(part, residual), residual
-                begun.finish(out, self.norm, torch.empty_like(out))
+                out, normed = residual, torch.empty_like(residual)
+                pieces = [piece for piece in (slice(0, rows // 2), slice(rows // 2, rows)) if piece.start < piece.stop]
+                begun = [self.collective.begin_sum(part[piece], out[piece]) for piece in pieces]
+                for piece, one in zip(pieces, begun):
+                    one.finish(out[piece], self.norm, normed[piece])
             else:
                 out, _ = self.collective.sum_and_norm(part, residual, self.norm)
             self._check(out, salt, 0, part.numel(), HIDDEN, HIDDEN, self.count + 1)
+
+    def begin(self) -> None:
+        """As a step does, after which sums may be begun."""
+        self.collective.begin_step(rehearsal=True, halves=True)
+        self.call("sum", 1, 1 << 18)
 
     def _fill(self, out: Tensor, salt: int, rank: int) -> None:
         _fill_kernel[(triton.cdiv(out.numel(), BLOCK),)](out, self.step, salt, rank, out.numel(), BLOCK=BLOCK)
@@ -110,6 +118,7 @@ def stress(ranks: Ranks, sums: int, calls: int = 400, seed: int = 0) -> dict[str
     def captured(rank: int, i: int) -> None:
         if i == 0:
             sides[rank].step.add_(1)
+            sides[rank].begin()
         one(rank, small[i])
 
     graphs = ranks.capture(captured, calls)
@@ -123,6 +132,8 @@ def stress(ranks: Ranks, sums: int, calls: int = 400, seed: int = 0) -> dict[str
         for rank in order:
             with torch.cuda.device(ranks.devices[rank]), torch.cuda.stream(ranks.streams[rank]):
                 graphs[rank].replay()
+                if extra:
+                    sides[rank].begin()
                 for call in extra:
                     one(rank, call)
             if draw.random() < 0.1:
