@@ -16,6 +16,7 @@ from torch import Tensor
 from aengine.errors import DeviceLostError
 from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
+from aengine.runtime.cuda.lost import WAITED_IN_VAIN
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, PrefillShape
 from aengine.runtime.executor import Executor, Forwarded, Outcome
 from aengine.runtime.pooling import pool_chunks
@@ -146,7 +147,7 @@ class CudaStep:
         with self._runner.device_errors():
             await pending.done
             if pending.failed.any():
-                raise DeviceLostError("the device is lost: a GPU waited in vain for another one")
+                raise DeviceLostError(WAITED_IN_VAIN)
             return read_outcome(pending.outcome, self._runner.logprob_count, self.plan)
 
 
@@ -229,7 +230,7 @@ class CudaRunner:
         events = [stream.record_event() for stream in self._streams]
         if self._clock is None:  # made on the loop that launches
             self._clock = DeviceClock(self._streams)
-        return PendingOutcome(self._clock.watch(events), host, failed)
+        return PendingOutcome(self._clock.watch(events, failed), host, failed)
 
     def logprob_count(self, row: int) -> int | None:
         """How many logprobs the request in `row` wants of each token; None: none at all."""
