@@ -87,6 +87,7 @@ class Kernels(Protocol):
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
         scales: KVScales = NO_SCALES,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
@@ -97,6 +98,6 @@ class Kernels(Protocol):
         page * page_size + offset. Several tokens may name one slot only in page 0, which is scratch. scales: of an FP8
         cache, as `encode` takes them.
 
-        Returns q [tokens, heads, dim]; its strides may not be contiguous.
+        Returns q [tokens, heads, dim], which is `out` where that is given, contiguous; else its strides may not be.
         """
         ...

@@ -129,12 +129,13 @@ def qk_norm_rope_store(
     cache: tuple[Tensor, Tensor],
     slots: Tensor,
     scales: KVScales = NO_SCALES,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Norm (where the heads have weights), rotate, and write K and V at `slots`; returns q [tokens, heads, dim].
 
     qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, dim] float32, the
     cosines, then the sines; cache: of K and of V, [pages, page_size, kv_heads, dim], contiguous; slots [tokens] =
-    page * page_size + offset; scales: of an FP8 cache.
+    page * page_size + offset; scales: of an FP8 cache; out: where q goes, contiguous.
     Raises ValueError where the caches are not contiguous or dim is no power of two.
     """
     tokens = qkv.shape[0]
@@ -144,7 +145,7 @@ def qk_norm_rope_store(
         raise ValueError("the KV caches must be contiguous")
     if dim & (dim - 1):
         raise ValueError(f"head_dim must be a power of two, got {dim}")
-    q = qkv.new_empty(tokens, heads.count, dim)
+    q = qkv.new_empty(tokens, heads.count, dim) if out is None else out
     count = heads.count + 2 * kv_heads
     # Many tokens fill the device with whole programs each; few need the heads spread.
     tile = min(16 if tokens >= 64 else 4, power_of_two(count))

@@ -78,6 +78,7 @@ class TorchKernels:
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
         scales: KVScales = NO_SCALES,
+        out: Tensor | None = None,
     ) -> Tensor:
         k_cache, v_cache = cache
         kv_heads, dim = k_cache.shape[2:]
@@ -97,4 +98,4 @@ class TorchKernels:
         for kept, new, scale in ((k_cache, k, scales.key), (v_cache, v, scales.value)):
             new = encode(new, scale) if kept.dtype == FP8 else new.to(kept.dtype)
             as_bytes(kept).view(-1, kv_heads, dim).index_copy_(0, slots, as_bytes(new))
-        return q
+        return q if out is None else out.copy_(q)

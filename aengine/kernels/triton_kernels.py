@@ -106,5 +106,6 @@ class TritonKernels:
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
         scales: KVScales = NO_SCALES,
+        out: Tensor | None = None,
     ) -> Tensor:
-        return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales)
+        return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales, out)

@@ -27,12 +27,11 @@ from aengine.model.quant.scheme import QuantConfig
 from aengine.model.ranks.shard import ExpertsShare, Part, Shard, Split
 from aengine.model.ranks.sharded import (
     Embedding,
-    GatheredLinear,
+    Head,
     PreparedNorm,
     SomeExperts,
     Sum,
     SummedEmbedding,
-    SummedLinear,
     SummedNorm,
 )
 from aengine.model.spec import ExpertsSpec
@@ -40,7 +39,6 @@ from aengine.model.spec import ExpertsSpec
 HEAD = "lm_head"  # what checkpoints call the output matrix, and adapters as well where it is the embedding
 
 Embed = Callable[[Tensor], Tensor]  # token ids [tokens] -> their rows [tokens, hidden]
-Score = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, vocab]
 
 
 class Parameters:
@@ -91,7 +89,7 @@ class Parameters:
         norm = self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
         if self.ranks is None or self._rounds_inputs:
             return norm
-        prepared = PreparedNorm(norm)
+        prepared = PreparedNorm(norm, self.ranks)
         if self._last_sum is not None:
             self._last_sum.norm, self._last_sum = prepared, None
         return prepared
@@ -101,7 +99,7 @@ class Parameters:
         return None if self.ranks is None else self._sum(self.ranks)
 
     def _sum(self, ranks: Collective) -> Sum:
-        self._last_sum = Sum(ranks, None if self.adapters is None else self.adapters.tokens)
+        self._last_sum = Sum(ranks)
         return self._last_sum
 
     def wide_norm(self, name: str, part: Part, eps: float) -> Norm:
@@ -122,13 +120,12 @@ class Parameters:
         bias: bool = False,
         floats: bool = False,
         split: Split | None = None,
-        summed: bool = True,
     ) -> Linear:
         """A linear of several fused ones: their names in the checkpoint, with their outputs, in order.
 
         floats: it is never quantised, whether or not the checkpoint's configuration says so. split: what is dealt out
-        to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own. summed:
-        whether what they make of their inputs is added up at once; else the caller does.
+        to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own: what they
+        make of these is to be added up.
         """
         if self.ranks is None or split is None:
             return self._linear({name: Stored(part.width, inputs) for name, part in parts.items()}, bias, floats)
@@ -138,8 +135,7 @@ class Parameters:
         columns = self.shard.range(Part(inputs))
         stored = {name: Stored(part.width, inputs, columns=columns) for name, part in parts.items()}
         # Of the products that are added up one has the bias.
-        linear = self._linear(stored, bias and self.shard.index == 0, floats)
-        return SummedLinear(linear, self._sum(self.ranks)) if summed else linear
+        return self._linear(stored, bias and self.shard.index == 0, floats)
 
     def _linear(self, parts: Mapping[str, Stored], bias: bool, floats: bool, outputs: int | None = None) -> Linear:
         """outputs: more than the parts have, where the last ones are nobody's."""
@@ -220,7 +216,7 @@ class Parameters:
         correction = self.tensor(f"{name}.e_score_correction_bias", spec.count) if spec.correction else None
         return self.kernels.route(weight, correction, spec.router)
 
-    def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Score]:
+    def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Head]:
         """A table [count, width] and the linear that its rows are scored with: of its own name, or the table again.
 
         Ranks have so many rows each, the last ones maybe fewer: the table goes on with zeros.
@@ -239,9 +235,9 @@ class Parameters:
             self.groups.append(Plain(f"{name}.weight", kept, entry=entry))
         scores: Linear = tied if head is None else self._scores(head, count, width)
         if self.ranks is None:
-            return Embedding(table), scores
+            return Embedding(table), Head(scores, None, count)
         embed = SummedEmbedding(table, self.shard.index * rows, self._sum(self.ranks))
-        return embed, GatheredLinear(scores, self.ranks, count)
+        return embed, Head(scores, self.ranks, count)
 
     def _scores(self, head: str, count: int, width: int) -> Linear:
         """A rank's rows of the output matrix."""

@@ -13,17 +13,23 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
-WHERE = ("tests/kernels", "tests/sampling/test_fused.py", "tests/attention/test_flash4.py")
+WHERE = (
+    "tests/kernels",
+    "tests/sampling/test_fused.py",
+    "tests/sampling/test_shared_tokens.py",
+    "tests/attention/test_flash4.py",
+)
 TINY = " or ".join(
     (
         "test_norms.py",
+        "test_two_parts.py",
         "test_rope.py",
         "test_row_steps.py",
         "test_one_row.py",
         "test_route_rows.py",
         "test_single_rows.py",
         "test_gather_pages.py",
-        "(test_gumbel.py and (blocks or finite or floor))",
+        "(test_gumbel.py and (blocks or finite or floor or none))",
         "test_likeliest.py",
         "test_penalties.py",
         "(test_cutoff.py and ladders and ((sort and float32) or equals or broken))",
@@ -35,6 +41,7 @@ TINY = " or ".join(
         "(test_decode_attention.py and (page-of-4 or (hides and 16) or pairs or bytes or beyond or vanish))",
         "test_flash4.py",
         "test_fused.py",
+        "test_shared_tokens.py",
         "(test_triton_adapted.py and (undefined or alone or anew))",
         "(test_triton_adapted.py and float32 and (fused-1-16 or long-3-8) and mixed and (after or add_gated))",
         "(test_triton_adapted.py and fused-20-8 and mixed and (after or add_gated))",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aengine.kernels.collective.mailboxes import LANE, LANES, PROGRAMS
 from aengine.kernels.launch import power_of_two
 
-FUSED_BYTES = 2 << 20
+FUSED_BYTES = 3 << 20
 FUSED_LANES = 1024  # of a row
 PUSHED_BORDERS = 32768, 65536  # lanes up to which programs take few, or some
 
@@ -30,7 +30,7 @@ class Pulled:
     programs: int
 
 
-OVERLAPPED_ROWS = 4096  # of a product from which on one half is added up beside the other half's product
+OVERLAPPED_ROWS = 4096  # of a step from which on one half is added up beside the other half's products
 ROW_TILE = 128  # rows that matrix products take at once
 BESIDE = Pulled(4096, 16, 32)  # processors enough for the link; the others multiply
 
@@ -51,11 +51,20 @@ def sum_borders(row: int, count: int) -> set[int]:
     return {rows for rows in (fused, *(most // row for most in lanes), OVERLAPPED_ROWS - 1) if rows}
 
 
+def sum_pieces(rows: int) -> list[slice]:
+    """Which rows are added up together, beside others' products."""
+    if rows < OVERLAPPED_ROWS:
+        return [slice(0, rows)]
+    half = rows // 2 // ROW_TILE * ROW_TILE
+    return [slice(0, half), slice(half, rows)]
+
+
 def norm_config(rows: int, row: int, count: int) -> Pushed | None:
     """For rows of so many lanes; None where a norm of its own is faster."""
     if rows * row * LANE * (count - 1) > FUSED_BYTES or row > FUSED_LANES:
         return None
-    return Pushed(row, min(16, max(1, power_of_two(row) // 32)))
+    # Threads that have two lanes at most, or four where a row is no power of two and some have nothing to do.
+    return Pushed(row, min(16, max(1, power_of_two(row) // 32 // (1 if row == power_of_two(row) else 2))))
 
 
 def gather_config(lanes: int, count: int) -> Pushed | Pulled:

@@ -28,6 +28,7 @@ from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
+WHOLE, LONG = 4096, 5120  # columns of a single row up to which a program has all of its weights on the way, or may have
 ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, other cuts
 
 
@@ -216,9 +217,10 @@ def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> Lin
 
 def _one_row(n: int, k: int) -> OneRowConfig:
     """The same for a single row: rows of the weight are asked for as a whole, unless they are long."""
-    if k <= 4096 and (n > k or 2 * n * k <= LIGHT):
+    if (k <= WHOLE and (n != k or 2 * n * k <= LIGHT)) or (WHOLE < k <= LONG and n >= k):
         columns = 512 if k % 1024 else 1024  # eight for each thread: more threads than that would share x unevenly
-        block_n = 2 if n <= 2048 or 4 * n * k <= LIGHT else 8 if k <= 1024 else 4
+        few = n <= 2048 or (n <= 3072 and k > 2048) or 4 * n * k <= LIGHT
+        block_n = 2 if few else 8 if k <= 1024 else 4
         return OneRowConfig(block_n, columns, 1, columns // 256, k)
     return OneRowConfig(4 if n >= 2048 else 2, 512, 3, 2, 1024)
 

@@ -30,7 +30,8 @@ class MixtureOfExperts:
             return self._experts.add_to(h, ids, weights, x)
         # One sum for all that a rank has to add.
         part = None if self._shared is None else self._shared(h)
-        return self._sum(self._experts.add_to(h, ids, weights, part), x)
+        part = self._experts.add_to(h, ids, weights, part)
+        return self._sum.of(part.__getitem__, x)
 
 
 class SharedExpert:
@@ -47,7 +48,7 @@ class SharedExpert:
         parts = {f"{name}.shared_expert.gate_proj": inner, f"{name}.shared_expert.up_proj": inner}
         self._gate_up = make.linear(parts, hidden, bias, split="outputs")
         down = {f"{name}.shared_expert.down_proj": Part(hidden)}
-        self._down = make.linear(down, inner.width, bias, split="inputs", summed=False)
+        self._down = make.linear(down, inner.width, bias, split="inputs")
         gate = {f"{name}.shared_expert_gate": Part(1)}
         self._gate = make.linear(gate, hidden, floats=True) if spec.shared_gate else None
 

@@ -20,6 +20,9 @@ class MLP:
         parts = {f"{layer}.mlp.gate_proj": inner, f"{layer}.mlp.up_proj": inner}
         self._gate_up = make.linear(parts, hidden, spec.bias, split="outputs")
         self._down = make.linear({f"{layer}.mlp.down_proj": Part(hidden)}, spec.inner, spec.bias, split="inputs")
+        self._sum = make.sum()
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self._down.add_gated_to(self._gate_up.after(self._norm, x), x)
+        if self._sum is None:
+            return self._down.add_gated_to(self._gate_up.after(self._norm, x), x)
+        return self._sum.of(lambda rows: self._down.gated(self._gate_up.after(self._norm, x[rows])), x)
