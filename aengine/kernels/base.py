@@ -91,8 +91,9 @@ class Kernels(Protocol):
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
         qkv [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v.
-        cos_sin [max_positions, dim] float32: cosines of the dim / 2 frequencies, then sines.
-        positions [tokens] int64: rows of `cos_sin`; the rotation pairs element i with i + dim / 2.
+        cos_sin [max_positions, rotated] float32: cosines of the rotated / 2 frequencies, then sines. Of each head the
+        first `rotated` elements are turned, the others are not; there may be no columns.
+        positions [tokens] int64: rows of `cos_sin`; the rotation pairs element i with i + rotated / 2.
         cache: of keys and of values, [pages, page_size, kv_heads, dim], written at slots [tokens] int64, each
         page * page_size + offset. Several tokens may name one slot only in page 0, which is scratch. scales: of an FP8
         cache, as `encode` takes them.

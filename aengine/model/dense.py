@@ -35,14 +35,14 @@ class Stored:
 
     outputs: int
     inputs: int
-    rows: Range | None = None
+    rows: tuple[Range, ...] | None = None
     columns: Range | None = None  # never beside `rows`
 
     @property
     def kept(self) -> tuple[int, int]:
         """The rows and columns that are kept."""
-        rows, columns = self.rows or (0, self.outputs), self.columns or (0, self.inputs)
-        return rows[1] - rows[0], columns[1] - columns[0]
+        rows, columns = self.rows or ((0, self.outputs),), self.columns or (0, self.inputs)
+        return sum(stop - start for start, stop in rows), columns[1] - columns[0]
 
     @property
     def split(self) -> Split | None:
@@ -51,7 +51,7 @@ class Stored:
     @property
     def ranges(self) -> tuple[Range, ...]:
         """Of the outputs, or the inputs, that are kept."""
-        return tuple(kept for kept in (self.rows, self.columns) if kept is not None)
+        return self.rows or (() if self.columns is None else (self.columns,))
 
     @property
     def weight(self) -> Entry:
@@ -60,7 +60,7 @@ class Stored:
 
     @property
     def bias(self) -> Entry:
-        return Entry((self.outputs,), cut=Cut(0, (self.rows,)) if self.rows else None)
+        return Entry((self.outputs,), cut=Cut(0, self.rows) if self.rows else None)
 
 
 class Dense:

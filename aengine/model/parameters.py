@@ -24,7 +24,7 @@ from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.reading import row_multiple
 from aengine.model.quant.scheme import QuantConfig
-from aengine.model.ranks.shard import ExpertsShare, Part, Shard, Split
+from aengine.model.ranks.shard import ExpertsShare, Part, Shard, Split, width
 from aengine.model.ranks.sharded import (
     Embedding,
     GatheredLinear,
@@ -56,10 +56,12 @@ class Parameters:
         to_fp8: bool = False,
         ranks: Collective | None = None,
         lora: LoraRoom | None = None,
+        norm_offset: float = 0.0,
     ) -> None:
         """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
         cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded. ranks: those that
         the model is spread over; None: it is here alone. lora: the room for adapters; None: no linear knows of any.
+        norm_offset: added to the weights of all norms.
         """
         self.ranks = ranks
         self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device)
@@ -73,12 +75,32 @@ class Parameters:
         self.groups: list[Group] = []
         self._storage = Storage(kernels, dtype, device)
         self._kv_dtype = kv_dtype or dtype
+        self._norm_offset = norm_offset
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that is used as it is."""
         tensor = self._storage.empty(*shape)
         self.groups.append(Plain(name, tensor))
         return tensor
+
+    def norm_weight(self, name: str, part: Part) -> Tensor:
+        """The weight of a norm, or a rank's share of it; in float32 where an offset would not survive rounding."""
+        offset, entry = self._norm_offset, None
+        kept = part.width
+        if self.ranks is not None and part.units > 1:
+            first, last = self.shard.range(part)
+            kept, entry = last - first, Entry((part.width,), cut=Cut(0, ((first, last),)))
+        if not offset:
+            weight = self._storage.empty(kept)
+            self.groups.append(Plain(f"{name}.weight", weight, entry=entry))
+            return weight
+        weight = torch.empty(kept, dtype=torch.float32, device=self._storage.device)
+
+        def ready() -> None:
+            weight.add_(offset)
+
+        self.groups.append(Plain(f"{name}.weight", weight, ready, entry))
+        return weight
 
     def kv_scales(self, name: str) -> LoadedKVScales:
         """What a layer's cache is scaled with; name: of the attention in the checkpoint."""
@@ -88,13 +110,17 @@ class Parameters:
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         """A norm of whole tokens, in the order in which they are computed: the sum made before it prepares it."""
-        norm = self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
+        norm = self.kernels.norm(self.norm_weight(name, Part(1, width)), eps)
         if self.ranks is None or self._rounds_inputs:
             return norm
         prepared = PreparedNorm(norm)
         if self._last_sum is not None:
             self._last_sum.norm, self._last_sum = prepared, None
         return prepared
+
+    def optional_norm(self, layer: str, name: str | None, width: int, eps: float) -> Norm | None:
+        """`norm` of that name in the layer; None where there is none."""
+        return None if name is None else self.norm(f"{layer}.{name}", width, eps)
 
     def sum(self) -> Sum | None:
         """The sum over ranks that ends a block; None: the model is here alone."""
@@ -108,35 +134,33 @@ class Parameters:
         """A norm over all of a token's heads."""
         if self.ranks is None:
             return self.norm(name, part.width, eps)
-        first, last = self.shard.range(part)
-        weight = self._storage.empty(last - first)
-        entry = Entry((part.width,), cut=Cut(0, ((first, last),)))
-        self.groups.append(Plain(f"{name}.weight", weight, entry=entry))
+        weight = self.norm_weight(name, part)
         copies = max(1, self.shard.count // part.units)
         return SummedNorm(weight, eps, part.width, copies, self.ranks)
 
     def linear(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, Part | tuple[Part, ...]],
         inputs: int,
         bias: bool = False,
         floats: bool = False,
         split: Split | None = None,
         summed: bool = True,
     ) -> Linear:
-        """A linear of several fused ones: their names in the checkpoint, with their outputs, in order.
+        """A linear of several fused ones: their names in the checkpoint, with their outputs, in order; of a
+        tensor that has several in it, those of each.
 
         floats: it is never quantised, whether or not the checkpoint's configuration says so. split: what is dealt out
         to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own. summed:
         whether what they make of their inputs is added up at once; else the caller does.
         """
         if self.ranks is None or split is None:
-            return self._linear({name: Stored(part.width, inputs) for name, part in parts.items()}, bias, floats)
+            return self._linear({name: Stored(width(part), inputs) for name, part in parts.items()}, bias, floats)
         if split == "outputs":
-            stored = {name: Stored(part.width, inputs, rows=self.shard.range(part)) for name, part in parts.items()}
+            stored = {name: Stored(width(part), inputs, rows=self.shard.ranges(part)) for name, part in parts.items()}
             return self._linear(stored, bias, floats)
         columns = self.shard.range(Part(inputs))
-        stored = {name: Stored(part.width, inputs, columns=columns) for name, part in parts.items()}
+        stored = {name: Stored(width(part), inputs, columns=columns) for name, part in parts.items()}
         # Of the products that are added up one has the bias.
         linear = self._linear(stored, bias and self.shard.index == 0, floats)
         return SummedLinear(linear, self._sum(self.ranks)) if summed else linear
@@ -217,7 +241,10 @@ class Parameters:
     def route(self, name: str, hidden: int, spec: ExpertsSpec) -> Route:
         """The choice of a layer's experts; name: of the router in the checkpoint."""
         weight = self.tensor(f"{name}.weight", spec.count, hidden)
-        correction = self.tensor(f"{name}.e_score_correction_bias", spec.count) if spec.correction else None
+        correction = None
+        if spec.correction:  # small differences of it decide: as exact as it is stored
+            correction = torch.empty(spec.count, dtype=torch.float32, device=self._storage.device)
+            self.groups.append(Plain(f"{name}.e_score_correction_bias", correction))
         return self.kernels.route(weight, correction, spec.router)
 
     def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Score]:
@@ -233,7 +260,7 @@ class Parameters:
         entry = None if self.ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
         kept = table[: last - first]
         if head is None:
-            tied = self._loaded({HEAD: Stored(count, width, rows=(first, last) if entry else None)}, width, rows)
+            tied = self._loaded({HEAD: Stored(count, width, rows=((first, last),) if entry else None)}, width, rows)
             self.groups.append(Plain(f"{name}.weight", kept, lambda: tied.load(self.kernels.dense(table, None)), entry))
         else:
             self.groups.append(Plain(f"{name}.weight", kept, entry=entry))
@@ -251,4 +278,4 @@ class Parameters:
         multiple = 1 if form is None else row_multiple(form.stored(head, count, width))
         rows = self.shard.rows(count, multiple)
         outputs = self.shard.each(count, multiple)
-        return self._linear({head: Stored(count, width, rows=rows)}, bias=False, floats=False, outputs=outputs)
+        return self._linear({head: Stored(count, width, rows=(rows,))}, bias=False, floats=False, outputs=outputs)

@@ -8,6 +8,7 @@ import msgspec
 
 from aengine.kernels.experts.routing import Router
 from aengine.model.ranks.shard import Shard
+from aengine.model.rope import QueryGrowth, RopeConfig
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +21,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: Literal["none", "head", "all"] = "none"
     qkv_bias: bool = False
     out_bias: bool = False
+    fused: bool = False  # whether checkpoints have q, k and v in one tensor
+    rope: RopeConfig | None = RopeConfig()  # None: nothing is rotated
+    growth: QueryGrowth | None = None  # of queries, behind the rotation
+    scale: float | None = None  # of scores; None: head_dim ** -0.5
     window: int | None = None  # how many positions, its own included, a query sees; None: all before it
 
     @property
@@ -49,6 +54,7 @@ class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
 
     inner: int
     bias: bool = False
+    fused: bool = False  # whether checkpoints have gate and up in one tensor
 
     def parameters(self, hidden: int) -> int:
         return 3 * hidden * self.inner + (2 * self.inner + hidden) * self.bias
@@ -73,6 +79,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     shared_gate: bool = False  # whose result is weighted by a sigmoid
     # Names in checkpoints.
     block: str = "mlp"
+    shared_name: str = "shared_expert"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -92,14 +99,41 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
         return hidden * (self.count + self.shared_gate) + self.count * self.correction + shared
 
 
+class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
+    """The norms of what attention and the feed-forward part take, and of what they give; None: there is none.
+
+    By their names in checkpoints.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_ffn: str | None = "post_attention_layernorm"
+    after_ffn: str | None = None
+
+    @property
+    def count(self) -> int:
+        names = (self.before_attention, self.after_attention, self.before_ffn, self.after_ffn)
+        return sum(name is not None for name in names)
+
+
+class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the layers stand between, and what all their norms have in common."""
+
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    norm_offset: float = 0.0  # added to the weights of all norms
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention, then a feed-forward part, each behind a norm of its own."""
+    """Attention, then a feed-forward part, each between norms of its own."""
 
     attention: AttentionSpec
     ffn: MLPSpec | ExpertsSpec
+    norms: LayerNorms = LayerNorms()
+    residual_scale: float = 1.0  # of what each part adds
 
     def parameters(self, hidden: int) -> int:
-        return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + 2 * hidden
+        return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + self.norms.count * hidden
 
     def indivisible(self, ranks: int) -> str:
         """What cannot be dealt out to so many ranks; empty: everything can be."""
@@ -118,7 +152,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def active_parameters(self, hidden: int) -> int:
         """Of these, how many a token is multiplied with."""
-        return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + 2 * hidden
+        return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + self.norms.count * hidden
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Outputs and inputs of each product that all tokens pass, on each rank."""

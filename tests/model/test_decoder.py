@@ -13,6 +13,7 @@ from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
 from aengine.cache.kv import KVPool
 from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.blocks.attention import Attention
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import leave_empty
@@ -115,4 +116,6 @@ def test_bfloat16_stays_near_float32(folder: Path, config: ModelConfig) -> None:
 
 def test_the_rotary_table_can_be_shorter_than_the_model_allows(config: ModelConfig) -> None:
     decoder = Decoder(config, TorchKernels(), TorchAttention(), device=META, max_positions=16)
-    assert decoder._cos_sin.shape == (16, config.layers[0].attention.head_dim)
+    [(attention, _), *_] = decoder._layers
+    assert isinstance(attention, Attention)
+    assert attention._cos_sin.shape == (16, config.layers[0].attention.head_dim)

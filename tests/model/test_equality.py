@@ -11,15 +11,24 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
 
-from .checkpoints import CASES, NEW_TOKENS, Reference, reference, write_checkpoint
+from .checkpoints import CASES, LONGROPE_CASES, NEW_TOKENS, Reference, reference, write_checkpoint
 from .harness import Harness, Running
 
-ALWAYS = ("qwen3", "llama3", "qwen2-window-upper-layer", "qwen3-moe")  # the others among the slow tests
+ALWAYS = (
+    "qwen3",
+    "llama3",
+    "qwen2-window-upper-layer",
+    "qwen3-moe",
+    "phi3",
+    "olmo3",
+    "mistral3",
+    "glm4-moe",
+)  # the others among the slow tests
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES],
+    params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES | LONGROPE_CASES],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Reference]:
     folder = tmp_path_factory.mktemp(request.param)

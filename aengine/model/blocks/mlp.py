@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.model.blocks.ends import Addition, taken
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import MLPSpec
+from aengine.model.spec import LayerSpec, MLPSpec
 
 
 class MLP:
-    """Norm, gate and up as one product, SiLU(gate) * up, and the projection back onto x."""
+    """Gate and up as one product, SiLU(gate) * up, and the projection back onto x, between norms."""
 
-    def __init__(self, make: Parameters, layer: str, hidden: int, spec: MLPSpec, eps: float) -> None:
+    def __init__(
+        self, make: Parameters, layer: str, hidden: int, layer_spec: LayerSpec, spec: MLPSpec, eps: float
+    ) -> None:
         """layer: its name in checkpoints."""
-        self._norm = make.norm(f"{layer}.post_attention_layernorm", hidden, eps)
-        inner = Part(spec.inner)
-        parts = {f"{layer}.mlp.gate_proj": inner, f"{layer}.mlp.up_proj": inner}
+        norms, inner = layer_spec.norms, Part(spec.inner)
+        self._norm = make.optional_norm(layer, norms.before_ffn, hidden, eps)
+        parts: dict[str, Part | tuple[Part, ...]] = (
+            {f"{layer}.mlp.gate_up_proj": (inner, inner)}
+            if spec.fused
+            else {f"{layer}.mlp.gate_proj": inner, f"{layer}.mlp.up_proj": inner}
+        )
         self._gate_up = make.linear(parts, hidden, spec.bias, split="outputs")
         self._down = make.linear({f"{layer}.mlp.down_proj": Part(hidden)}, spec.inner, spec.bias, split="inputs")
+        self._add = Addition(make.optional_norm(layer, norms.after_ffn, hidden, eps), layer_spec.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self._down.add_gated_to(self._gate_up.after(self._norm, x), x)
+        gate_up = taken(self._gate_up, self._norm, x)
+        return self._down.add_gated_to(gate_up, x) if self._add.plain else self._add(self._down.gated(gate_up), x)

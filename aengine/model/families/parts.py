@@ -8,13 +8,15 @@ from typing import Literal
 from msgspec.structs import replace
 
 from aengine.model.fields import Fields
-from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerSpec, MLPSpec
+from aengine.model.rope import read_rope
+from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerNorms, LayerSpec, MLPSpec
 
 FFN = MLPSpec | ExpertsSpec
 
 # Far above any real model, far below what would overflow a size.
 MAX_WIDTH = 2**20
 _MAX_LAYERS = 4096
+BEFORE = LayerNorms()  # where most families have them
 _MAX_HEADS = 2**14
 
 
@@ -34,9 +36,16 @@ def attention(
     qk_norm: Literal["none", "head", "all"] = "none",
     qkv_bias: bool = False,
     out_bias: bool = False,
+    fused: bool = False,
+    partial: bool = False,
+    part: float = 1.0,
+    theta: float = 10_000.0,
+    rope: Fields | None = None,
+    scale: float | None = None,
 ) -> AttentionSpec:
     """kv_heads_default: as many KV heads as heads where the file names none; head_dim: where it names none (None:
-    hidden_size / heads)."""
+    hidden_size / heads). partial, part, theta, and `rope` as its section: as `read_rope` takes them; the others: as
+    `AttentionSpec` has them."""
     heads = fields.integer("num_attention_heads", 1, _MAX_HEADS)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads if kv_heads_default else None)
     if heads % kv_heads:
@@ -47,22 +56,37 @@ def attention(
     if heads * dim > MAX_WIDTH:
         raise fields.fail("head_dim", f"times num_attention_heads is {heads * dim}, more than {MAX_WIDTH}")
     return AttentionSpec(
-        heads=heads, kv_heads=kv_heads, head_dim=dim, qk_norm=qk_norm, qkv_bias=qkv_bias, out_bias=out_bias
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        qk_norm=qk_norm,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        fused=fused,
+        rope=read_rope(fields, head_dim=dim, section=rope, partial=partial, part=part, theta=theta),
+        scale=scale,
     )
 
 
-def mlp(fields: Fields, bias: bool = False) -> MLPSpec:
-    return MLPSpec(inner=fields.integer("intermediate_size", 1, MAX_WIDTH), bias=bias)
+def mlp(fields: Fields, bias: bool = False, fused: bool = False) -> MLPSpec:
+    return MLPSpec(inner=fields.integer("intermediate_size", 1, MAX_WIDTH), bias=bias, fused=fused)
 
 
 def layers_of(
     fields: Fields,
-    heads: AttentionSpec,
+    heads: AttentionSpec | Callable[[int], AttentionSpec],
     ffn: FFN | Callable[[int], FFN],
     windows: Sequence[int | None] | None = None,
+    norms: LayerNorms = BEFORE,
+    residual_scale: float = 1.0,
 ) -> list[LayerSpec]:
-    """Layers of one kind of attention. ffn: the same in all, or of each layer; windows: None: no layer has one."""
+    """heads, ffn: the same in all layers, or of each; windows: None: no layer has one."""
     return [
-        LayerSpec(attention=replace(heads, window=window), ffn=ffn(i) if callable(ffn) else ffn)
+        LayerSpec(
+            attention=replace(heads(i) if callable(heads) else heads, window=window),
+            ffn=ffn(i) if callable(ffn) else ffn,
+            norms=norms,
+            residual_scale=residual_scale,
+        )
         for i, window in enumerate(windows or [None] * layer_count(fields))
     ]
