@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.experts.torch_route import TorchRoute
 from aengine.kernels.heads import Heads
@@ -56,18 +57,29 @@ class TorchKernels:
             raise TypeError(f"these experts are of other kernels: {type(experts).__name__}")
         return TorchAdaptedExperts(experts, weights, tokens)
 
-    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TorchExperts:
-        return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
+    def computes(self, rule: ExpertRule) -> bool:
+        return True
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> TorchExperts:
-        return TorchExperts(gate_up, down)
+    def quantized_experts(
+        self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
+    ) -> TorchExperts:
+        return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype), rule)
 
-    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TorchRoute:
-        return TorchRoute(weight, correction, router)
+    def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TorchExperts:
+        return TorchExperts(gate_up, down, rule)
+
+    def route(
+        self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
+    ) -> TorchRoute:
+        return TorchRoute(weight, correction, router, bias)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
 
     def qk_norm_rope_store(
         self,

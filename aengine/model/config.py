@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +24,7 @@ from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.ranks.shard import Shard
 from aengine.model.rope import MAX_POSITIONS
-from aengine.model.spec import EndsSpec, LayerSpec
-
-# Names that mean x * sigmoid(x).
-_SILU = ("silu", "swish")
-
+from aengine.model.spec import AttentionSpec, EndsSpec, ExpertsSpec, LayerSpec
 
 # What stands behind the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, one
 # that scores classes, or nothing.
@@ -119,6 +115,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (vocabulary + self.labels) * self.hidden_size
 
     @property
+    def attentions(self) -> list[AttentionSpec]:
+        """The attention of each layer."""
+        return [layer.attention for layer in self.layers]
+
+    @property
     def windows(self) -> list[int | None]:
         """How many positions, its own included, a query of each layer sees; None: all before it."""
         return [layer.attention.window for layer in self.layers]
@@ -151,8 +152,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if wrapper is not None:
             values = text_model(values, str(path))
         fields = Fields(values, str(path)).over(DEFAULTS.get(family, {}))
-        _refuse_unsupported(fields)
         layers = FAMILIES[family](fields)
+        _refuse_unsupported(fields, layers)
         vocab = fields.vocab_size
         ropes = [layer.attention.rope for layer in layers]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
@@ -208,15 +209,16 @@ def _labels(fields: Fields) -> int:
     return len(names.names())
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, layers: Sequence[LayerSpec]) -> None:
     """Settings that would change the result and that the decoder does not implement."""
-    activation = fields.text("hidden_act", "silu")
-    if activation not in _SILU:
-        raise UnsupportedModelError(f"{fields.source}: hidden_act {shown(activation)} is not supported, only silu")
     if not fields.flag("is_causal", default=True):
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
-    if fields.present("swiglu_limit"):
-        raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported")
+    if fields.present("swiglu_limit") and not any(_clamps(layer) for layer in layers):
+        raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported here")
+
+
+def _clamps(layer: LayerSpec) -> bool:
+    return isinstance(layer.ffn, ExpertsSpec) and layer.ffn.clamp is not None
 
 
 def _draft_layers(fields: Fields, layers: int) -> tuple[str, ...]:

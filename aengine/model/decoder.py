@@ -133,8 +133,11 @@ class Decoder:
         """hidden [n, hidden] from `forward` -> [n, vocab] in the model's dtype. adapters [n] int32: as in `forward`."""
         if self.adapters is not None and self.adapters.has(HEAD) and adapters is not self.adapters.tokens.places:
             self.adapters.tokens.places = adapters
-        scale = self.config.ends.logit_scale
-        return self._head(hidden if scale == 1.0 else hidden * scale)
+        ends = self.config.ends
+        logits = self._head(hidden if ends.logit_scale == 1.0 else hidden * ends.logit_scale)
+        if ends.logit_softcap is not None:
+            logits = logits.div_(ends.logit_softcap).tanh_().mul_(ends.logit_softcap)
+        return logits
 
     def classes(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] from `forward` -> [n, labels] in the model's dtype. Every rank has the whole of them."""

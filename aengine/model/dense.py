@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.base import Kernels
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.model.groups import Cut, Entry
@@ -117,11 +118,13 @@ class DenseExperts:
         storage: Storage,
         share: ExpertsShare,
         to_fp8: bool = False,
+        rule: ExpertRule = SILU,
     ) -> None:
         """name: of them all in the checkpoint; share: what a rank has of them; to_fp8: whether the matrices are
         quantised once they are there.
         """
         self._to_fp8 = to_fp8
+        self._rule = rule
         hidden, inner = experts.hidden, spec.inner
         gates = share.columns or (0, inner)
         ups = gates[0] + inner, gates[1] + inner
@@ -166,9 +169,9 @@ class DenseExperts:
         gate_up, down = self._whole
         self._whole = None
         self._experts.load(
-            self._storage.kernels.quantized_experts(in_fp8(gate_up), in_fp8(down), self._storage.dtype)
+            self._storage.kernels.quantized_experts(in_fp8(gate_up), in_fp8(down), self._storage.dtype, self._rule)
             if self._to_fp8
-            else self._storage.kernels.experts(gate_up, down)
+            else self._storage.kernels.experts(gate_up, down, self._rule)
         )
 
 

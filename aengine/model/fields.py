@@ -71,6 +71,10 @@ class Fields:
         """The same, and what it is silent about from `defaults`."""
         return Fields({**defaults, **self._values}, self.source)
 
+    def without(self, key: str) -> Fields:
+        """The same, silent about that key."""
+        return Fields({name: value for name, value in self._values.items() if name != key}, self.source)
+
     def items(self) -> Iterable[tuple[str, object]]:
         return self._values.items()
 

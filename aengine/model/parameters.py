@@ -12,6 +12,7 @@ from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.kernels.base import Kernels, Route
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.base import Experts
+from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.model.dense import Dense, DenseExperts, Storage, Stored
@@ -21,6 +22,7 @@ from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import LinearFormat
+from aengine.model.quant.formats.mxfp4 import gate_first
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.reading import row_multiple
 from aengine.model.quant.scheme import QuantConfig
@@ -36,6 +38,7 @@ from aengine.model.ranks.sharded import (
     SummedNorm,
 )
 from aengine.model.spec import ExpertsSpec
+from aengine.model.turned_experts import TurnedExperts
 
 HEAD = "lm_head"  # what checkpoints call the output matrix, and adapters as well where it is the embedding
 
@@ -101,6 +104,14 @@ class Parameters:
 
         self.groups.append(Plain(f"{name}.weight", weight, ready, entry))
         return weight
+
+    def sinks(self, name: str, heads: Part) -> Tensor:
+        """A score of each head of a rank, float32; name: of the attention in the checkpoint."""
+        first, last = self.shard.range(heads)
+        sinks = torch.empty(last - first, dtype=torch.float32, device=self._storage.device)
+        entry = Entry((heads.width,), cut=None if self.ranks is None else Cut(0, ((first, last),)))
+        self.groups.append(Plain(f"{name}.sinks", sinks, entry=entry))
+        return sinks
 
     def kv_scales(self, name: str) -> LoadedKVScales:
         """What a layer's cache is scaled with; name: of the attention in the checkpoint."""
@@ -194,15 +205,45 @@ class Parameters:
         forms = self._forms(name, spec)
         share = self._share(name, hidden, spec, forms)
         memory = self.adapters
-        adapters = None if memory is None else memory.experts(name, hidden, spec, share)
+        # Factors of matrices that are turned round, by turns, are not known.
+        adapters = None if memory is None or spec.turned else memory.experts(name, hidden, spec, share)
         adapt = None if memory is None or adapters is None else partial(memory.adapted_experts, weights=adapters)
         experts = LoadedExperts(share.count, hidden, adapt)
-        self.groups.append(
-            DenseExperts(experts, name, spec, self._storage, share, self._to_fp8)
-            if forms is None
-            else QuantizedExperts(experts, name, spec, forms, self._storage, share)
-        )
+        rule = ExpertRule(spec.clamp, self._expert_biases(name, hidden, spec, share) if spec.biases else None)
+        if not self.kernels.computes(rule):
+            raise UnsupportedModelError(
+                f"{name}: experts with biases and clamped gates are computed on a CPU alone so far; use device: cpu"
+            )
+        if forms is not None:
+            self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))
+        elif not spec.turned:
+            self.groups.append(DenseExperts(experts, name, spec, self._storage, share, self._to_fp8, rule))
+        elif self._to_fp8:
+            raise ConfigError(f"quantization: the experts of {name} cannot become FP8 while they are loaded; use auto")
+        else:
+            self.groups.append(TurnedExperts(experts, name, spec, self._storage, share, rule))
         return SomeExperts(experts, share.experts[0]) if share.experts[0] else experts
+
+    def _expert_biases(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> tuple[Tensor, Tensor]:
+        """As `ExpertRule` has them; the checkpoint has those of gate and up by turns."""
+        first, second = None, None
+        if share.columns is not None:
+            first = Cut(1, ((2 * share.columns[0], 2 * share.columns[1]),))
+        elif share.count != spec.count:
+            first = second = Cut(0, (share.experts,))
+        entries = Entry((spec.count, 2 * spec.inner), cut=first), Entry((spec.count, hidden), cut=second)
+        gate_up, down = (self._storage.empty(*entry.kept) for entry in entries)
+
+        def sort() -> None:
+            gate_up.copy_(gate_first(gate_up))
+
+        def once() -> None:  # of products that are added up one has the bias
+            if share.columns is not None and self.shard.index:
+                down.zero_()
+
+        self.groups.append(Plain(f"{name}.gate_up_proj_bias", gate_up, sort, entries[0]))
+        self.groups.append(Plain(f"{name}.down_proj_bias", down, once, entries[1]))
+        return gate_up, down
 
     def _share(
         self, name: str, hidden: int, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat] | None
@@ -245,7 +286,8 @@ class Parameters:
         if spec.correction:  # small differences of it decide: as exact as it is stored
             correction = torch.empty(spec.count, dtype=torch.float32, device=self._storage.device)
             self.groups.append(Plain(f"{name}.e_score_correction_bias", correction))
-        return self.kernels.route(weight, correction, spec.router)
+        bias = self.tensor(f"{name}.bias", spec.count) if spec.biases else None
+        return self.kernels.route(weight, correction, spec.router, bias)
 
     def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Score]:
         """A table [count, width] and the linear that its rows are scored with: of its own name, or the table again.

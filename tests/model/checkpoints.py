@@ -9,8 +9,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -91,6 +99,14 @@ _LONGROPE = {
     "short_factor": [1.0 + 0.1 * i for i in range(8)],
     "long_factor": [1.5 + 0.7 * i for i in range(8)],
 }
+_GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 20,
+    "final_logit_softcapping": 5.0,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,  # the embeddings' scale would make every token follow itself
+}
 _GLM = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -111,6 +127,20 @@ def _mistral3(**text: object) -> PreTrainedConfig:
         vision_config={"model_type": "pixtral", "head_dim": 8, **vision},
         tie_word_embeddings=tied,
         image_token_index=1,
+    )
+
+
+def _gemma3(**text: object) -> PreTrainedConfig:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tied = text.pop("tie_word_embeddings", True)
+    return Gemma3Config(
+        text_config={"pad_token_id": None, **text},
+        vision_config={"image_size": 28, "patch_size": 14, **vision},
+        tie_word_embeddings=tied,
+        mm_tokens_per_image=4,
+        **{f"{name}_index": VOCAB - 3 + i for i, name in enumerate(("boi_token", "eoi_token", "image_token"))},
+        bos_token_id=None,
+        eos_token_id=None,
     )
 
 
@@ -179,6 +209,34 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
         _mistral3,
         {"head_dim": 16, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.3}},
     ),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, _GEMMA | {"attn_logit_softcapping": 3.0}),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        _GEMMA
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        },
+    ),
+    # transformers leaves the cap of logits out there.
+    "gemma3-that-sees": (Gemma3ForConditionalGeneration, _gemma3, _GEMMA | {"final_logit_softcapping": None}),
+    "gpt-oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 20,
+            "swiglu_limit": 1.5,
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
     "glm4-moe": (Glm4MoeForCausalLM, Glm4MoeConfig, _GLM),
     "glm4-moe-qk-norm-groups": (
         Glm4MoeForCausalLM,
@@ -229,7 +287,10 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
         for name, parameter in model.named_parameters():
             # Biases start as 0 and norm weights as 1: both would hide a mistake.
             if parameter.dim() == 1:
-                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.25)
+                low = name.endswith("bias") or "gemma" in case  # whose norms add 1
+                parameter.normal_(0.0 if low else 1.0, 0.25)
+            elif name.endswith("bias"):  # of experts
+                parameter.normal_(0.0, 0.25)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.25)

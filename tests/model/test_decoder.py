@@ -12,6 +12,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
 from aengine.cache.kv import KVPool
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.blocks.attention import Attention
 from aengine.model.config import ModelConfig
@@ -60,6 +61,7 @@ class ShapeAttention:
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         self.windows.append(window)
         return torch.empty_like(q, memory_format=torch.contiguous_format)

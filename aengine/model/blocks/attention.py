@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.kernels.attention.scores import Scores
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.base import Norm
 from aengine.model.blocks.ends import Addition, taken
@@ -59,6 +60,7 @@ class Attention:
         self._growth = None if spec.growth is None else tables.growth(spec.growth)
         self._scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self._window = spec.window
+        self._scores = Scores(spec.softcap, make.sinks(name, Part(spec.heads)) if spec.sinks else None)
         self._index = index
         self._last = last
 
@@ -73,7 +75,9 @@ class Attention:
         if self._growth is not None:
             q = q * self._growth[step.positions].to(q.dtype)[:, None, None]
         scale = self._scale * scales.key  # of keys, whatever they are kept as
-        attended = step.attention.forward(q, *cache, step.batch, scale, self._window, scales.value).flatten(1)
+        attended = step.attention.forward(
+            q, *cache, step.batch, scale, self._window, scales.value, self._scores
+        ).flatten(1)
         if self._last:
             attended, x = step.narrow(attended, x)
             if not len(x):

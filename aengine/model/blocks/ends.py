@@ -11,7 +11,10 @@ from aengine.kernels.linear.base import Linear, Norm
 
 def taken(linear: Linear, norm: Norm | None, x: Tensor) -> Tensor:
     """`linear` of x, normed where there is a norm."""
-    return linear(x) if norm is None else linear.after(norm, x)
+    if norm is None:
+        return linear(x)
+    # Products take a norm along only where its weight is of their rows' dtype.
+    return linear.after(norm, x) if norm.weight.dtype == x.dtype else linear(norm(x))
 
 
 @dataclass(frozen=True, slots=True)

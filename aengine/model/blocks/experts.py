@@ -17,7 +17,7 @@ class MixtureOfExperts:
         """layer: its name in checkpoints."""
         name = f"{layer}.{spec.block}"
         self._norm = make.norm(f"{layer}.post_attention_layernorm", hidden, eps)
-        self._route = make.route(f"{name}.gate", hidden, spec)
+        self._route = make.route(f"{name}.{spec.router_name}", hidden, spec)
         self._experts = make.experts(f"{name}.experts", hidden, spec)
         self._shared = None if spec.shared is None else SharedExpert(make, name, hidden, spec)
         self._sum = make.sum()

@@ -18,6 +18,8 @@ class MLP:
         self, make: Parameters, layer: str, hidden: int, layer_spec: LayerSpec, spec: MLPSpec, eps: float
     ) -> None:
         """layer: its name in checkpoints."""
+        self._kernels = make.kernels
+        self._activation = spec.activation
         norms, inner = layer_spec.norms, Part(spec.inner)
         self._norm = make.optional_norm(layer, norms.before_ffn, hidden, eps)
         parts: dict[str, Part | tuple[Part, ...]] = (
@@ -31,4 +33,6 @@ class MLP:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         gate_up = taken(self._gate_up, self._norm, x)
+        if self._activation != "silu":
+            return self._add.of(self._down, self._kernels.gelu_mul(gate_up), x)
         return self._down.add_gated_to(gate_up, x) if self._add.plain else self._add(self._down.gated(gate_up), x)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aengine.model.families import (
+    gemma,
     glm4_moe,
+    gpt_oss,
     granite,
     llama,
     ministral3,
@@ -43,8 +45,20 @@ FAMILIES: dict[str, Callable[[Fields], list[LayerSpec]]] = {
     "SeedOssForCausalLM": seed_oss.layers,
     "Ministral3ForCausalLM": ministral3.layers,
     "Glm4MoeForCausalLM": glm4_moe.layers,
+    "Gemma2ForCausalLM": gemma.gemma2,
+    "Gemma3ForCausalLM": gemma.gemma3,
+    "GptOssForCausalLM": gpt_oss.layers,
 }
 # What stands before their first layer and behind their last one, where it is not the usual.
-ENDS: dict[str, Callable[[Fields], EndsSpec]] = {"GraniteForCausalLM": granite.ends}
+ENDS: dict[str, Callable[[Fields], EndsSpec]] = {
+    "GraniteForCausalLM": granite.ends,
+    "Gemma2ForCausalLM": gemma.ends,
+    "Gemma3ForCausalLM": gemma.ends,
+}
 # What config.json means where it is silent, where other families mean something else.
-DEFAULTS: dict[str, Mapping[str, object]] = {"SmolLM3ForCausalLM": smollm3.DEFAULTS}
+DEFAULTS: dict[str, Mapping[str, object]] = {
+    "SmolLM3ForCausalLM": smollm3.DEFAULTS,
+    "Gemma2ForCausalLM": gemma.GEMMA2,
+    "Gemma3ForCausalLM": gemma.GEMMA3,
+    "GptOssForCausalLM": gpt_oss.DEFAULTS,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aengine.kernels.experts.routing import Router
-from aengine.model.families.parts import MAX_WIDTH, layer_count
+from aengine.model.families.parts import MAX_WIDTH, known_activation, layer_count
 from aengine.model.fields import Fields
 
 MAX_EXPERTS = 512  # what the router's kernel takes
@@ -11,6 +11,7 @@ MAX_EXPERTS = 512  # what the router's kernel takes
 
 def expert_count(fields: Fields) -> int:
     """Spelled num_local_experts by transformers 5, num_experts before."""
+    known_activation(fields)
     key = "num_local_experts" if fields.present("num_local_experts") else "num_experts"
     return fields.integer(key, 1, MAX_EXPERTS)
 

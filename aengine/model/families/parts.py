@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
 
-from aengine.model.fields import Fields
+from aengine.errors import UnsupportedModelError
+from aengine.model.fields import Fields, shown
 from aengine.model.rope import read_rope
-from aengine.model.spec import AttentionSpec, ExpertsSpec, LayerNorms, LayerSpec, MLPSpec
+from aengine.model.spec import Activation, AttentionSpec, ExpertsSpec, LayerNorms, LayerSpec, MLPSpec
 
 FFN = MLPSpec | ExpertsSpec
 
 # Far above any real model, far below what would overflow a size.
 MAX_WIDTH = 2**20
 _MAX_LAYERS = 4096
+# Names that mean x * sigmoid(x).
+SILU: dict[str, Activation] = {"silu": "silu", "swish": "silu"}
 BEFORE = LayerNorms()  # where most families have them
 _MAX_HEADS = 2**14
 
@@ -42,6 +45,7 @@ def attention(
     theta: float = 10_000.0,
     rope: Fields | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> AttentionSpec:
     """kv_heads_default: as many KV heads as heads where the file names none; head_dim: where it names none (None:
     hidden_size / heads). partial, part, theta, and `rope` as its section: as `read_rope` takes them; the others: as
@@ -65,11 +69,32 @@ def attention(
         fused=fused,
         rope=read_rope(fields, head_dim=dim, section=rope, partial=partial, part=part, theta=theta),
         scale=scale,
+        softcap=softcap,
     )
 
 
-def mlp(fields: Fields, bias: bool = False, fused: bool = False) -> MLPSpec:
-    return MLPSpec(inner=fields.integer("intermediate_size", 1, MAX_WIDTH), bias=bias, fused=fused)
+def mlp(
+    fields: Fields,
+    bias: bool = False,
+    fused: bool = False,
+    activations: Mapping[str, Activation] = SILU,
+    key: str = "hidden_act",
+) -> MLPSpec:
+    """activations: what the family may have, by the names that files have for it, and the usual one first."""
+    activation = activations[known_activation(fields, activations, key)]
+    return MLPSpec(
+        inner=fields.integer("intermediate_size", 1, MAX_WIDTH), bias=bias, fused=fused, activation=activation
+    )
+
+
+def known_activation(fields: Fields, names: Mapping[str, Activation] = SILU, key: str = "hidden_act") -> str:
+    """The name that the file has for its activation. Raises `UnsupportedModelError` unless it is one of `names`."""
+    name = fields.text(key, next(iter(names)))
+    if name not in names:
+        raise UnsupportedModelError(
+            f"{fields.source}: {key} {shown(name)} is not supported, only {' or '.join(sorted(set(names.values())))}"
+        )
+    return name
 
 
 def layers_of(

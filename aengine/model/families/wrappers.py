@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
@@ -13,7 +12,8 @@ from aengine.model.quant.config import QUANTIZATION_KEYS
 # What the names of its tensors begin with, and what they would begin with if it stood alone; the first that fits.
 LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
 # Settings that a file may have beside `text_config` or in it.
-_SHARED = ("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", *QUANTIZATION_KEYS)
+_TIED = "tie_word_embeddings"
+_SHARED = (_TIED, "dtype", "torch_dtype", "eos_token_id", "bos_token_id", *QUANTIZATION_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ WRAPPERS = {
     "Mistral3ForConditionalGeneration": Wrapper(
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _SEEING
     ),
+    "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "Gemma3ForCausalLM"}, _SEEING),
 }
 
 
@@ -50,7 +51,10 @@ def text_model(values: Mapping[str, object], source: str) -> dict[str, object]:
     """The settings of the language model, with those that the file has for all of its parts."""
     text = Fields(values, source).section("text_config")
     shared = {key: values[key] for key in _SHARED if values.get(key) is not None}
-    return shared | ({} if text is None else cast("dict[str, object]", dict(text.items())))
+    own = {} if text is None else dict(text.items())
+    if _TIED in shared:  # as transformers has it, where both say something
+        own.pop(_TIED, None)
+    return shared | own
 
 
 def alone(name: str) -> str:
