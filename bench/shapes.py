@@ -19,6 +19,10 @@ SHAPES: dict[str, dict[str, object]] = {
     "moe235b": {"hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "intermediate_size": 12288}
     | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_key_value_heads": 4}
     | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "norm_topk_prob": True},
+    "gemma3-12b": {"hidden_size": 3840, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 15360}
+    | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262208}
+    | {"sliding_window": 1024, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
+    | {"hidden_activation": "gelu_pytorch_tanh", "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
 }
 # `quantization_config` of config.json.
 QUANTIZATIONS: dict[str, dict[str, object]] = {

@@ -38,7 +38,7 @@ TINY = " or ".join(
         "(int4 and test_linear.py and narrow)",
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
         "(test_decode_attention.py and narrow-tiny-page-of-12)",
-        "(test_decode_attention.py and (page-of-4 or (hides and 16) or pairs or bytes or beyond or vanish))",
+        "(test_decode_attention.py and (page-of-4 or capped or (hides and 16) or pairs or bytes or beyond or vanish))",
         "test_flash4.py",
         "test_fused.py",
         "test_shared_tokens.py",

@@ -219,23 +219,30 @@ class TritonRoute:
     """The choice of one layer's experts."""
 
     def __init__(
-        self, weight: Tensor, correction: Tensor | None, router: Router, route: Route, route_rows: RouteRows
+        self,
+        weight: Tensor,
+        correction: Tensor | None,
+        router: Router,
+        route: Route,
+        route_rows: RouteRows,
+        bias: Tensor | None = None,
     ) -> None:
-        """weight [experts, hidden], correction [experts]; route, route_rows: shared by all layers of a model, for their
-        scratch."""
+        """weight [experts, hidden], correction and bias [experts]; route, route_rows: shared by all layers of a model,
+        for their scratch."""
         self._weight = weight
         self._correction = correction
+        self._bias = bias
         self._router = router
         self._route = route
         self._route_rows = route_rows
 
     def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        if self._route_rows.supports(x, self._weight, self._router):
+        if self._bias is None and self._route_rows.supports(x, self._weight, self._router):
             return self._route_rows(
                 x, norm, self._weight, self._router, self._correction, slots=slots, first_slot=first_slot
             )
         h = norm(x)
         ids, weights = self._route(
-            h, self._weight, self._router, correction=self._correction, slots=slots, first_slot=first_slot
+            h, self._weight, self._router, self._bias, self._correction, slots=slots, first_slot=first_slot
         )
         return h, ids, weights

@@ -20,7 +20,6 @@ class Step:
     """The tokens of a step, what was kept of those before them, and which of them are wanted in the end."""
 
     positions: Tensor  # [tokens] int64
-    cos_sin: Tensor  # [max_positions, head_dim] float32: the rotary table
     batch: AttentionBatch
     kv: KVPool
     attention: AttentionBackend

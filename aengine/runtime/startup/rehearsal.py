@@ -142,7 +142,9 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
         attention,
         device,
         tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
-        windows=list(dict.fromkeys(model.windows)),
+        layers=list(
+            dict.fromkeys((one.attention.window, one.attention.softcap, one.attention.sinks) for one in model.layers)
+        ),
         heads=shard.units(heads.heads),
         kv_heads=shard.units(heads.kv_heads),
         dim=heads.head_dim,
