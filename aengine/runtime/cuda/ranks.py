@@ -94,3 +94,9 @@ def keep_pinned_memory(ranks: int) -> None:
         for _ in range((12 if power <= 16 else 4 if power <= 20 else 2) * ranks)
     ]
     del blocks
+
+
+def keep_small_memory(device: torch.device) -> None:
+    """Let torch keep so much of a device's memory for small tensors, which come from segments of their own."""
+    blocks = [torch.empty(1 << 20, dtype=torch.uint8, device=device) for _ in range(32)]
+    del blocks
