@@ -133,7 +133,8 @@ def start_cuda(
         )  # compiles what no graph holds: draws that decide something on the host
         if collectives:  # torch keeps what steps take: to take more of a device may wait for others'
             largest = greediest_largest_step(config, steps.most, pool.max_model_len)
-            executors.warm_up(with_adapters([largest], lora))
+            with _pool_size_errors(config, steps.most):
+                executors.warm_up(with_adapters([largest], lora))
             for gpu in gpus:
                 keep_small_memory(gpu)
             keep_pinned_memory(len(gpus))
