@@ -79,7 +79,11 @@ FIGURES = {
         "decode256": Row(10_781, 19_800, 13_500),
         "prefill": Row(64_212, 140_000, 80_000),
     },
-    "gemma3-12b": {"decode1": Row(None, 193, 155)},
+    "gemma3-12b": {
+        "decode1": Row(None, 193, 155),
+        "decode256": Row(None, 8_450, 6_340),
+        "prefill": Row(None, 30_350, 22_760),
+    },
     "8b fp8": {
         "decode1": Row(237, 554, 400),
         "nano": Row(9_536, 16_600, 12_500),

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.norm_add import norm_add
 from aengine.kernels.variants import keep_variants
 
 
@@ -65,6 +66,9 @@ class TritonNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return norm_add(x, self.weight, self.eps, residual)
 
 
 @keep_variants

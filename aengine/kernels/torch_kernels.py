@@ -36,6 +36,9 @@ class TorchNorm:
             return F.rms_norm(x, width, self.weight, self.eps)
         return F.rms_norm(x.float(), width, None, self.eps).to(x.dtype).mul_(self.weight)
 
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(self(x))
+
 
 class TorchKernels:
     """`Kernels` in as few torch operations as possible: on a CPU and a small model their number is the time."""

@@ -35,6 +35,19 @@ def test_silu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype,
 
 
 @pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
+def test_a_norm_that_is_added_is_the_references(
+    tokens: int, hidden: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, residual = (torch.randn(tokens, hidden, device=device).to(dtype) * 3 for _ in range(2))
+    weight = torch.rand(hidden, device=device) + 0.5
+    expected = REFERENCE.norm(weight, 1e-6).add_to(x, residual.clone())
+    out = norms.TritonNorm(weight, 1e-6).add_to(x, residual)
+    assert out.dtype == dtype
+    assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize(
     ("tokens", "inter"), [pytest.param(3, 72, id="tiny"), pytest.param(1, 15360), pytest.param(130, 3000)]
 )

@@ -298,8 +298,8 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
     return model
 
 
-def reference(model: PreTrainedModel, vocab: int = VOCAB, per_length: int = 8) -> Reference:
-    """Greedy continuations of random prompts, without those that rounding decides. Raises unless 20 are left."""
+def reference(model: PreTrainedModel, vocab: int = VOCAB, per_length: int = 8, least: int = 20) -> Reference:
+    """Greedy continuations of random prompts, without those that rounding decides. Raises unless `least` are left."""
     generator = torch.Generator().manual_seed(1)
     prompts, ids, logits = [], [], []
     for length in PROMPT_LENGTHS:
@@ -321,6 +321,6 @@ def reference(model: PreTrainedModel, vocab: int = VOCAB, per_length: int = 8) -
                 prompts.append(batch[i].tolist())
                 ids.append(out.sequences[i, length:].tolist())
                 logits.append(steps[i])
-    if len(prompts) < 20:
+    if len(prompts) < least:
         raise RuntimeError(f"only {len(prompts)} prompts have a clear greedy continuation; change the seed")
     return Reference(prompts, ids, logits)

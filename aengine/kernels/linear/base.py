@@ -17,6 +17,10 @@ class Norm(Protocol):
         """x [tokens, width] -> [tokens, width]."""
         ...
 
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`residual + self(x)`, both [tokens, width]; the residual, which is contiguous, may be used up."""
+        ...
+
 
 class Linear(Protocol):
     """y = x W^T + b. It owns its weight and the weight's format; nobody else looks at either.

@@ -58,4 +58,6 @@ class Addition:
         whole = part(slice(None))
         if self.total is not None:
             whole = self.total(whole)
+        if self.norm is not None and self.scale == 1.0:
+            return self.norm.add_to(whole, x)
         return x.add_(whole if self.norm is None else self.norm(whole), alpha=self.scale)

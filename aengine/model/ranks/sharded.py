@@ -44,6 +44,9 @@ class PreparedNorm:
             at += piece.tokens
         return normed
 
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(self(x))
+
 
 class Sum:
     """The sum over all ranks that ends a block, with the norm that begins the next one."""
@@ -150,3 +153,6 @@ class SummedNorm:
         squares = self._ranks.gather(wide.square().sum(-1, keepdim=True), self._ranks.count)  # [tokens, ranks]
         mean = squares.sum(-1, keepdim=True) / (self._width * self._copies)
         return (wide * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(self(x))

@@ -1,0 +1,53 @@
+"""The engine answers as transformers does, for each family, whatever it does to be fast (float32)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+import aengine
+from aengine.model.hub import DEMO
+from tests.model.checkpoints import CASES, Reference, reference, write_checkpoint
+
+pytestmark = pytest.mark.anyio
+
+VOCAB = 4096  # of the demo model's tokenizer
+ALWAYS = ("gemma3", "gpt-oss")  # the others among the slow tests
+VARIANTS: dict[str, dict[str, object]] = {
+    "lookahead": {},
+    "no lookahead": {"lookahead": False},
+    "small pool, preempting": {"num_pages": 60, "page_size": 3},
+    "chunks of 7": {"max_step_tokens": 16, "max_num_seqs": 9},
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES],
+)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = write_checkpoint(request.param, folder, vocab_size=VOCAB)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder)
+    return folder, reference(model, vocab=VOCAB, least=8)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+async def test_the_ids_are_those_of_transformers(name: str, subject: tuple[Path, Reference]) -> None:
+    folder, expected = subject
+    knobs = {"max_num_seqs": 32, "kv_cache_gib": 0.1, "max_model_len": 128, **VARIANTS[name]}
+    greedy = {"temperature": 0, "max_tokens": len(expected.ids[0]), "ignore_eos": True}
+    async with aengine.Engine(str(folder), device="cpu", progress=False, **knobs) as engine:
+        completions = await asyncio.gather(*(engine.complete(prompt, **greedy) for prompt in expected.prompts))
+        assert [list(one.token_ids) for one in completions] == expected.ids
+        assert ("preempting" in name) == (engine.stats().preemptions > 0)
+        prompt, ids = expected.prompts[-1], expected.ids[-1]  # one of the longest
+        await engine.complete(prompt, **greedy)
+        again = await engine.complete(prompt, n=3, **greedy)
+        assert [list(choice.token_ids) for choice in again.choices] == [ids] * 3
+        assert again.usage.cached_tokens > 0
+        engine.check_integrity()
