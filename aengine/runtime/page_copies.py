@@ -119,3 +119,4 @@ class RankedCopies:
         self._down.shutdown(wait=True)
         for rank in self._ranks:
             rank.close()
+        self._ranks = ()  # with the pools

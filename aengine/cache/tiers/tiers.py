@@ -115,7 +115,7 @@ class Tiers:
         self._token_bytes = tree.page_size * array("I").itemsize
         pool = allocator.num_pages - 1
         # What is copied ahead lies in both places: of host memory it may have half.
-        self._ahead = max(1, min(pool if disk else pool // 2, host.slots // 2))
+        self._ahead = max(1, min(pool // 2 if disk is None else pool, host.slots // 2))
         self._copy_pages = max(1, min(copy_pages, host.slots // 4))
         self._keys: dict[int, bytes] = {}  # by page of the tree
         self._passing: set[int] = set()  # pages whose keys mean nothing to a later start
@@ -201,7 +201,7 @@ class Tiers:
 
     def _next_pages(self) -> list[int]:
         """Pages without a copy among the next to be evicted, the first one first."""
-        wanted = self._ahead - (0 if self.disk else self._allocator.free)
+        wanted = self._ahead - (self._allocator.free if self.disk is None else 0)
         pages: list[int] = []
         for looked, node in enumerate(self._tree.next_evicted()):
             if wanted <= 0 or looked >= _MOST_NODES or len(pages) >= self._copy_pages:
