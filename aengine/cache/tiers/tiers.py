@@ -206,12 +206,13 @@ class Tiers:
         for looked, node in enumerate(self._tree.next_evicted()):
             if wanted <= 0 or looked >= _MOST_NODES or len(pages) >= self._copy_pages:
                 break
-            wanted -= len(node.pages)
+            next_ones = node.pages[-wanted:]
+            wanted -= len(next_ones)
             if node.backed:
                 continue
-            missing = [page for page in reversed(node.pages) if self._keys[page] not in self.host]
+            missing = [page for page in reversed(next_ones) if self._keys[page] not in self.host]
             pages += missing[: self._copy_pages - len(pages)]
-            node.backed = len(pages) < self._copy_pages or not missing
+            node.backed = len(next_ones) == len(node.pages) and (len(pages) < self._copy_pages or not missing)
         return pages
 
     # ---- up -------------------------------------------------------------------------------------------------
