@@ -91,6 +91,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="KV pool size in GiB, on each GPU; default on a CPU: 1, on a GPU: what is left"),
     ] = None
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
+    host_cache_gib: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=2**20,
+            description="host memory for KV pages that leave the pool, in GiB, of all GPUs together; 0: none",
+        ),
+    ] = 0.0
+    disk_cache_dir: Annotated[
+        str | None,
+        Meta(description="folder for KV pages of the host cache, so that a later start finds them; one engine's own"),
+    ] = None
+    disk_cache_gib: Annotated[
+        float, Meta(gt=0, le=2**30, description="most GiB of files there; the least recently used go")
+    ] = 64.0
     lookahead: Annotated[bool, Meta(description="launch a step before the tokens of the last one are read")] = True
     priority_aging: Annotated[
         float, Meta(ge=0, description="seconds of waiting that make up for one level of priority")

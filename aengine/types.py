@@ -193,6 +193,17 @@ class Stats(msgspec.Struct, frozen=True):
     adapter_places: int = 0  # on the device
     adapter_loads: int = 0  # from host memory to a place
     adapter_evictions: int = 0  # from a place, to make room for another
+    cached_host_tokens: int = 0  # of `cached_tokens`, those that came back from host memory
+    cached_disk_tokens: int = 0  # and from the disk
+    host_pages_total: int = 0  # that host memory has room for; 0: there is no such tier
+    host_pages: int = 0  # that lie there
+    host_page_bytes: int = 0  # of each, on all ranks
+    host_stores: int = 0  # pages copied from the device to host memory
+    host_loads: int = 0  # pages copied back
+    host_misses: int = 0  # pages evicted from the device before they were copied
+    disk_bytes: int = 0  # of files
+    disk_stores: int = 0  # pages written to the disk
+    disk_loads: int = 0  # pages read from it
 
     @property
     def kv_usage(self) -> float:

@@ -34,9 +34,10 @@ class KVPool:
     def __init__(self, shape: KVShape, num_pages: int, device: torch.device) -> None:
         self.num_pages = num_pages
         self.page_size = shape.page_size
+        self.page_bytes = shape.page_bytes
         sizes = (shape.num_layers, 2, num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
         self.data = (
-            _lazy_zeros(sizes, shape.dtype)
+            host_zeros(sizes, shape.dtype)
             if device.type == "cpu"
             else torch.zeros(sizes, dtype=shape.dtype, device=device)
         )
@@ -45,6 +46,11 @@ class KVPool:
     def layer(self, i: int) -> tuple[Tensor, Tensor]:
         """K and V of layer i as views, each [pages, page_size, kv_heads, head_dim]."""
         return self._layers[i]
+
+    def by_page(self) -> Tensor:
+        """The pool's bytes as a view [pages, layers * 2, bytes of a page in a layer] uint8, the first two strided."""
+        layers, both, pages = self.data.shape[:3]
+        return self.data.view(layers * both, pages, -1).view(torch.uint8).transpose(0, 1)
 
     def copy_pages(self, source: Tensor, destination: Tensor) -> None:
         """Copy pages source[i] to destination[i] in all layers; both [n] int64 on the pool's device.
@@ -56,6 +62,6 @@ class KVPool:
                 kept[destination] = kept[source]
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeroed host memory that the system hands out only as it is touched: torch touches all of it at once."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -43,7 +43,7 @@ def packed(token_ids: Iterable[int]) -> array[int]:
 class Node:
     """A run of whole pages. Callers keep nodes to lock them; only the tree changes them."""
 
-    __slots__ = ("children", "data", "depth", "epoch", "key", "locks", "pages", "parent")
+    __slots__ = ("backed", "children", "data", "depth", "epoch", "key", "locks", "pages", "parent")
 
     def __init__(
         self, parent: Node | None, key: _Key, data: bytes, pages: list[int], depth: int, locks: int, epoch: int = 0
@@ -55,6 +55,7 @@ class Node:
         self.depth = depth  # pages from the root to the end of this run
         self.locks = locks
         self.epoch = epoch  # of the tree when the run was inserted
+        self.backed = False  # the tiers' below: each of its pages has been copied there, or is on its way
         self.children: dict[_Key, Node] = {}
 
 
@@ -187,6 +188,10 @@ class RadixTree:
             self._cut(next(iter(self._unlocked)), missing)
         return self._allocator.free - before
 
+    def next_evicted(self) -> Iterator[Node]:
+        """The unlocked nodes in the order in which `evict` would take them. The tree may not be used meanwhile."""
+        return iter(self._unlocked)
+
     def clear(self) -> None:
         """Drop all cached runs: unlocked pages go now, locked ones once they are unlocked, and no lookup finds them."""
         self.epoch += 1
@@ -244,6 +249,7 @@ class RadixTree:
             raise ValueError("the root has nothing to split")
         depth = node.depth - len(node.pages) + at
         upper = Node(parent, node.key, b"", node.pages[:at], depth, node.locks, node.epoch)
+        upper.backed = node.backed
         upper.data, node.data = node.data[: at * self._page_bytes], node.data[at * self._page_bytes :]
         parent.children[node.key] = upper
         node.key = node.data[: self._page_bytes]

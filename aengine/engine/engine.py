@@ -115,12 +115,15 @@ class Engine(EngineFacts, PooledAnswers):
             prepare_mask=ready.grammars.prepare,
             fail_request=self._fail_request,
             timeline=self.timeline,
-            between=None if ready.adapters is None else ready.adapters.look,
+            between=ready.look,
+            observe=None if ready.carriers is None else ready.carriers.observe,
         )
         group = await self._exit.enter_async_context(anyio.create_task_group())
         group.start_soon(self._serve, self._loop, ready)
         if ready.adapters is not None:
             group.start_soon(ready.adapters.carry, self._loop.wake, self._fail_sequence)
+        if ready.carriers is not None:
+            group.start_soon(ready.carriers.carry, self._loop.wake)
         events = published_events(self.config, ready.scheduler.memory.tree, publisher)
         await self._exit.enter_async_context(events)
         self._ready_state = ready
@@ -157,6 +160,8 @@ class Engine(EngineFacts, PooledAnswers):
                 try:
                     if ready.adapters is not None:
                         await ready.adapters.close()
+                    if ready.carriers is not None:
+                        await ready.carriers.close()
                     await anyio.to_thread.run_sync(ready.runtime.runner.close)
                 except Exception as error:  # a dead device: whoever leaves must not wait for it
                     log.error("the device did not let go cleanly", exc_info=error)

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from aengine.cache.radix import packed
+from aengine.cache.tiers.disk import DiskPages
 from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
 from aengine.engine.live import begin, make_sibling
+from aengine.engine.tiers import PageCarriers, open_disk, tiers_below
 from aengine.engine.without_collections import without_collections
 from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelNotFoundError
 from aengine.model.fields import Fields, read_json_object
+from aengine.model.fingerprint import fingerprint_of
 from aengine.model.hub import resolve_adapter, resolve_model
 from aengine.runtime.driver import open_contexts
 from aengine.sampling_params import SamplingParams, check_token_ids
@@ -60,7 +63,10 @@ class Loaded:
         scorer: Scorer | None,
         timeline: Timeline | None,
         adapters: Adapters | None,
+        disk: DiskPages | None,
+        fingerprint: bytes,
     ) -> None:
+        """fingerprint: of the model, and of all that its keys and values depend on."""
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.generation = generation
@@ -82,6 +88,17 @@ class Loaded:
             make_sibling=make_sibling,
             adapters=None if adapters is None else adapters.queue,
         )
+        self.carriers = None  # nothing lies below the pool
+        if runtime.copies is not None:
+            tiers = tiers_below(self.scheduler.memory, runtime.copies, fingerprint, disk)
+            self.carriers = PageCarriers(self.scheduler.attach(tiers), runtime.copies)
+
+    def look(self) -> None:
+        """Between two steps: let those who carry adapters and pages know of what is awaited."""
+        if self.adapters is not None:
+            self.adapters.look()
+        if self.carriers is not None:
+            self.carriers.look()
 
     def adapter(self, name: str | None) -> LoadedAdapter | None:
         """The adapter of that name, None for None. Raises `ModelNotFoundError`."""
@@ -185,6 +202,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
     longer than both; the device's context is opened beside all of that, and grammars are made before weights are read.
     """
     folder = resolve_model(config.model, config.revision)
+    disk = open_disk(config)
     with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as beside:
         gpus = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
         opening = beside.submit(open_contexts, config.device, gpus)
@@ -224,7 +242,19 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             grammars = making.result()
             if timeline is not None:
                 runtime.runner.trace(timeline)
-            return Loaded(config, runtime, tokenizer, grammars, generation, pooling, scorer, timeline, adapters)
+            return Loaded(
+                config,
+                runtime,
+                tokenizer,
+                grammars,
+                generation,
+                pooling,
+                scorer,
+                timeline,
+                adapters,
+                disk,
+                fingerprint_of(folder, config, runtime.dtypes, runtime.model.ranks) if disk is not None else b"",
+            )
         except BaseException:
             if making.exception() is None:
                 making.result().close()

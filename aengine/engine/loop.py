@@ -44,8 +44,11 @@ class StepLoop:
         fail_request: Callable[[LiveRequest | PooledRequest, AengineError], None],
         timeline: Timeline | None = None,
         between: Callable[[], None] | None = None,
+        observe: Callable[[StepPlan, float], None] | None = None,
     ) -> None:
-        """between: called after each launch, and before the loop waits for news."""
+        """between: called after each launch, and before the loop waits for news; observe: with each step that was
+        committed, and the seconds that it took behind its predecessor.
+        """
         self._scheduler = scheduler
         self._runner = runner
         self._lookahead = lookahead
@@ -53,6 +56,8 @@ class StepLoop:
         self._prepare_mask = prepare_mask
         self._fail_request = fail_request
         self._between = between
+        self._observe = observe
+        self._launched: dict[int, float] = {}  # monotonic seconds, by step
         self._mark = unmarked if timeline is None else timeline.mark
         self._wake = asyncio.Event()
         self._stopping = False
@@ -87,6 +92,7 @@ class StepLoop:
                 if step is not None:
                     await _settled(step)  # it may still write to the pages that are about to be released
                     step = None
+                self._launched.clear()
                 self._fail(failed.plan, failed.error)
             await self._deliver_all(updates)
             if previous is None and step is None:
@@ -104,6 +110,7 @@ class StepLoop:
         self._mark("schedule")
         if plan is None:
             return None
+        self._launched[plan.step] = time.monotonic()
         try:
             step = self._runner.launch(plan)
         except Exception as error:  # noqa: BLE001 - whatever a launch raises ends this step's requests, not the engine
@@ -118,7 +125,11 @@ class StepLoop:
         except Exception as error:
             raise _StepFailed(step.plan, error) from error
         self._mark("await", step.plan)
-        self.last_step = time.monotonic()
+        now, before = time.monotonic(), self.last_step or 0.0
+        self.last_step = now
+        if self._observe is not None:
+            self._observe(step.plan, now - max(before, self._launched[step.plan.step]))
+        del self._launched[step.plan.step]
         updates = self._scheduler.commit(step.plan, result)
         self._mark("commit", count=len(updates))
         if step.plan.structured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from aengine.cache.tiers.tiers import TierCounters
 from aengine.scheduling.scheduler import Scheduler
 from aengine.types import Stats
 
@@ -12,6 +13,8 @@ def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None)
     """`last_step` is the monotonic time, in seconds, at which the newest step was committed."""
     memory, counters, adapters = scheduler.memory, scheduler.counters, scheduler.adapters
     cached = memory.tree.evictable_pages
+    tiers = None if scheduler.loading is None else scheduler.loading.tiers
+    below = TierCounters() if tiers is None else tiers.counters
     return Stats(
         running=scheduler.running,
         waiting=scheduler.waiting,
@@ -30,5 +33,16 @@ def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None)
         adapter_places=0 if adapters is None else adapters.places,
         adapter_loads=0 if adapters is None else adapters.loads,
         adapter_evictions=0 if adapters is None else adapters.evictions,
+        cached_host_tokens=counters.cached_host_tokens,
+        cached_disk_tokens=counters.cached_disk_tokens,
+        host_pages_total=0 if tiers is None else tiers.host.slots,
+        host_pages=0 if tiers is None else len(tiers.host),
+        host_page_bytes=0 if tiers is None else tiers.page_bytes,
+        host_stores=below.stored_pages,
+        host_loads=below.loaded_pages,
+        host_misses=below.lost_pages,
+        disk_bytes=0 if tiers is None or tiers.disk is None else tiers.disk.bytes,
+        disk_stores=below.written_pages,
+        disk_loads=below.read_pages,
         last_step_age=None if last_step is None else time.monotonic() - last_step,
     )

@@ -91,8 +91,8 @@ class StepExecutor:
     """Runs one step after the other: rows, forward pass, draws, feedback of the drawn ids, page copies."""
 
     def __init__(self, decoder: Decoder, kv: KVPool, sampler: Sampler, rows: Rows) -> None:
+        self.kv = kv
         self._decoder = decoder
-        self._kv = kv
         self._sampler = sampler
         self._rows = rows
 
@@ -108,7 +108,7 @@ class StepExecutor:
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
-        inputs = build_inputs(plan, rows, self._kv.page_size)
+        inputs = build_inputs(plan, rows, self.kv.page_size)
         # What is scored are all the prompt's tokens, of which the draws read a few.
         wanted = None if plan.scoring else inputs.draw_tokens
         pooled = rows.upload(pooled_tokens(plan)) if plan.pooled else None
@@ -117,7 +117,7 @@ class StepExecutor:
         # Every decode draws, which tells whether it is finite.
         sums = torch.empty(plan.num_tokens, dtype=torch.float32, device=rows.device) if plan.prefill else None
         hidden = self._decoder.forward(
-            inputs.input_ids, inputs.positions, inputs.attention, self._kv, wanted, sums=sums, adapters=inputs.adapters
+            inputs.input_ids, inputs.positions, inputs.attention, self.kv, wanted, sums=sums, adapters=inputs.adapters
         )
         adapters, draws = inputs.adapters, len(inputs.draw_row_list)
         head = Head(self._decoder, hidden, adapters if adapters is None or wanted is None else adapters[wanted])
@@ -165,7 +165,7 @@ class StepExecutor:
         if plan.page_copies:
             pairs = self._rows.upload([page for copy in plan.page_copies for page in copy])
             source, destination = pairs.view(-1, 2).unbind(1)
-            self._kv.copy_pages(source, destination)
+            self.kv.copy_pages(source, destination)
 
     def _advance(self, plan: StepPlan, inputs: StepInputs) -> None:
         """Lengths grow by what was computed, on the device and on the host alike."""

@@ -94,6 +94,20 @@ class AdapterQueue:
         self.remove(sequence)
         return sequence
 
+    def set_aside(self, sequence: Sequence) -> None:
+        """Let others overtake a sequence, which still counts as waiting, until it is put back."""
+        queue = self._plain if sequence.adapter is None else self._queues[sequence.adapter]
+        queue.set_aside(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Undo `set_aside`; nothing happens if the sequence was removed meanwhile."""
+        adapter = sequence.adapter
+        queue = self._plain if adapter is None else self._queues.get(adapter)
+        if queue is not None:
+            queue.put_back(sequence)
+            if adapter is not None and not adapter.place and queue.head() is sequence:
+                self._await(adapter, sequence)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence; nothing happens if it is not queued."""
         adapter = sequence.adapter

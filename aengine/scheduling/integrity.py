@@ -43,12 +43,15 @@ def check_flights(running: Seq[Sequence], leaving: Collection[Sequence], flights
         _require(ahead == 1 if sequence.decoding else ahead > 0, f"{ahead} tokens are yet to go through the model")
 
 
-def check_pages(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
-    """Check that every page that is held is some sequence's or the tree's, and that pages hold what was computed."""
+def check_pages(memory: SequenceMemory, holders: Collection[Sequence], loading: Seq[int]) -> None:
+    """Check that every page that is held is some sequence's or the tree's, and that pages hold what was computed.
+
+    loading: pages on their way from the tiers below.
+    """
     memory.allocator.check_integrity()
     memory.tree.check_integrity()
     admissions: Counter[AdmittedPages] = Counter()
-    private: list[int] = []
+    private = list(loading)
     for sequence in holders:
         admitted = sequence.admitted
         if admitted is None:

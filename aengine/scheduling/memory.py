@@ -56,16 +56,9 @@ class SequenceMemory:
         At least the last token is left to compute. `headroom` pages must stay available beyond that. A sequence
         that did not fit is looked up again only when it might: asking in every step costs next to nothing.
         """
-        available, tree, refused = self.available, self.tree, self._refused
-        if available <= headroom:
-            return False  # at least one fresh page is needed
-        if (
-            refused is not None
-            and refused.sequence is sequence
-            and refused.changes == tree.changes
-            and refused.needed + headroom > available
-        ):
+        if self.refuses(sequence, headroom):
             return False
+        available, tree = self.available, self.tree
         known = sequence.length
         cached: list[int] = []
         node = tree.root
@@ -85,6 +78,18 @@ class SequenceMemory:
         sequence.admitted = AdmittedPages(node, set(fresh), len(sequence.pages), tree.epoch)
         sequence.launched = sequence.computed = len(cached) * self.page_size
         return True
+
+    def refuses(self, sequence: Sequence, headroom: int) -> bool:
+        """Whether it is known without looking that the sequence cannot be admitted."""
+        available, refused = self.available, self._refused
+        if available <= headroom:
+            return True  # at least one fresh page is needed
+        return (
+            refused is not None
+            and refused.sequence is sequence
+            and refused.changes == self.tree.changes
+            and refused.needed + headroom > available
+        )
 
     def grow(self, sequence: Sequence) -> int:
         """Append one fresh page, which `reserve` must have made free, and return it."""

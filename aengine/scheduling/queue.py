@@ -18,13 +18,14 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, int, Sequence]] = []
         self._queued: set[Sequence] = set()
+        self._aside: set[Sequence] = set()
 
     def __len__(self) -> int:
-        return len(self._queued)
+        return len(self._queued) + len(self._aside)
 
     def __iter__(self) -> Iterator[Sequence]:
         """The waiting sequences, in no order."""
-        return iter(self._queued)
+        return iter((*self._queued, *self._aside))
 
     def push(self, sequence: Sequence) -> None:
         self._queued.add(sequence)
@@ -48,8 +49,20 @@ class WaitingQueue:
         self._queued.discard(sequence)
         return sequence
 
+    def set_aside(self, sequence: Sequence) -> None:
+        """Let others overtake a sequence, which still counts as waiting, until it is put back."""
+        self.remove(sequence)
+        self._aside.add(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Undo `set_aside`; nothing happens if the sequence was removed meanwhile."""
+        if sequence in self._aside:
+            self._aside.discard(sequence)
+            self.push(sequence)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence; nothing happens if it is not queued."""
+        self._aside.discard(sequence)
         self._queued.discard(sequence)
         if len(self._heap) > 2 * len(self._queued) + 64:  # amortised: the heap stays within twice its live part
             self._heap = [entry for entry in self._heap if entry[3] in self._queued]

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from aengine.cache.tiers.tiers import Tiers
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.batch import Batch
@@ -18,6 +19,7 @@ from aengine.scheduling.commit import commit_chunks, commit_draws
 from aengine.scheduling.counters import Counters
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages, check_unforked
+from aengine.scheduling.loading import Loading
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
@@ -74,8 +76,14 @@ class Scheduler:
         self._batch = Batch(max_rows, self.memory)
         self._flights: deque[Flight] = deque()
         self._next_step = 0
+        self.loading: Loading | None = None  # where there are tiers below the pool
         self._shared_rows: list[int] | None = None  # the decode rows that `_shared` was worked out for
         self._shared: list[SharedRun] = []
+
+    def attach(self, tiers: Tiers) -> Loading:
+        """Let waiting sequences have pages from the tiers below the tree, which is still empty."""
+        self.loading = Loading(self.memory, tiers, self._waiting)
+        return self.loading
 
     # ---- what the engine sees -----------------------------------------------------------------------------
 
@@ -92,7 +100,8 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether nothing runs, waits or is in flight."""
-        return not self._waiting and not self._flights and not self._batch.held
+        loading = self.loading is not None and self.loading.busy
+        return not self._waiting and not self._flights and not self._batch.held and not loading
 
     @property
     def capacity_tokens(self) -> int:
@@ -224,10 +233,12 @@ class Scheduler:
         leaving = {sequence for flight in self._flights for sequence in flight.carried()}.difference(running)
         check_batch(self._batch, leaving)
         check_flights(running, leaving, self._flights)
-        check_pages(self.memory, {*running, *leaving})
+        check_pages(self.memory, {*running, *leaving}, [] if self.loading is None else self.loading.pages)
         check_unforked(self._unforked, {*self._waiting, *running, *leaving})
         if self.adapters is not None:
             self.adapters.check_integrity([*running, *leaving])
+        if self.loading is not None:
+            self.loading.check_integrity()
         if self.idle:
             check_idle(self.memory)
 
@@ -287,6 +298,9 @@ class Scheduler:
         while budget.left and batch.free_rows and (head := self._waiting.head()) is not None:
             if len(plan.new_rows) >= MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
                 return
+            if self.loading is not None and self.loading.begin(head, headroom=len(batch.running)):
+                looked_up += head.length
+                continue
             if not self.memory.admit(head, headroom=len(batch.running)):
                 return  # first come, first served: nobody overtakes the head, but for those whose adapter is not there
             self._waiting.pop()
@@ -301,6 +315,9 @@ class Scheduler:
             sequence.cached = min(sequence.launched, sequence.prompt_len)
             self.counters.prompt_tokens += sequence.prompt_len
             self.counters.cached_tokens += sequence.cached
+            from_host = min(sequence.from_host, sequence.cached)
+            self.counters.cached_host_tokens += from_host
+            self.counters.cached_disk_tokens += min(sequence.from_disk, sequence.cached - from_host)
             if self._on_begin is not None:
                 self._on_begin(sequence)
 
@@ -368,6 +385,7 @@ class Scheduler:
         """Return a preempted sequence that has given everything back to its place in the queue."""
         if sequence.phase is Phase.PREEMPTED:
             sequence.phase = Phase.WAITING
+            sequence.sought = False
             self._waiting.push(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:

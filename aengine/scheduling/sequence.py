@@ -74,6 +74,9 @@ class Sequence:
     owner: object = None  # the caller's, untouched
     grammar: Grammar | None = None  # has seen the committed output, no more and no less
     cached: int | None = None  # prompt tokens found in the tree at first admission
+    sought: bool = False  # the tiers below were asked for its tokens since it began to wait
+    from_host: int = 0  # tokens that were brought into the tree for it
+    from_disk: int = 0
 
     output: list[int] = field(default_factory=list)  # committed
     phase: Phase = Phase.WAITING

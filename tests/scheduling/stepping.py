@@ -17,6 +17,7 @@ from aengine.scheduling.sequence import Sequence, Update, sibling_of
 from aengine.step_plan import Pool, StepPlan
 from aengine.types import FinishReason
 from tests.scheduling.fake_device import POISON, FakeDevice, check, naive_output
+from tests.scheduling.fake_tiers import FakeTiers
 
 Kind = Literal["last", "mean"]
 AGING = 30.0  # seconds of waiting that make up for one level of priority
@@ -59,6 +60,7 @@ class Stepper:
     """Requests in, tokens out. `lookahead` is the number of steps launched before the oldest one is read.
 
     With `places` for adapters, those that are awaited come to the device while steps go on; each takes `load_steps`.
+    With `host_slots` pages go to host memory, and of these `disk_pages` to a disk; a copy takes `copy_turns`.
     """
 
     def __init__(
@@ -75,6 +77,10 @@ class Stepper:
         places: int = 0,
         most_loads: int = 1,
         load_steps: int = 2,
+        host_slots: int = 0,
+        disk_pages: int = 0,
+        copy_pages: int = 1000,
+        copy_turns: int = 2,
     ) -> None:
         self.adapters = AdapterQueue(places, most_loads) if places else None
         self.scheduler = Scheduler(
@@ -88,6 +94,11 @@ class Stepper:
             adapters=self.adapters,
         )
         self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
+        self.tiers = (
+            FakeTiers(self.scheduler, self.device, host_slots, disk_pages, copy_pages, copy_turns)
+            if host_slots
+            else None
+        )
         self.max_step_tokens = max_step_tokens
         self.lookahead = lookahead
         self.in_flight: deque[StepPlan] = deque()
@@ -259,6 +270,8 @@ class Stepper:
         """One turn of the loop: launch the next step, then read the oldest if `lookahead` steps are ahead of it."""
         if self.adapters is not None:
             self.bring()
+        if self.tiers is not None:
+            self.tiers.carry()
         plan = self.schedule()
         if self.in_flight and (plan is None or len(self.in_flight) > self.lookahead):
             self.commit()

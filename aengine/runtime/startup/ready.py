@@ -10,6 +10,7 @@ from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.adapters import AdapterPlaces
+from aengine.runtime.page_copies import PageCopies
 from aengine.runtime.runner import Runner
 from aengine.runtime.startup.sizing import PoolSize
 from aengine.step_plan import MixedLimit
@@ -27,6 +28,8 @@ class Runtime:
     max_step_tokens: int
     mixed_limit: MixedLimit | None = None  # None: a step that also decodes is as large as any
     adapters: AdapterPlaces | None = None  # None: there is room for none
+    copies: PageCopies | None = None  # None: no host memory is kept for pages
+    dtypes: tuple[str, str] = ("", "")  # what the model computes in, what keys and values are kept in
 
 
 class Phases:

@@ -9,6 +9,7 @@ import torch
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
+from aengine.runtime.device import host_memory
 
 CPU_KV_GIB = 1.0
 
@@ -69,3 +70,26 @@ def size_pool(
             f"{memory / 2**30:.1f} GiB of memory: at most {memory // page_bytes} pages; lower it"
         )
     return pool
+
+
+def host_slots(config: EngineConfig, page_bytes: int, ranks: int) -> int:
+    """How many pages the host cache holds; 0: there is none. page_bytes: of each rank.
+
+    Raises `ConfigError` where it is too small for anything, or larger than nine tenths of the machine's memory.
+    """
+    if not config.host_cache_gib:
+        return 0
+    nbytes = int(config.host_cache_gib * 2**30)
+    memory = host_memory()
+    if memory is not None and nbytes > memory * 9 // 10:
+        raise ConfigError(
+            f"host_cache_gib: {config.host_cache_gib} GiB of {memory / 2**30:.1f} GiB of memory leave too little for "
+            f"everything else; at most {memory * 9 // 10 / 2**30:.1f} can be had"
+        )
+    slots = nbytes // (page_bytes * ranks)
+    if slots < 4:
+        raise ConfigError(
+            f"host_cache_gib: {config.host_cache_gib} GiB hold {slots} pages of {page_bytes * ranks / 2**20:.1f} MiB; "
+            f"raise it, or lower page_size"
+        )
+    return slots

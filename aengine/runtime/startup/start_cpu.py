@@ -19,12 +19,13 @@ from aengine.model.load import Placement, load_shards
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.device import forward_threads, host_memory, resolve_dtype, resolve_kv_dtype
 from aengine.runtime.executor import Executor
+from aengine.runtime.page_copies import HostCopier, RankedCopies
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
-from aengine.runtime.startup.sizing import CPU_KV_GIB, size_pool
+from aengine.runtime.startup.sizing import CPU_KV_GIB, host_slots, size_pool
 from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, step_tokens
 from aengine.sampling.sampler import Sampler
 
@@ -65,19 +66,25 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     )
     threads = forward_threads(config.torch_threads, model.parameters)
 
-    def make(decoder: Decoder) -> Executor:
-        kv = KVPool(model.kv_shape(config.page_size, kv_dtype), pool.num_pages, device)
+    pools = [KVPool(model.kv_shape(config.page_size, kv_dtype), pool.num_pages, device) for _ in decoders]
+
+    def make(decoder: Decoder, kv: KVPool) -> Executor:
         pages = -(-pool.max_model_len // config.page_size)
         rows = Rows(config.max_num_seqs, pages, device, adapters=decoder.adapters is not None)
         return StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
 
-    executor = make(decoders[0])
+    executor = make(decoders[0], pools[0])
     if model.ranks > 1:
         each = max(1, threads.long // model.ranks)
-        executor = RankedExecutor([make(decoder) for decoder in decoders], ThreadedRanks(meeting, model.ranks, each))
+        executor = RankedExecutor(
+            [make(decoder, kv) for decoder, kv in zip(decoders, pools)], ThreadedRanks(meeting, model.ranks, each)
+        )
     ranks = "" if model.ranks == 1 else f"{model.ranks} ranks, "
     name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
     log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, phases)
     limit = mixed_limit(config, model, max_step_tokens)
     adapters = places_of(decoders, [HostFiller() for _ in decoders])
-    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit, adapters)
+    slots = host_slots(config, pool.page_bytes, model.ranks)
+    copies = RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None
+    dtypes = (str(dtype), str(kv_dtype))
+    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit, adapters, copies, dtypes)

@@ -26,16 +26,18 @@ from aengine.model.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
 from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, capture, make_executor
+from aengine.runtime.cuda.page_copies import DeviceCopier, pinned_beside
 from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory, keep_small_memory
 from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
+from aengine.runtime.page_copies import RankedCopies
 from aengine.runtime.startup.compile_ahead import compile_ahead
 from aengine.runtime.startup.cuda_memory import GIB, Budget, room_for_kv
 from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
-from aengine.runtime.startup.sizing import check_length, size_pool
+from aengine.runtime.startup.sizing import check_length, host_slots, size_pool
 from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
 from aengine.runtime.startup.warm_up import greediest_largest_step, greediest_steps, uncaptured_steps, with_adapters
 
@@ -69,6 +71,8 @@ def start_cuda(
     if config.num_pages is not None or config.kv_cache_gib is not None:
         kv_bytes = int((config.kv_cache_gib or 0) * GIB)
         size_pool(config, model, kv_dtype, kv_bytes, memory=torch.cuda.mem_get_info(device)[1])
+    page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
+    slots = host_slots(config, page_bytes, model.ranks)
     collectives = connect(gpus, patience=0) if len(gpus) > 1 else []
     devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus], collectives)
     job = _job(config, model, dtype, device)
@@ -76,6 +80,7 @@ def start_cuda(
     with (
         compile_ahead(job) as ahead,
         ThreadPoolExecutor(1, "imports") as imports,
+        pinned_beside(slots * page_bytes, len(gpus)) as pinned,
         devices.current(),
     ):
         for gpu in gpus:
@@ -145,12 +150,19 @@ def start_cuda(
         if adapters is not None:
             adapters.fill(Adapter(0, {}), 1)  # loads what copies need
         phases.end("graphs")
+        copies = None
+        if slots:
+            copiers = [DeviceCopier(rank.kv, one, slots) for rank, one in zip(executors.ranks, pinned(), strict=True)]
+            copies = RankedCopies(copiers)
+            copies.copy_to_host([0], [0])  # loads what copies need
+            copies.copy_to_device([0], [0])
+            phases.end("host memory")
         ahead.keep()
     name = ", ".join(f"{torch.cuda.get_device_name(gpu)} ({gpu})" for gpu in gpus)
     log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, phases)
     failed = [rank.failed for rank in collectives]
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
-    return Runtime(runner, model, pool, steps.most, steps.mixed, adapters)
+    return Runtime(runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)))
 
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:

@@ -57,6 +57,45 @@ async def test_the_engines_numbers_in_prometheus_format() -> None:
     }
 
 
+async def test_tiers_below_the_pool_tell_what_they_hold() -> None:
+    async with serving() as server:
+        server.engine.numbers = msgspec.structs.replace(
+            IDLE,
+            cached_tokens=100,
+            cached_host_tokens=60,
+            cached_disk_tokens=30,
+            host_pages_total=50,
+            host_pages=20,
+            host_page_bytes=1000,
+            host_stores=7,
+            host_loads=6,
+            host_misses=5,
+            disk_bytes=4000,
+            disk_stores=3,
+            disk_loads=2,
+        )
+        response = await server.client.get("/metrics")
+    values = {
+        (sample.name, sample.labels.get("tier", "")): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+        if "_tier_" in sample.name or "host_cache" in sample.name
+    }
+    assert {key: value for key, value in values.items() if not key[0].endswith("_created")} == {
+        ("aengine_tier_cached_tokens_total", "device"): 10,
+        ("aengine_tier_cached_tokens_total", "host"): 60,
+        ("aengine_tier_cached_tokens_total", "disk"): 30,
+        ("aengine_tier_bytes", "host"): 20_000,
+        ("aengine_tier_bytes", "disk"): 4000,
+        ("aengine_host_cache_bytes", ""): 50_000,
+        ("aengine_tier_stores_total", "host"): 7,
+        ("aengine_tier_stores_total", "disk"): 3,
+        ("aengine_tier_loads_total", "host"): 6,
+        ("aengine_tier_loads_total", "disk"): 2,
+        ("aengine_host_cache_misses_total", ""): 5,
+    }
+
+
 async def test_every_gpu_tells_its_memory() -> None:
     async with serving() as server:
         server.engine.gpus = [DeviceMemory(f"cuda:{rank}", "H200", 10 + rank, 140) for rank in range(2)]

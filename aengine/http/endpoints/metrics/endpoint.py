@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from aengine.http.endpoints.metrics.adapters import adapter_families, vllm_adapter_info
 from aengine.http.endpoints.metrics.families import histogram_family
+from aengine.http.endpoints.metrics.tiers import tier_families
 from aengine.http.endpoints.metrics.vllm import vllm_families
 from aengine.http.hypercorn.in_flight import StatusCounts
 from aengine.http.state import ServerState
@@ -90,6 +91,8 @@ class _EngineCollector(Collector):
             yield from _latency_families(latencies)
             if devices := engine.devices():
                 yield from _device_families(devices)
+            if stats.host_pages_total:
+                yield from tier_families(stats)
             if adapters := stats.adapter_places > 0:
                 yield from adapter_families(stats, engine.adapters)
             if self._state.config.vllm_metrics:

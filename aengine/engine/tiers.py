@@ -1,0 +1,207 @@
+"""The tasks that carry KV pages between the device, host memory and a disk, beside the step loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from aengine.cache.tiers.disk import DiskPages, PageFileError
+from aengine.cache.tiers.host import HostPages
+from aengine.cache.tiers.tiers import Load, Store, Tiers, Write
+from aengine.config import EngineConfig
+from aengine.errors import ConfigError
+from aengine.scheduling.loading import Loading
+from aengine.scheduling.memory import SequenceMemory
+from aengine.step_plan import StepPlan
+
+if TYPE_CHECKING:  # torch, which `load` imports
+    from aengine.runtime.page_copies import PageCopies
+
+log = logging.getLogger("aengine")
+
+COPY_BYTES = 128 * 2**20  # of one copy down: what is evicted while it is on its way was copied in vain
+WRITING_SECONDS = 10.0  # that a closing engine takes for pages that have yet to be written to the disk
+
+
+class PageCarriers:
+    """Three lanes, each a task that carries one thing at a time: pages down, pages up, files.
+
+    `look`, called between steps, tells the first and the second that there may be something to do.
+    """
+
+    def __init__(self, loading: Loading, copies: PageCopies) -> None:
+        self.tiers: Tiers = loading.tiers
+        self._loading = loading
+        self._copies = copies
+        self._disk: DiskPages | None = loading.tiers.disk
+        self._files = ThreadPoolExecutor(1, "aengine-page-files-out")
+        self._readers = ThreadPoolExecutor(4, "aengine-page-files-in")
+        self._changed = {lane: asyncio.Event() for lane in ("down", "up", "files")}
+        self._wake: Callable[[], None] = lambda: None
+        self._closing = False
+        self._ended = asyncio.Event()
+        self.tiers.on_cleared = self._changed["files"].set
+
+    def look(self) -> None:
+        """Between two steps."""
+        if self.tiers.store_due:
+            self._changed["down"].set()
+        if self._loading.busy:
+            self._changed["up"].set()
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long, by which it is judged what computing tokens costs."""
+        self.tiers.speeds.computed(sum(len(chunk.token_ids) for chunk in plan.prefill), seconds)
+
+    async def carry(self, wake: Callable[[], None]) -> None:
+        """Serve all lanes until `close`. wake: lets the step loop look again."""
+        self._wake = wake
+        with anyio.CancelScope(shield=True):  # the device's memory stays until `close` has seen the end of this
+            async with anyio.create_task_group() as lanes:
+                lanes.start_soon(self._down)
+                lanes.start_soon(self._up)
+                lanes.start_soon(self._write_files)
+            self._ended.set()
+
+    async def close(self) -> None:
+        """Wait until nothing is on its way. What is to be written to the disk has some seconds to get there."""
+        self._closing = True
+        for changed in self._changed.values():
+            changed.set()
+        await self._ended.wait()
+        self._readers.shutdown()
+        self._files.shutdown()
+        await anyio.to_thread.run_sync(self._copies.close)
+
+    async def _news(self, lane: str) -> None:
+        await self._changed[lane].wait()
+        self._changed[lane].clear()
+
+    # ---- down -----------------------------------------------------------------------------------------------
+
+    async def _down(self) -> None:
+        while not self._closing:
+            store = self.tiers.next_store()
+            if store is None:
+                await self._news("down")
+            else:
+                self.tiers.end_store(store, await self._stored(store))
+                self._changed["files"].set()
+
+    async def _stored(self, store: Store) -> bool:
+        try:
+            await self._copies.to_host(store.pages, store.slots)
+        except Exception as error:  # noqa: BLE001 - a cache that cannot be kept; a lost device says so in its steps
+            log.error("%d KV pages could not be copied to host memory: %s", len(store.pages), error)
+            return False
+        return True
+
+    # ---- up -------------------------------------------------------------------------------------------------
+
+    async def _up(self) -> None:
+        while not self._closing:
+            load = self.tiers.next_load()
+            if load is None:
+                await self._news("up")
+            else:
+                self._loading.end(load, await self._loaded(load))
+                self._changed["files"].set()
+                self._wake()
+        while (load := self.tiers.next_load()) is not None:
+            self._loading.end(load, 0)
+
+    async def _loaded(self, load: Load) -> int:
+        """Bring a load's pages; how many of its first ones have come."""
+        arrived = await self._read(load)
+        began = time.perf_counter()
+        try:
+            if arrived:
+                await self._copies.to_device(load.slots[:arrived], load.pages[:arrived])
+        except Exception as error:  # noqa: BLE001 - they are computed then; a lost device says so in its steps
+            log.error("%d KV pages could not be copied from host memory: %s", arrived, error)
+            return 0
+        self.tiers.speeds.loaded(arrived * self.tiers.page_bytes, time.perf_counter() - began)
+        return arrived
+
+    async def _read(self, load: Load) -> int:
+        """Read what lies on the disk into host memory; how many of the first pages are there now."""
+        reads, disk = load.reads, self._disk
+        if not reads or disk is None:
+            return len(load.keys)
+        loop, began = asyncio.get_running_loop(), time.perf_counter()
+
+        def read(key: bytes, slot: int) -> None:
+            disk.read(key, self._copies.memory(slot))
+
+        futures = [loop.run_in_executor(self._readers, read, key, slot) for _, key, slot in reads]
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        self.tiers.speeds.read(len(reads) * self.tiers.page_bytes, time.perf_counter() - began)
+        for (place, _, _), result in zip(reads, results, strict=True):
+            if result is not None:
+                level = logging.WARNING if isinstance(result, PageFileError) else logging.ERROR
+                log.log(level, "disk_cache_dir: %s; what it should hold is computed", result)
+                return place
+        return len(load.keys)
+
+    # ---- files ----------------------------------------------------------------------------------------------
+
+    async def _write_files(self) -> None:
+        disk, until = self._disk, None
+        while disk is not None:
+            if self._closing and until is None:
+                until = time.monotonic() + WRITING_SECONDS
+            if doomed := self.tiers.doomed_files():
+                await asyncio.get_running_loop().run_in_executor(self._files, disk.delete, doomed)
+            write = self.tiers.next_write()
+            if write is not None and (until is None or time.monotonic() < until):
+                self.tiers.end_write(write, await self._written(disk, write))
+            elif write is not None:
+                self.tiers.end_write(write, 0)
+            elif self._closing:
+                return
+            else:
+                await self._news("files")
+
+    async def _written(self, disk: DiskPages, write: Write) -> int:
+        page = write.page
+        parts = self._copies.memory(page.slot)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._files, disk.write, page.key, parts)
+        except OSError as error:
+            log.warning("disk_cache_dir: a page could not be written: %s", error)
+            return 0
+
+
+def open_disk(config: EngineConfig) -> DiskPages | None:
+    """The folder of cached pages, if there is to be one. Raises `ConfigError`."""
+    if config.host_cache_gib and not config.prefix_cache:
+        raise ConfigError("host_cache_gib: there is nothing to keep without the prefix cache; leave prefix_cache on")
+    if config.disk_cache_dir is None:
+        return None
+    if not config.host_cache_gib:
+        raise ConfigError("disk_cache_dir: pages go to the disk by way of host memory; give host_cache_gib as well")
+    try:
+        return DiskPages(Path(config.disk_cache_dir), int(config.disk_cache_gib * 2**30))
+    except OSError as error:
+        raise ConfigError(f"disk_cache_dir: {config.disk_cache_dir}: {error.strerror}") from None
+
+
+def tiers_below(memory: SequenceMemory, copies: PageCopies, fingerprint: bytes, disk: DiskPages | None) -> Tiers:
+    """The tiers of an engine whose host memory `copies` has."""
+    return Tiers(
+        memory.tree,
+        memory.allocator,
+        HostPages(copies.slots),
+        page_bytes=copies.page_bytes,
+        copy_pages=max(1, COPY_BYTES // copies.page_bytes),
+        fingerprint=fingerprint,
+        disk=disk,
+    )

@@ -1,0 +1,150 @@
+"""KV pages on their way between a GPU and pinned host memory, by its copy engines alone."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from aengine.cache.kv import KVPool
+from aengine.errors import ConfigError, EngineFailedError
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
+_MAX_PITCH = 2**31 - 1  # bytes between two rows of a copy
+_HOST, _DEVICE = 1, 2  # CUmemorytype
+
+
+class PinnedMemory:
+    """Host memory that copy engines read and write themselves, in huge pages where the system has them.
+
+    Taking it takes about a second for 4 GiB: the system clears it first.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Raises `ConfigError` where the system does not give so much."""
+        try:
+            pages = mmap.mmap(-1, nbytes)
+        except OSError as error:
+            raise ConfigError(f"host_cache_gib: {nbytes / 2**30:.1f} GiB cannot be had: {error.strerror}") from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        self.data = torch.frombuffer(pages, dtype=torch.uint8)  # [nbytes]; keeps the mapping
+        self.data.zero_()
+        code = int(torch.cuda.cudart().cudaHostRegister(self.data.data_ptr(), nbytes, _PORTABLE))
+        if code:
+            raise ConfigError(
+                f"host_cache_gib: {nbytes / 2**30:.1f} GiB cannot be pinned (CUDA error {code}); lower it, or raise "
+                f"the limit of locked memory (ulimit -l)"
+            )
+
+    def close(self) -> None:
+        """Nothing is copied any more."""
+        torch.cuda.cudart().cudaHostUnregister(self.data.data_ptr())
+        self.data = torch.empty(0, dtype=torch.uint8)
+
+
+@contextmanager
+def pinned_beside(nbytes: int, count: int) -> Iterator[Callable[[], list[PinnedMemory]]]:
+    """Takes pinned memory beside whatever else happens; yields what waits for it, and raises its error.
+
+    Where the block raises, the memory is given back.
+    """
+    with ThreadPoolExecutor(1, "aengine-pinning") as worker:
+        futures = [worker.submit(PinnedMemory, nbytes) for _ in range(count)] if nbytes else []
+        try:
+            yield lambda: [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                if not future.cancel() and future.exception() is None:
+                    future.result().close()
+            raise
+
+
+class _Copy(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("src_x", ctypes.c_size_t),
+        ("src_y", ctypes.c_size_t),
+        ("src_type", ctypes.c_int),
+        ("src_host", ctypes.c_void_p),
+        ("src_device", ctypes.c_void_p),
+        ("src_array", ctypes.c_void_p),
+        ("src_pitch", ctypes.c_size_t),
+        ("dst_x", ctypes.c_size_t),
+        ("dst_y", ctypes.c_size_t),
+        ("dst_type", ctypes.c_int),
+        ("dst_host", ctypes.c_void_p),
+        ("dst_device", ctypes.c_void_p),
+        ("dst_array", ctypes.c_void_p),
+        ("dst_pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+class DeviceCopier:
+    """`Copier` of one GPU: a page is one strided copy, a row of it for keys or values of each layer.
+
+    No kernel runs and no memory of the device is taken: steps share its bandwidth with the copies, nothing else. Each
+    direction has a stream, on which nobody but the host waits.
+    """
+
+    def __init__(self, kv: KVPool, memory: PinnedMemory, slots: int) -> None:
+        self._kv = kv
+        self._memory = memory
+        self.host: Tensor = memory.data[: slots * kv.page_bytes].view(slots, kv.page_bytes)
+        self._device = kv.data.device
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._driver.cuMemcpy2DAsync_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        with torch.cuda.device(self._device):
+            self._down, self._up = torch.cuda.Stream(), torch.cuda.Stream()
+            self._ended = {stream: torch.cuda.Event(blocking=True) for stream in (self._down, self._up)}
+
+    def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        self._copy(pages, slots, to_host=True)
+
+    def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        self._copy(pages, slots, to_host=False)
+
+    def wait(self, to_host: bool) -> None:
+        stream = self._down if to_host else self._up
+        ended = self._ended[stream]
+        ended.record(stream)
+        ended.synchronize()
+
+    def close(self) -> None:
+        with torch.cuda.device(self._device):
+            self._down.synchronize()
+            self._up.synchronize()
+        self.host = torch.empty(0, dtype=torch.uint8)
+        self._memory.close()
+
+    def _copy(self, pages: Sequence[int], slots: Sequence[int], to_host: bool) -> None:
+        by_page = self._kv.by_page()  # [pages, rows, width]
+        _, rows, width = by_page.shape
+        pool, host, pitch = by_page.data_ptr(), self.host.data_ptr(), by_page.stride(1)
+        stream = (self._down if to_host else self._up).cuda_stream
+        # Rows that lie too far apart for one copy are copied one by one.
+        height = rows if pitch <= _MAX_PITCH else 1
+        copy = _Copy(width=width, height=height)
+        if to_host:
+            copy.src_type, copy.src_pitch, copy.dst_type, copy.dst_pitch = _DEVICE, min(pitch, _MAX_PITCH), _HOST, width
+        else:
+            copy.src_type, copy.src_pitch, copy.dst_type, copy.dst_pitch = _HOST, width, _DEVICE, min(pitch, _MAX_PITCH)
+        with torch.cuda.device(self._device):
+            for page, slot in zip(pages, slots, strict=True):
+                for row in range(0, rows, height):
+                    on_device, on_host = pool + row * pitch + page * width, host + (slot * rows + row) * width
+                    if to_host:
+                        copy.src_device, copy.dst_host = on_device, on_host
+                    else:
+                        copy.src_host, copy.dst_device = on_host, on_device
+                    code = self._driver.cuMemcpy2DAsync_v2(ctypes.byref(copy), stream)
+                    if code:
+                        raise EngineFailedError(f"cuMemcpy2DAsync returned CUDA error {code}")

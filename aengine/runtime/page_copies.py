@@ -1,0 +1,122 @@
+"""Copies of KV pages between the pools of all ranks and host memory, beside the steps that are running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aengine.cache.kv import KVPool, host_zeros
+
+
+class PageCopies(Protocol):
+    """Host memory in slots of one page, and the ways between it and the pool. Copies go on to their end."""
+
+    slots: int
+    page_bytes: int  # of a page on all ranks
+
+    async def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy pages of the pool, which every launched step has left as they are; one call at a time."""
+        ...
+
+    async def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Copy slots to pages of the pool that nobody has; steps launched from then on see them. One call at a time."""
+        ...
+
+    def memory(self, slot: int) -> list[memoryview]:
+        """A slot's bytes, rank by rank."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what is still being copied. To be called before the runner is closed."""
+        ...
+
+
+class Copier(Protocol):
+    """Copies between one rank's pool and its host memory, [slots, bytes of a page] uint8."""
+
+    host: Tensor
+
+    def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy, or enqueue it."""
+        ...
+
+    def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Copy, or enqueue it."""
+        ...
+
+    def wait(self, to_host: bool) -> None:
+        """Block until what was enqueued in that direction has arrived."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory; nothing is to be copied any more."""
+        ...
+
+
+class HostCopier:
+    """On a CPU, where a copy has happened when the call returns."""
+
+    def __init__(self, kv: KVPool, slots: int) -> None:
+        self._pages = kv.by_page()
+        self.host = host_zeros((slots, kv.page_bytes), torch.uint8)
+        self._slots = self.host.view(slots, *self._pages.shape[1:])
+
+    def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        self._slots[torch.tensor(slots)] = self._pages[torch.tensor(pages)]
+
+    def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        self._pages[torch.tensor(pages)] = self._slots[torch.tensor(slots)]
+
+    def wait(self, to_host: bool) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        """The system takes the memory back with the tensor."""
+
+
+class RankedCopies:
+    """`PageCopies` of one rank or several: a thread for each direction enqueues on all of them and waits."""
+
+    def __init__(self, ranks: Sequence[Copier]) -> None:
+        self._ranks = ranks
+        self.slots = len(ranks[0].host)
+        self.page_bytes = sum(rank.host.shape[1] for rank in ranks)
+        self._down = ThreadPoolExecutor(1, "aengine-pages-down", torch.set_num_threads, (1,))
+        self._up = ThreadPoolExecutor(1, "aengine-pages-up", torch.set_num_threads, (1,))
+
+    async def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._down, self.copy_to_host, pages, slots)
+
+    async def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._up, self.copy_to_device, slots, pages)
+
+    def copy_to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """`to_host`, blocking."""
+        with torch.inference_mode():
+            for rank in self._ranks:
+                rank.to_host(pages, slots)
+            for rank in self._ranks:
+                rank.wait(to_host=True)
+
+    def copy_to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """`to_device`, blocking."""
+        with torch.inference_mode():
+            for rank in self._ranks:
+                rank.to_device(slots, pages)
+            for rank in self._ranks:
+                rank.wait(to_host=False)
+
+    def memory(self, slot: int) -> list[memoryview]:
+        return [rank.host[slot].numpy().data for rank in self._ranks]
+
+    def close(self) -> None:
+        self._up.shutdown(wait=True)
+        self._down.shutdown(wait=True)
+        for rank in self._ranks:
+            rank.close()
+        self._ranks = ()  # with the pools

@@ -1,0 +1,105 @@
+"""Sequences that stand aside while pages of theirs come back from the tiers below the pool."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aengine.cache.tiers.tiers import Load, Tiers
+from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.sequence import Sequence
+
+
+class _Queue(Protocol):
+    def set_aside(self, sequence: Sequence) -> None: ...
+
+    def put_back(self, sequence: Sequence) -> None: ...
+
+
+class Loading:
+    """Begins loads for sequences that are about to be admitted, and puts what has arrived into the tree.
+
+    A load belongs to nobody: it goes on, and its pages become cache, whatever happens to those who wait for it.
+    """
+
+    def __init__(self, memory: SequenceMemory, tiers: Tiers, queue: _Queue) -> None:
+        self.tiers = tiers
+        self._memory = memory
+        self._queue = queue
+        self._waiting: dict[Load, list[Sequence]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether pages are on their way."""
+        return bool(self._waiting)
+
+    @property
+    def pages(self) -> list[int]:
+        """The pages of the pool that are being filled."""
+        return [page for load in self._waiting for page in load.pages]
+
+    def begin(self, sequence: Sequence, headroom: int) -> bool:
+        """Whether the sequence, the first of the queue, stands aside from now on; if not, admit it as it is.
+
+        Pages are taken for it as if it were admitted, `headroom` left as in `SequenceMemory.admit`; where there are not
+        enough, it cannot be admitted either. The tiers are asked once, until it is preempted.
+        """
+        memory, tree = self._memory, self._memory.tree
+        if sequence.sought or sequence.unread or not memory.prefix_cache or memory.refuses(sequence, headroom):
+            return False
+        ids = sequence.ids(0, sequence.length - 1)
+        node = tree.match(ids, sequence.salt).node
+        found = self.tiers.find(node, ids, sequence.salt)
+        if found is None:
+            sequence.sought = True
+            return False
+        load = self.tiers.coming(found)
+        if load is None:
+            sequence.sought = True
+            available = memory.available
+            tree.lock(node)
+            needed = memory.pages_for(sequence.length) - node.depth + available - memory.available
+            if needed + headroom > available:
+                sequence.sought = False
+            else:
+                memory.reserve(len(found.keys))
+                pages = memory.allocator.take(len(found.keys))
+                load = self.tiers.begin_load(found, node, ids, sequence.salt, pages)
+                for page in pages if load is None else pages[len(load.keys) :]:
+                    memory.allocator.release(page)
+            if load is None:
+                tree.unlock(node)
+                return False
+            del load.pages[len(load.keys) :]
+            self._waiting[load] = []
+        self._waiting[load].append(sequence)
+        self._queue.set_aside(sequence)
+        return True
+
+    def end(self, load: Load, arrived: int) -> None:
+        """The first `arrived` pages of a load have come, or none since it failed: those who wait for it are to be
+        admitted.
+        """
+        self.tiers.end_load(load, arrived)
+        memory, tree = self._memory, self._memory.tree
+        size = memory.page_size
+        taken = [False] * len(load.pages)
+        if load.epoch == tree.epoch and arrived:
+            inserted = tree.insert(load.token_ids[: arrived * size], load.pages[:arrived], load.salt, load.node)
+            taken[:arrived] = inserted.taken
+        else:
+            arrived = 0
+        for page, is_taken in zip(load.pages, taken, strict=True):
+            if not is_taken:
+                memory.allocator.release(page)
+        tree.unlock(load.node)
+        read = sum(place < arrived for place, _, _ in load.reads)
+        for sequence in self._waiting.pop(load):
+            sequence.from_disk += read * size
+            sequence.from_host += (arrived - read) * size
+            self._queue.put_back(sequence)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` unless loads add up here and below."""
+        self.tiers.check_integrity()
+        if set(self._waiting) != set(self.tiers.loading):
+            raise AssertionError("loading: loads are lost, or known to nobody")

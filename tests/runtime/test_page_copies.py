@@ -1,0 +1,115 @@
+"""Pages go to host memory and come back to other pages as they were; every other page stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from aengine.cache.kv import KVPool, KVShape
+from aengine.runtime.page_copies import Copier, HostCopier, RankedCopies
+
+PAGES, SLOTS = 24, 10
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
+
+
+def pool(device: str, dtype: torch.dtype, seed: int) -> KVPool:
+    """A pool full of noise."""
+    kv = KVPool(KVShape(3, 4, 2, 8, dtype), PAGES, torch.device(device))
+    kv.data.view(torch.uint8).copy_(
+        torch.randint(0, 256, kv.data.view(torch.uint8).shape, generator=torch.Generator().manual_seed(seed))
+    )
+    return kv
+
+
+def copier(kv: KVPool) -> Copier:
+    if kv.data.device.type == "cpu":
+        return HostCopier(kv, SLOTS)
+    from aengine.runtime.cuda.page_copies import DeviceCopier, PinnedMemory
+
+    return DeviceCopier(kv, PinnedMemory(SLOTS * kv.page_bytes), SLOTS)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def pools(request: pytest.FixtureRequest, device: str) -> list[KVPool]:
+    """Of two ranks."""
+    return [pool(device, request.param, rank) for rank in range(2)]
+
+
+@pytest.fixture
+def copies(pools: list[KVPool]) -> Iterator[RankedCopies]:
+    made = RankedCopies([copier(kv) for kv in pools])
+    yield made
+    made.close()
+
+
+def test_pages_come_back_as_they_were(pools: list[KVPool], copies: RankedCopies) -> None:
+    before = [kv.by_page().cpu().clone() for kv in pools]
+    gone, slots, back = [3, 17, 4, 9, 1], [9, 0, 1, 5, 4], [20, 2, 21, 8, 7]
+
+    copies.copy_to_host(gone, slots)
+    for kv in pools:
+        kv.by_page()[gone] = 0
+    copies.copy_to_device(slots, back)
+
+    for kv, was in zip(pools, before, strict=True):
+        now = kv.by_page().cpu()
+        for page in range(PAGES):
+            source = gone[back.index(page)] if page in back else page
+            wanted = torch.zeros_like(was[page]) if page in gone else was[source]
+            assert torch.equal(now[page], wanted), page
+
+
+def test_a_slot_is_its_page_rank_by_rank(pools: list[KVPool], copies: RankedCopies) -> None:
+    copies.copy_to_host([6], [2])
+
+    parts = copies.memory(2)
+
+    assert copies.page_bytes == sum(map(len, parts)) == sum(kv.page_bytes for kv in pools)
+    for kv, part in zip(pools, parts, strict=True):
+        assert bytes(part) == kv.by_page()[6].cpu().numpy().tobytes()
+
+
+def test_what_is_written_into_a_slot_comes_to_the_device(pools: list[KVPool], copies: RankedCopies) -> None:
+    for rank, part in enumerate(copies.memory(7)):
+        part[:] = bytes([rank + 1]) * len(part)
+
+    copies.copy_to_device([7], [12])
+
+    for rank, kv in enumerate(pools):
+        assert (kv.by_page()[12] == rank + 1).all()
+
+
+@pytest.mark.gpu
+def test_rows_too_far_apart_for_one_copy_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aengine.runtime.cuda import page_copies
+
+    kv = pool("cuda", torch.bfloat16, 0)
+    monkeypatch.setattr(page_copies, "_MAX_PITCH", kv.by_page().stride(1) - 1)
+    before = kv.by_page().cpu().clone()
+    copies = RankedCopies([copier(kv)])
+    copies.copy_to_host([3, 5], [1, 0])
+    copies.copy_to_device([1, 0], [6, 7])
+    copies.close()
+    assert torch.equal(kv.by_page()[[6, 7]].cpu(), before[[3, 5]])
+
+
+@pytest.mark.gpu
+def test_copies_go_on_beside_steps() -> None:
+    """A kernel that runs for long does not hold them up: no stream waits for another."""
+    kv = pool("cuda", torch.bfloat16, 0)
+    copies = RankedCopies([copier(kv)])
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    ended = torch.cuda.Event()
+    ended.record()
+    copies.copy_to_host([1, 2], [1, 2])
+    copies.copy_to_device([1, 2], [3, 4])
+    assert not ended.query()
+    copies.close()

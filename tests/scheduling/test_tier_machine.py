@@ -1,0 +1,118 @@
+"""Random use of the scheduler over a pool for a request or two, with host memory and a disk below it."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from aengine.scheduling.sequence import Sequence
+from tests.scheduling.stepping import Stepper
+
+PAGE = 3
+LENGTHS = (9, 13, 20, 24)  # of prompts: so few that they come again and again
+VOCAB = 6
+
+
+class TierMachine(RuleBasedStateMachine):
+    """Every rule is followed by `check_integrity`; the fake device checks what is read out of every page."""
+
+    @initialize(
+        pages=st.integers(9, 16),
+        host_slots=st.sampled_from([4, 8, 16, 60]),
+        disk_pages=st.sampled_from([0, 0, 6, 60]),
+        copy_pages=st.sampled_from([1, 3, 100]),
+        copy_turns=st.sampled_from([1, 3, 6]),
+        lookahead=st.integers(0, 1),
+    )
+    def start(
+        self, pages: int, host_slots: int, disk_pages: int, copy_pages: int, copy_turns: int, lookahead: int
+    ) -> None:
+        self.stepper = Stepper(
+            num_pages=pages + 1,
+            page_size=PAGE,
+            max_rows=4,
+            max_step_tokens=16,
+            lookahead=lookahead,
+            vocab=VOCAB,
+            host_slots=host_slots,
+            disk_pages=disk_pages,
+            copy_pages=copy_pages,
+            copy_turns=copy_turns,
+        )
+        assert self.stepper.tiers is not None
+        self.tiers = self.stepper.tiers
+        self.now = 0.0
+
+    @rule(
+        base=st.integers(0, 3),
+        length=st.sampled_from(LENGTHS),
+        max_tokens=st.integers(1, 3),
+        n=st.sampled_from([1, 1, 1, 3]),
+        tenant=st.sampled_from([0, 0, 0, 1]),
+        priority=st.integers(-1, 1),
+        turns=st.integers(0, 12),
+    )
+    def ask(self, base: int, length: int, max_tokens: int, n: int, tenant: int, priority: int, turns: int) -> None:
+        prompt = [(base + place * (base + 1)) % VOCAB for place in range(length)]
+        self.now += 1.0
+        self.stepper.request(prompt, max_tokens, n=n, tenant=tenant, arrival=self.now, priority=priority)
+        self.run(turns)
+
+    @rule(length=st.sampled_from(LENGTHS), turns=st.integers(4, 12))
+    def ask_for_all(self, length: int, turns: int) -> None:
+        """More than the pool holds: what was asked for last time has left it."""
+        for base in range(4):
+            self.ask(base, length, 1, 1, 0, 0, turns)
+
+    @rule(turns=st.integers(1, 20))
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            self.stepper.step()
+            self.check()
+
+    @precondition(lambda self: self.tiers.copies)
+    @rule(which=st.integers(0, 2**16), fails=st.sampled_from([False, False, False, True]))
+    def end_copy(self, which: int, fails: bool) -> None:
+        self.tiers.end(which % len(self.tiers.copies), fails)
+        self.check()
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 2**16))
+    def abort(self, which: int) -> None:
+        self.stepper.abort(self.open[which % len(self.open)])
+        self.check()
+
+    @precondition(lambda self: self.stepper.in_flight)
+    @rule()
+    def step_fails(self) -> None:
+        self.stepper.fail()
+        self.check()
+
+    @rule()
+    def flush(self) -> None:
+        self.stepper.flush()
+        self.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stepper"):
+            return
+        self.stepper.run()
+        self.stepper.check_outputs()
+        self.tiers.end_all()
+        self.check()
+        memory = self.stepper.scheduler.memory
+        memory.tree.clear()
+        assert memory.allocator.free == memory.usable_pages
+        assert len(self.tiers.tiers.host) == 0
+
+    @property
+    def open(self) -> list[Sequence]:
+        return [sequence for sequence, got in self.stepper.got.items() if got.finish_reason is None]
+
+    def check(self) -> None:
+        self.stepper.scheduler.check_integrity()
+
+
+TestTierMachine = TierMachine.TestCase
+TestTierMachine.settings = settings(stateful_step_count=60)
