@@ -23,6 +23,7 @@ from aengine.errors import (
     ModelNotFoundError,
     QueueFullError,
     ServerError,
+    WeightsError,
 )
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
@@ -168,6 +169,8 @@ def request_error(
             return ModelNotFoundError(message)
         case "adapter_refused":
             return AdapterError(message)
+        case "weights_refused":
+            return WeightsError(message)
         case "chat_template_refused":
             return CheckpointError(message)
         case "queue_full":

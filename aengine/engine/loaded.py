@@ -34,6 +34,7 @@ from aengine.timeline import Timeline
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.engine.pooling.scorer import Scorer
+    from aengine.model.config import ModelConfig
     from aengine.model.generation import GenerationDefaults
     from aengine.model.pooling import PoolingConfig
     from aengine.runtime.startup.ready import Runtime
@@ -191,16 +192,11 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         check_library()
         tokenizer = _load_tokenizer(config, folder)
         from aengine.engine.pooling.scorer import scorer_of
-        from aengine.model.config import ModelConfig
         from aengine.model.generation import GenerationDefaults
-        from aengine.model.pooling import PoolingConfig, without_head
+        from aengine.model.pooling import PoolingConfig
         from aengine.runtime.startup.start import start_runtime
 
-        model = ModelConfig.from_folder(folder)
-        if config.load_format == "auto":
-            model = without_head(folder, model)
-        if config.quantization == "fp8":
-            model = model.in_fp8()
+        model = described_model(config, folder)
         pooling = PoolingConfig.from_folder(folder, model)
         if config.matryoshka and pooling.dimensions is None:
             pooling = replace(pooling, dimensions=())
@@ -219,7 +215,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             except BaseException:
                 if runtime.adapters is not None:
                     runtime.adapters.close()
-                runtime.runner.close()
+                runtime.close()
                 raise
             grammars = making.result()
             if timeline is not None:
@@ -229,6 +225,17 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             if making.exception() is None:
                 making.result().close()
             raise
+
+
+def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
+    """The model in `folder`, as the knobs have it loaded. Raises `CheckpointError` and `ConfigError`."""
+    from aengine.model.config import ModelConfig
+    from aengine.model.pooling import without_head
+
+    model = ModelConfig.from_folder(folder)
+    if config.load_format == "auto":
+        model = without_head(folder, model)
+    return model.in_fp8() if config.quantization == "fp8" else model
 
 
 @contextmanager

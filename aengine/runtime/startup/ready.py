@@ -11,7 +11,9 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.adapters import AdapterPlaces
 from aengine.runtime.runner import Runner
+from aengine.runtime.sleep import SleepableMemory
 from aengine.runtime.startup.sizing import PoolSize
+from aengine.runtime.weights import Weights
 from aengine.step_plan import MixedLimit
 
 log = logging.getLogger("aengine")
@@ -27,6 +29,16 @@ class Runtime:
     max_step_tokens: int
     mixed_limit: MixedLimit | None = None  # None: a step that also decodes is as large as any
     adapters: AdapterPlaces | None = None  # None: there is room for none
+    weights: Weights | None = None  # None: they cannot be reloaded
+    memory: SleepableMemory | None = None  # None: the engine never sleeps
+
+    def close(self) -> None:
+        """Let go of the device and of all that lies there, once nothing is launched any more. Blocks."""
+        if self.weights is not None:
+            self.weights.close()
+        self.runner.close()
+        if self.memory is not None:
+            self.memory.close()
 
 
 class Phases:

@@ -22,10 +22,12 @@ from aengine.runtime.executor import Executor
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, StepExecutor
+from aengine.runtime.sleep import HostSleep
 from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import CPU_KV_GIB, size_pool
 from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, step_tokens
+from aengine.runtime.weights import Weights
 from aengine.sampling.sampler import Sampler
 
 
@@ -80,4 +82,6 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, phases)
     limit = mixed_limit(config, model, max_step_tokens)
     adapters = places_of(decoders, [HostFiller() for _ in decoders])
-    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit, adapters)
+    weights = Weights(decoders, model, config.progress)
+    sleep = HostSleep() if config.sleep_mode else None
+    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit, adapters, weights, sleep)
