@@ -11,7 +11,7 @@ AengineError
 │   └── ContextLengthError       prompt + max_tokens does not fit into the context or the KV pool
 ├── ModelNotFoundError       the request names a model that this server does not serve
 ├── QueueFullError           more requests are waiting than the bound allows; retry later
-├── EngineNotReadyError      the weights are still loading
+├── EngineNotReadyError      the weights are still loading, or the engine is asleep
 ├── EngineClosedError        the engine was closed while the request was waiting or running
 ├── EngineFailedError        the step that carried the request failed, or the whole engine did
 │   ├── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
@@ -77,7 +77,7 @@ class QueueFullError(AengineError):
 
 
 class EngineNotReadyError(AengineError):
-    """The engine is still loading."""
+    """The engine is still loading, or asleep."""
 
 
 class EngineClosedError(AengineError):

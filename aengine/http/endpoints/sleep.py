@@ -53,7 +53,7 @@ class Sleep:
         folders = self._state.config.reload_folders
         if not folders:
             raise HTTPError(404, "not_found", "POST /reload: the server's knob reload_folders is empty")
-        body = decode(data, _decoder)
+        body = decode(data or b"{}", _decoder)
         folder = None
         if body.folder is not None:
             folder = await anyio.to_thread.run_sync(folder_below, folders, body.folder)
