@@ -29,8 +29,12 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="prefix: to where a prompt's beginning is cached; random: anywhere"),
     ] = "prefix"
     max_routing_keys: Annotated[
-        int, Meta(ge=1024, description="beginnings of prompts that a router remembers (about 250 bytes each)")
-    ] = 2**20
+        Annotated[int, Meta(ge=1024)] | None,
+        Meta(
+            description="most beginnings of prompts that a router remembers (about 250 bytes each); default: 4,096 a "
+            "replica, from 2**20 to 2**23 in all"
+        ),
+    ] = None
     target_requests: Annotated[
         float, Meta(gt=0, description="requests of an engine, running or waiting, beyond which one is added")
     ] = 64.0
