@@ -13,6 +13,7 @@ AengineError
 ├── QueueFullError           more requests are waiting than the bound allows; retry later
 ├── EngineNotReadyError      the weights are still loading, or the engine is asleep
 ├── EngineClosedError        the engine was closed while the request was waiting or running
+│   └── RequestAbortedError      somebody ended this request alone
 ├── EngineFailedError        the step that carried the request failed, or the whole engine did
 │   ├── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
 │   └── DeviceLostError          the device refuses everything from now on; only a new process helps
@@ -82,6 +83,10 @@ class EngineNotReadyError(AengineError):
 
 class EngineClosedError(AengineError):
     """The engine was closed while the request was waiting or running."""
+
+
+class RequestAbortedError(EngineClosedError):
+    """The request was ended from outside, by its id; others go on."""
 
 
 class EngineFailedError(AengineError):

@@ -22,6 +22,7 @@ from aengine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     QueueFullError,
+    RequestAbortedError,
     ServerError,
     WeightsError,
 )
@@ -177,6 +178,8 @@ def request_error(
             return QueueFullError(message, float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
         case "not_ready":
             return EngineNotReadyError(message)
+        case "aborted":
+            return RequestAbortedError(message)
         case "shutting_down":
             return EngineClosedError(message)
         case "engine_failed" | "internal_error":

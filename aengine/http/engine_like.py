@@ -186,6 +186,10 @@ class EngineLike(Protocol):
         """The documents, the best first."""
         ...
 
+    def abort(self, request_id: str) -> bool:
+        """End a request; False if no such one is running."""
+        ...
+
     @property
     def answer_format(self) -> AnswerFormat:
         """How the model writes thoughts and calls of tools."""
