@@ -61,6 +61,7 @@ def operations(state: ServerState) -> list[Operation]:
     messaged = (message_answers.MessageBody, messages.MessagesRequest, True, (*all_three, OVERLOADED), *in_its_form)
     counted = (message_answers.TokenCount, messages.CountTokensRequest, False, all_three, *in_its_form)
     responded = (response_answers.ResponseBody, ResponsesRequest, True, all_three)
+    measured = (response_answers.InputTokens, ResponsesRequest, False, all_three)
     reread = (response_answers.ResponseBody, None, False, (400, *NAMES))
     deleted = (response_answers.DeletedResponse, None, False, NAMES)
     items = (response_answers.InputItemList, None, False, (400, *NAMES))
@@ -95,6 +96,7 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("POST", "/v1/messages", anthropic.create, "The same, as Anthropic has it.", *messaged),
         Operation("POST", "/v1/messages/count_tokens", anthropic.count_tokens, "The length of its prompt.", *counted),
         Operation("POST", "/v1/responses", made.create, "A response to a conversation's items.", *responded),
+        Operation("POST", "/v1/responses/input_tokens", made.count, "The length of its prompt.", *measured),
         Operation("GET", KEPT, kept.retrieve, "A response that is kept.", *reread, query={"stream": "boolean"}),
         Operation("DELETE", KEPT, kept.delete, "Forget a response that is kept.", *deleted),
         Operation("GET", f"{KEPT}/input_items", kept.input_items, "What it answers.", *items, query=paging),
