@@ -16,6 +16,11 @@ class Gate:
         self._opening: asyncio.Event | None = None  # None: nobody is held
         self.held = 0
 
+    @property
+    def holding(self) -> bool:
+        """Whether requests that come wait."""
+        return self._opening is not None
+
     def check(self) -> None:
         """Raise `EngineNotReadyError` where requests are refused."""
         if self.refusal:

@@ -91,14 +91,15 @@ async def test_old_requests_end_with_the_old_weights_and_new_ones_wait(
 ) -> None:
     barred = Barred(monkeypatch)
     async with aengine.Engine(**KNOBS) as engine:
-        long = GREEDY | {"max_tokens": 80}
+        long = GREEDY | {"max_tokens": 200}
         alone = await engine.complete(PROMPT, **long)
         wanted = await fresh(other)
         old = asyncio.create_task(engine.complete(PROMPT, **long))
         while not engine.stats().running:
             await anyio.lowlevel.checkpoint()
         reloading = asyncio.create_task(engine.reload(other))
-        await asyncio.sleep(0.01)
+        while not engine._gate.holding:  # noqa: ASYNC110 - the gate has no such event
+            await anyio.sleep(0.001)
         new = [asyncio.create_task(ids(engine)) for _ in range(3)]
         assert (await old).token_ids == alone.token_ids
         assert await asyncio.to_thread(barred.entered.wait, 30)
