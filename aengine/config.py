@@ -171,6 +171,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[float, Meta(gt=0, le=2**20)] | None,
         Meta(description="most host memory for adapters, in GiB; default: a quarter of what the machine has"),
     ] = None
+    sleep_mode: Annotated[
+        bool, Meta(description="let the engine sleep: weights go to host memory and the GPU's memory is given back")
+    ] = False
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="seed of dummy weights")] = 0
     progress: Annotated[bool, Meta(description="show progress bars")] = True
 
@@ -235,6 +238,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         Meta(description="let adapters be loaded over HTTP by Hugging Face ids, which downloads what is asked for"),
     ] = False
+    reload_folders: Annotated[
+        tuple[str, ...], Meta(description="folders below which weights may be reloaded from over HTTP")
+    ] = ()
     vllm_metrics: Annotated[
         bool, Meta(description="/metrics under vLLM's names as well, for routers and autoscalers that read those")
     ] = False
@@ -299,48 +305,17 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workers: Annotated[int, Meta(description="only 1: the engine is this process")] = 1
 
 
-class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The knobs of replicas on Ray Serve."""
-
-    replicas: Annotated[int, Meta(ge=1, description="engines; with max_replicas: the fewest of them")] = 1
-    max_replicas: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="most engines; where given, Ray adds and removes them as queue and KV use demand"),
-    ] = None
-    gpus: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="GPUs of each engine; default: tensor_parallel_size, or 1 where there is any, or none"),
-    ] = None
-    cpus: Annotated[float, Meta(ge=0, description="cores that Ray sets aside for each engine")] = 1.0
-    ingresses: Annotated[
-        int, Meta(ge=1, description="processes that take requests and route them; each learns what is cached by itself")
-    ] = 1
-    routing: Annotated[
-        Literal["prefix", "random"],
-        Meta(description="prefix: to where a prompt's beginning is cached; random: anywhere"),
-    ] = "prefix"
-    max_routing_keys: Annotated[
-        int, Meta(ge=1024, description="beginnings of prompts that a router remembers (about 250 bytes each)")
-    ] = 2**20
-    target_requests: Annotated[
-        float, Meta(gt=0, description="requests of an engine, running or waiting, beyond which one is added")
-    ] = 64.0
-    target_kv_usage: Annotated[
-        float, Meta(gt=0, le=1, description="share of the KV pages in use beyond which an engine is added")
-    ] = 0.8
-    drain_timeout: Annotated[
-        float, Meta(ge=0, description="seconds that an engine's answers may take to finish when it is removed")
-    ] = 600.0
-    accept_timeout: Annotated[
-        float, Meta(gt=0, description="seconds that a request may wait while there is no engine at all")
-    ] = 10.0
-
-
-_LISTS = {"allowed_hosts", "allowed_origins", "api_keys", "lora_folders"}  # as text: separated by commas
+_LISTS = {
+    "allowed_hosts",
+    "allowed_origins",
+    "api_keys",
+    "lora_folders",
+    "reload_folders",
+}  # as text: separated by commas
 _MAPS = {"lora"}  # as text: name=value, separated by commas
 _SECRETS = {"api_keys"}
 
-T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig, ReplicasConfig)
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: Any) -> T:

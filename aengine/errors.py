@@ -11,8 +11,9 @@ AengineError
 │   └── ContextLengthError       prompt + max_tokens does not fit into the context or the KV pool
 ├── ModelNotFoundError       the request names a model that this server does not serve
 ├── QueueFullError           more requests are waiting than the bound allows; retry later
-├── EngineNotReadyError      the weights are still loading
+├── EngineNotReadyError      the weights are still loading, or the engine is asleep
 ├── EngineClosedError        the engine was closed while the request was waiting or running
+│   └── RequestAbortedError      somebody ended this request alone
 ├── EngineFailedError        the step that carried the request failed, or the whole engine did
 │   ├── NonFiniteLogitsError     the model produced NaN or infinity for this request alone
 │   └── DeviceLostError          the device refuses everything from now on; only a new process helps
@@ -77,11 +78,15 @@ class QueueFullError(AengineError):
 
 
 class EngineNotReadyError(AengineError):
-    """The engine is still loading."""
+    """The engine is still loading, or asleep."""
 
 
 class EngineClosedError(AengineError):
     """The engine was closed while the request was waiting or running."""
+
+
+class RequestAbortedError(EngineClosedError):
+    """The request was ended from outside, by its id; others go on."""
 
 
 class EngineFailedError(AengineError):

@@ -12,6 +12,9 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+# What becomes of requests that are here when the engine falls asleep.
+SleepMode = Literal["wait", "abort"]
+
 
 # gc=False: an answer may hold a million of these, and none is part of a cycle.
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):

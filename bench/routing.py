@@ -34,6 +34,7 @@ from bench.routing_replica import SPEED, StandIn
 from bench.routing_traffic import Request, Traffic
 
 REPLACED_AFTER = 10.0  # seconds until a replica that was lost is there again, with nothing cached
+AGAIN = 16  # of so many decisions one is made twice
 REPORTS_EVERY = 1.0  # seconds, as in Ray Serve's controller
 
 
@@ -155,6 +156,7 @@ class Simulation:
         self.prompt_tokens = self.cacheable_tokens = self.cached_tokens = 0
         self.first_tokens: array[float] = array("d")
         self.decisions: array[float] = array("d")  # CPU seconds of each choice
+        self.again: array[float] = array("d")  # of some choices, made once more: as where nothing but a router runs
         self.notes: array[float] = array("d")  # CPU seconds of noting what was sent
         self.window: list[tuple[int, int]] = []  # (cacheable tokens, cached) after each hundredth of the requests
         self.now = 0.0
@@ -197,6 +199,10 @@ class Simulation:
             began = time.thread_time()
             chosen = router.choose(prompt, now)
             self.decisions.append(time.thread_time() - began)
+            if self.done % AGAIN == 0:
+                began = time.thread_time()
+                router.choose(prompt, now)
+                self.again.append(time.thread_time() - began)
             began = time.thread_time()
             router.sent(chosen, prompt, now)
             self.notes.append(time.thread_time() - began)
@@ -247,7 +253,7 @@ class Simulation:
     def figures(self) -> dict[str, float | None]:
         first = sorted(self.first_tokens)
         work = [replica.occupied for replica in self.replicas]
-        decisions = sorted(self.decisions)
+        decisions, again = sorted(self.decisions), sorted(self.again)
         return {
             "found": self.cached_tokens / self.cacheable_tokens,
             "hit_rate": self.cached_tokens / self.prompt_tokens,
@@ -256,6 +262,8 @@ class Simulation:
             "imbalance": max(work) / (sum(work) / len(work)),
             "decision_us_mean": 1e6 * sum(decisions) / len(decisions),
             "decision_us_p99": 1e6 * decisions[int(0.99 * len(decisions))],
+            "again_us_mean": 1e6 * sum(again) / len(again) if again else None,
+            "again_us_p99": 1e6 * again[int(0.99 * len(again))] if again else None,
             "noting_us_mean": 1e6 * sum(self.notes) / len(self.notes) if self.notes else None,
             "lost_streams": self.lost,
         }

@@ -14,6 +14,7 @@ import anyio
 import httpx2
 
 from aengine.client.pooling import PooledAnswers
+from aengine.client.sleep import Sleeping
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import DONE, read_chunk, read_event, request_body, response_error
 from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
@@ -42,7 +43,7 @@ _HEADER_TEXT = re.compile(r"[!-~]{1,128}")  # visible ASCII
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class Client(PooledAnswers):
+class Client(PooledAnswers, Sleeping):
     """A model on an aengine server, used as `async with Client("http://host:8000") as client`.
 
     Methods, arguments, results and errors are `Engine`'s. `timeout` is the longest silence in seconds, of a server
@@ -118,18 +119,16 @@ class Client(PooledAnswers):
 
         Errors are those of `Engine.load_adapter`; and `ServerError` where the server allows no loading.
         """
-        await self._post_adapter(
-            "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, "load_inplace": replace}
-        )
+        await self._operate("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, "load_inplace": replace})
 
     async def unload_adapter(self, name: str) -> None:
         """Let no new request name an adapter, and wait until those who have it are done.
 
         Errors are those of `Engine.unload_adapter`; and `ServerError` where the server allows it to nobody.
         """
-        await self._post_adapter("/v1/unload_lora_adapter", {"lora_name": name})
+        await self._operate("/v1/unload_lora_adapter", {"lora_name": name})
 
-    async def _post_adapter(self, path: str, fields: Mapping[str, Any]) -> None:
+    async def _operate(self, path: str, fields: Mapping[str, Any]) -> None:
         """POST fields, however long the answer takes. Raises what it says instead of a success."""
         self._task_group()
         try:

@@ -22,7 +22,9 @@ from aengine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     QueueFullError,
+    RequestAbortedError,
     ServerError,
+    WeightsError,
 )
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
@@ -168,12 +170,16 @@ def request_error(
             return ModelNotFoundError(message)
         case "adapter_refused":
             return AdapterError(message)
+        case "weights_refused":
+            return WeightsError(message)
         case "chat_template_refused":
             return CheckpointError(message)
         case "queue_full":
             return QueueFullError(message, float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
         case "not_ready":
             return EngineNotReadyError(message)
+        case "aborted":
+            return RequestAbortedError(message)
         case "shutting_down":
             return EngineClosedError(message)
         case "engine_failed" | "internal_error":

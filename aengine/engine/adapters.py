@@ -63,6 +63,9 @@ class Adapters:
         self._reading = asyncio.Lock()
         self._news = asyncio.Event()
         self._closing = False
+        self._resting = False
+        self._still = asyncio.Event()  # nothing is on its way to the device
+        self._still.set()
         self._ended = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
         self._fail: Callable[[Sequence, EngineFailedError], None] = lambda sequence, error: None
@@ -195,12 +198,14 @@ class Adapters:
         self._wake, self._fail = wake, fail
         with anyio.CancelScope(shield=True):  # the device's memory stays until `close` has seen the end of this
             while not self._closing:
-                load = self.queue.next_load()
+                load = None if self._resting else self.queue.next_load()
                 if load is None:
                     await self._news.wait()
                     self._news.clear()
                 else:
+                    self._still.clear()
                     await self._put(load)
+                    self._still.set()
                     wake()
             self._ended.set()
 
@@ -215,6 +220,16 @@ class Adapters:
                 self._fail(sequence, failure)
         else:
             self.queue.arrived(load)
+
+    async def rest(self) -> None:
+        """Put nothing on the device from now on until `go_on`, and wait for what is on its way."""
+        self._resting = True
+        await self._still.wait()
+
+    def go_on(self) -> None:
+        """End the rest."""
+        self._resting = False
+        self._news.set()
 
     async def close(self) -> None:
         """Wait until nothing is on its way to the device; whoever waits for an unloading waits no longer."""

@@ -26,6 +26,7 @@ from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
 from aengine.engine.pooling.answers import PooledAnswers
 from aengine.engine.pooling.request import PooledRequest
+from aengine.engine.sleep import Sleeping
 from aengine.engine.stats import snapshot
 from aengine.engine.stream import Stream
 from aengine.errors import (
@@ -56,7 +57,7 @@ Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Engine(EngineFacts, PooledAnswers):
+class Engine(EngineFacts, PooledAnswers, Sleeping):
     """An LLM on one device, used as `async with Engine(...) as engine`.
 
     The knobs are those of `EngineConfig`, given one by one or as `config=`; `AENGINE_*` variables fill in
@@ -77,6 +78,7 @@ class Engine(EngineFacts, PooledAnswers):
         if model is not None:
             knobs["model"] = str(model)
         self.config = config if config is not None else configure(EngineConfig, **knobs)
+        Sleeping.__init__(self, self.config.max_queue)
         self._start = start
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()  # set once `failure` tells why nothing is served any more
@@ -158,11 +160,12 @@ class Engine(EngineFacts, PooledAnswers):
                 self.failed.set()
             finally:
                 try:
-                    if ready.adapters is not None:
-                        await ready.adapters.close()
-                    if ready.carriers is not None:
-                        await ready.carriers.close()
-                    await anyio.to_thread.run_sync(ready.runtime.runner.close)
+                    async with self._changing:  # what is being copied to the device ends first
+                        if ready.adapters is not None:
+                            await ready.adapters.close()
+                        if ready.carriers is not None:
+                            await ready.carriers.close()
+                        await anyio.to_thread.run_sync(ready.runtime.close)
                 except Exception as error:  # a dead device: whoever leaves must not wait for it
                     log.error("the device did not let go cleanly", exc_info=error)
                 finally:
@@ -227,6 +230,7 @@ class Engine(EngineFacts, PooledAnswers):
         `EngineNotReadyError`, `EngineClosedError` or `EngineFailedError` where the engine does not serve.
         """
         ready = self._serving()
+        self._gate.check()
         params = resolved_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt, adapter)
         ready.adapter(adapter)
@@ -236,6 +240,7 @@ class Engine(EngineFacts, PooledAnswers):
         else:
             token_ids = token_id_list(prompt)
         grammar = await ready.grammar(params)
+        await self._gate.enter()
         return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt, adapter)
 
     async def submit_chat(
@@ -387,6 +392,8 @@ class Engine(EngineFacts, PooledAnswers):
     def _forget(self, request: LiveRequest | PooledRequest) -> None:
         del self._requests[request.id]
         self._ended_requests += 1
+        if not self._requests:
+            self._emptied.set()
 
     # ---- its state ----------------------------------------------------------------------------------------
 

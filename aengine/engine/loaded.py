@@ -37,6 +37,7 @@ from aengine.timeline import Timeline
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.engine.pooling.scorer import Scorer
+    from aengine.model.config import ModelConfig
     from aengine.model.generation import GenerationDefaults
     from aengine.model.pooling import PoolingConfig
     from aengine.runtime.startup.ready import Runtime
@@ -67,6 +68,7 @@ class Loaded:
         fingerprint: bytes,
     ) -> None:
         """fingerprint: of the model, and of all that its keys and values depend on."""
+        self._config = config
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.generation = generation
@@ -92,6 +94,11 @@ class Loaded:
         if runtime.copies is not None:
             tiers = tiers_below(self.scheduler.memory, runtime.copies, fingerprint, disk)
             self.carriers = PageCarriers(self.scheduler.attach(tiers), runtime.copies)
+
+    def renew_fingerprint(self, folder: Path) -> None:
+        """The weights are those of this folder now: what is kept below the pool from here on is theirs. Blocks."""
+        if self.carriers is not None and self.carriers.tiers.disk is not None:
+            self.carriers.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
 
     def look(self) -> None:
         """Between two steps: let those who carry adapters and pages know of what is awaited."""
@@ -209,16 +216,11 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         check_library()
         tokenizer = _load_tokenizer(config, folder)
         from aengine.engine.pooling.scorer import scorer_of
-        from aengine.model.config import ModelConfig
         from aengine.model.generation import GenerationDefaults
-        from aengine.model.pooling import PoolingConfig, without_head
+        from aengine.model.pooling import PoolingConfig
         from aengine.runtime.startup.start import start_runtime
 
-        model = ModelConfig.from_folder(folder)
-        if config.load_format == "auto":
-            model = without_head(folder, model)
-        if config.quantization == "fp8":
-            model = model.in_fp8()
+        model = described_model(config, folder)
         pooling = PoolingConfig.from_folder(folder, model)
         if config.matryoshka and pooling.dimensions is None:
             pooling = replace(pooling, dimensions=())
@@ -237,7 +239,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             except BaseException:
                 if runtime.adapters is not None:
                     runtime.adapters.close()
-                runtime.runner.close()
+                runtime.close()
                 raise
             grammars = making.result()
             if timeline is not None:
@@ -253,12 +255,27 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
                 timeline,
                 adapters,
                 disk,
-                fingerprint_of(folder, config, runtime.dtypes, runtime.model.ranks) if disk is not None else b"",
+                b"" if disk is None else _fingerprint(folder, config, runtime),
             )
         except BaseException:
             if making.exception() is None:
                 making.result().close()
             raise
+
+
+def _fingerprint(folder: Path, config: EngineConfig, runtime: Runtime) -> bytes:
+    return fingerprint_of(folder, config, runtime.dtypes, runtime.model.ranks)
+
+
+def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
+    """The model in `folder`, as the knobs have it loaded. Raises `CheckpointError` and `ConfigError`."""
+    from aengine.model.config import ModelConfig
+    from aengine.model.pooling import without_head
+
+    model = ModelConfig.from_folder(folder)
+    if config.load_format == "auto":
+        model = without_head(folder, model)
+    return model.in_fp8() if config.quantization == "fp8" else model
 
 
 @contextmanager

@@ -61,6 +61,8 @@ class StepLoop:
         self._mark = unmarked if timeline is None else timeline.mark
         self._wake = asyncio.Event()
         self._stopping = False
+        self._resting = False
+        self._at_rest = asyncio.Event()
         self.last_step: float | None = None  # monotonic seconds when the newest step was committed
 
     def wake(self) -> None:
@@ -72,11 +74,30 @@ class StepLoop:
         self._stopping = True
         self._wake.set()
 
+    async def rest(self) -> None:
+        """Launch nothing from now on until `go_on`, and wait until nothing is in flight, or `run` has ended."""
+        self._resting = True
+        self._wake.set()
+        await self._at_rest.wait()
+
+    def go_on(self) -> None:
+        """End the rest."""
+        self._resting = False
+        self._at_rest.clear()
+        self._wake.set()
+
     async def run(self) -> None:
         """Serve until stopped. Every launched step is awaited before this returns.
 
         Raises `DeviceLostError` once no further step can work.
         """
+        try:
+            await self._run()
+        finally:
+            self._resting = True
+            self._at_rest.set()
+
+    async def _run(self) -> None:
         step: LaunchedStep | None = None  # the newest one
         while True:
             previous, step = step, self._launch_next(step)
@@ -98,13 +119,20 @@ class StepLoop:
             if previous is None and step is None:
                 if self._stopping:
                     return
+                if self._resting:
+                    self._at_rest.set()
                 await self._wake.wait()
                 self._mark("idle")
             self._wake.clear()
 
     def _launch_next(self, previous: LaunchedStep | None) -> LaunchedStep | None:
         """Launch the step behind `previous`, where there is one and it may be launched before that one is read."""
-        if self._stopping or (previous is not None and not self._lookahead) or isinstance(previous, _FailedLaunch):
+        if (
+            self._stopping
+            or self._resting
+            or (previous is not None and not self._lookahead)
+            or isinstance(previous, _FailedLaunch)
+        ):
             return None
         plan = self._scheduler.schedule()
         self._mark("schedule")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,10 @@ class PageCarriers:
         self._changed = {lane: asyncio.Event() for lane in ("down", "up", "files")}
         self._wake: Callable[[], None] = lambda: None
         self._closing = False
+        self._resting = False
+        self._moving = 0  # copies that the device makes
+        self._still = asyncio.Event()  # there are none
+        self._still.set()
         self._ended = asyncio.Event()
         self.tiers.on_cleared = self._changed["files"].set
 
@@ -71,6 +76,28 @@ class PageCarriers:
                 lanes.start_soon(self._write_files)
             self._ended.set()
 
+    async def rest(self) -> None:
+        """Copy nothing from or to the device from now on until `go_on`, and wait for what is on its way."""
+        self._resting = True
+        await self._still.wait()
+
+    def go_on(self) -> None:
+        """End the rest."""
+        self._resting = False
+        for changed in self._changed.values():
+            changed.set()
+
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        self._moving += 1
+        self._still.clear()
+        try:
+            yield
+        finally:
+            self._moving -= 1
+            if not self._moving:
+                self._still.set()
+
     async def close(self) -> None:
         """Wait until nothing is on its way. What is to be written to the disk has some seconds to get there."""
         self._closing = True
@@ -89,11 +116,12 @@ class PageCarriers:
 
     async def _down(self) -> None:
         while not self._closing:
-            store = self.tiers.next_store()
+            store = None if self._resting else self.tiers.next_store()
             if store is None:
                 await self._news("down")
             else:
-                self.tiers.end_store(store, await self._stored(store))
+                with self._copying():
+                    self.tiers.end_store(store, await self._stored(store))
                 self._changed["files"].set()
 
     async def _stored(self, store: Store) -> bool:
@@ -108,11 +136,12 @@ class PageCarriers:
 
     async def _up(self) -> None:
         while not self._closing:
-            load = self.tiers.next_load()
+            load = None if self._resting else self.tiers.next_load()
             if load is None:
                 await self._news("up")
             else:
-                self._loading.end(load, await self._loaded(load))
+                with self._copying():
+                    self._loading.end(load, await self._loaded(load))
                 self._changed["files"].set()
                 self._wake()
         while (load := self.tiers.next_load()) is not None:

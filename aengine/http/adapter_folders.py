@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aengine.http.door.errors import HTTPError
+from aengine.http.folders import folder_below
 from aengine.model.hub import is_hub_id
 
 
@@ -21,17 +22,11 @@ class AdapterFolders:
     def find(self, path: str) -> str:
         """The folder of an adapter, or the Hugging Face id. Looks at files: to be called off the loop.
 
-        Relative paths begin in each of the folders in turn; symbolic links count as what they lead to. Raises one and
-        the same `HTTPError` for what is elsewhere and for what is nowhere.
+        Raises one and the same `HTTPError` for what is elsewhere and for what is nowhere.
         """
-        for folder in self._folders:
-            try:
-                top = Path(folder).expanduser().resolve()
-                found = (top / path).resolve()
-                if found.is_relative_to(top) and found.is_dir():
-                    return str(found)
-            except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
-                continue
+        found = folder_below(self._folders, path)
+        if found is not None:
+            return found
         if self._hub and is_hub_id(path) and not Path(path).exists():  # which would be read in its place
             return path
         ids = ", or a Hugging Face id" if self._hub else "; Hugging Face ids are off here (knob lora_hub)"

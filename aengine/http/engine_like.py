@@ -13,7 +13,7 @@ from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import AdapterInfo, Classes, DeviceMemory, Embeddings, Fragment, Ranking, Scores, Stats
+from aengine.types import AdapterInfo, Classes, DeviceMemory, Embeddings, Fragment, Ranking, Scores, SleepMode, Stats
 
 
 class StreamLike(Protocol):
@@ -186,6 +186,10 @@ class EngineLike(Protocol):
         """The documents, the best first."""
         ...
 
+    def abort(self, request_id: str) -> bool:
+        """End a request; False if no such one is running."""
+        ...
+
     @property
     def answer_format(self) -> AnswerFormat:
         """How the model writes thoughts and calls of tools."""
@@ -225,6 +229,31 @@ class EngineLike(Protocol):
 
     async def unload_adapter(self, name: str) -> None:
         """Let no new request name it, and wait for those that do. Raises `ModelNotFoundError`."""
+        ...
+
+    @property
+    def refusal(self) -> str:
+        """Why no request is taken up; empty: they are."""
+        ...
+
+    @property
+    def is_sleeping(self) -> bool: ...
+
+    @property
+    def sleep_mode(self) -> bool:
+        """Whether the engine can sleep."""
+        ...
+
+    async def sleep(self, level: int = 1, *, mode: SleepMode = "wait") -> None:
+        """Give the device's memory back. Raises `InvalidRequestError` about `level` or `mode`."""
+        ...
+
+    async def wake_up(self) -> None:
+        """Take it again."""
+        ...
+
+    async def reload(self, folder: str | None = None) -> None:
+        """Read the weights in a folder over those that are loaded. Raises `CheckpointError`."""
         ...
 
     def stats(self) -> Stats: ...

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from aengine.http.bodies import message_answers, messages, pooling, requests, responses
+from aengine.http.bodies import message_answers, messages, pooling, requests, responses, sleep
 from aengine.http.bodies.responses_api import answer as response_answers
 from aengine.http.bodies.responses_api.request import ResponsesRequest
 from aengine.http.door.anthropic_errors import OVERLOADED, MessagesErrorBody
@@ -33,6 +33,7 @@ from aengine.http.endpoints.pooling.embeddings import Embeddings
 from aengine.http.endpoints.pooling.scores import Scores
 from aengine.http.endpoints.responses.create import Responses
 from aengine.http.endpoints.responses.kept import KeptResponseEndpoints
+from aengine.http.endpoints.sleep import Sleep
 from aengine.http.endpoints.tokenize import Tokens
 from aengine.http.state import ServerState
 from aengine.text.tokens.info import TokenizerInfo
@@ -50,7 +51,7 @@ def operations(state: ServerState) -> list[Operation]:
     tokens, admin, anthropic = Tokens(state), Admin(state), Messages(state)
     adapters, made, kept = Adapters(state), Responses(state), KeptResponseEndpoints(state)
     embeddings, scores = Embeddings(state), Scores(state)
-    load = Load(state)
+    load, sleeping = Load(state), Sleep(state)
     all_three = (*READS, *NAMES, *SERVES)
     generated = (responses.Generated, requests.GenerateRequest, True, all_three)
     completed = (responses.CompletionBody, requests.CompletionRequest, True, all_three)
@@ -60,6 +61,7 @@ def operations(state: ServerState) -> list[Operation]:
     messaged = (message_answers.MessageBody, messages.MessagesRequest, True, (*all_three, OVERLOADED), *in_its_form)
     counted = (message_answers.TokenCount, messages.CountTokensRequest, False, all_three, *in_its_form)
     responded = (response_answers.ResponseBody, ResponsesRequest, True, all_three)
+    measured = (response_answers.InputTokens, ResponsesRequest, False, all_three)
     reread = (response_answers.ResponseBody, None, False, (400, *NAMES))
     deleted = (response_answers.DeletedResponse, None, False, NAMES)
     items = (response_answers.InputItemList, None, False, (400, *NAMES))
@@ -75,6 +77,10 @@ def operations(state: ServerState) -> list[Operation]:
     flushed = (responses.Flushed, None, False, SERVES)
     loaded = (None, requests.LoadAdapterRequest, False, all_three)
     unloaded = (None, requests.UnloadAdapterRequest, False, all_three)
+    slept = (sleep.SleepState, None, False, (400, *NAMES, *SERVES))
+    asleep = (sleep.SleepState, None, False, SERVES)
+    reloaded = (sleep.Reloaded, sleep.ReloadRequest, False, all_three)
+    how = {"level": "integer", "mode": "string"}
     listed = (responses.ModelList, None, False, SERVES)
     named = (responses.ModelCard, None, False, (*NAMES, *SERVES))
     sound = (responses.HealthStatus, None, False, (), {503: responses.HealthStatus})
@@ -90,6 +96,7 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("POST", "/v1/messages", anthropic.create, "The same, as Anthropic has it.", *messaged),
         Operation("POST", "/v1/messages/count_tokens", anthropic.count_tokens, "The length of its prompt.", *counted),
         Operation("POST", "/v1/responses", made.create, "A response to a conversation's items.", *responded),
+        Operation("POST", "/v1/responses/input_tokens", made.count, "The length of its prompt.", *measured),
         Operation("GET", KEPT, kept.retrieve, "A response that is kept.", *reread, query={"stream": "boolean"}),
         Operation("DELETE", KEPT, kept.delete, "Forget a response that is kept.", *deleted),
         Operation("GET", f"{KEPT}/input_items", kept.input_items, "What it answers.", *items, query=paging),
@@ -107,6 +114,10 @@ def operations(state: ServerState) -> list[Operation]:
         Operation("POST", "/flush_cache", admin.flush_cache, "Forget cached prefixes.", *flushed),
         Operation("POST", "/v1/load_lora_adapter", adapters.load, "Load an adapter.", *loaded),
         Operation("POST", "/v1/unload_lora_adapter", adapters.unload, "Unload an adapter.", *unloaded),
+        Operation("POST", "/sleep", sleeping.sleep, "Give the device's memory back.", *slept, query=how),
+        Operation("POST", "/wake_up", sleeping.wake_up, "Take it again, and serve.", *slept),
+        Operation("GET", "/is_sleeping", sleeping.is_sleeping, "Whether the engine sleeps.", *asleep),
+        Operation("POST", "/reload", sleeping.reload, "Read other weights over those that are loaded.", *reloaded),
         Operation("GET", "/v1/models", models.list, "What is served.", *listed),
         Operation("GET", "/v1/models/{model:path}", models.retrieve, "One model.", *named),
         Operation("GET", "/health", health.health, "Whether requests are served, and why not.", *sound),

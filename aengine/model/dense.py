@@ -82,20 +82,26 @@ class Dense:
         self._bias = bias
         self._storage = storage
         self._whole: tuple[Tensor, Tensor | None] | None = None
+        self._read = False  # into `_whole`, which the linear computes with
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
-        weight = self._storage.empty(self._linear.outputs, self._linear.inputs)
-        weight[sum(self._heights.values()) :].zero_()
-        bias = self._storage.empty(self._linear.outputs) if self._bias else None
-        self._whole = weight, bias
+        if self._whole is None:
+            weight = self._storage.empty(self._linear.outputs, self._linear.inputs)
+            weight[sum(self._heights.values()) :].zero_()
+            self._whole = weight, self._storage.empty(self._linear.outputs) if self._bias else None
+        weight, bias = self._whole
         places = self._rows(weight, "weight")
         return places if bias is None else places | self._rows(bias, "bias")
 
     def close(self) -> None:
         if self._whole is None:
             raise RuntimeError("closed without having been opened")
+        if self._read:  # once more: the numbers are where they belong
+            return
         weight, bias = self._whole
-        self._whole = None
+        if not weight.is_cuda or self._to_fp8:
+            self._whole = None  # the linear has a copy
+        self._read = self._whole is not None
         self._linear.load(
             self._storage.kernels.quantized(in_fp8(weight), bias, self._storage.dtype)
             if self._to_fp8
@@ -153,10 +159,13 @@ class DenseExperts:
         self._experts = experts
         self._storage = storage
         self._whole: tuple[Tensor, Tensor] | None = None
+        self._read = False  # into `_whole`, which the experts compute with
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
-        gate_up, down = (self._storage.empty(*self.entries[name].kept) for name in self._fused)
-        self._whole = gate_up, down
+        if self._whole is None:
+            gate_up, down = (self._storage.empty(*self.entries[name].kept) for name in self._fused)
+            self._whole = gate_up, down
+        gate_up, down = self._whole
         places = dict(zip(self._fused, self._whole))
         for expert, (gate, up, second) in enumerate(self._parts):
             places[gate], places[up] = gate_up[expert].chunk(2)
@@ -166,8 +175,12 @@ class DenseExperts:
     def close(self) -> None:
         if self._whole is None:
             raise RuntimeError("closed without having been opened")
+        if self._read:
+            return
         gate_up, down = self._whole
-        self._whole = None
+        if not down.is_cuda or self._to_fp8:
+            self._whole = None
+        self._read = self._whole is not None
         self._experts.load(
             self._storage.kernels.quantized_experts(in_fp8(gate_up), in_fp8(down), self._storage.dtype, self._rule)
             if self._to_fp8

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from aengine.errors import WeightsError
 from aengine.kernels.kv_scales import FP8, NO_SCALES, KVScales
 from aengine.model.groups import Entry
 from aengine.model.quant.base import SCALES, check_finite
@@ -25,6 +26,7 @@ class LoadedKVScales:
         self.entries = dict.fromkeys(names, Entry((), SCALES, spellings=((1,),), optional=True))
         self._device = device
         self._kept = kept
+        self._read = False
         self._places: dict[str, Tensor] = {}
 
     def open(self, present: Collection[str]) -> Mapping[str, Tensor]:
@@ -32,9 +34,15 @@ class LoadedKVScales:
         return self._places
 
     def close(self) -> None:
-        """Reads the scales on the host. Raises `WeightsError`, naming the tensor, for one that is none."""
+        """Reads the scales on the host. Raises `WeightsError`, naming the tensor, for one that is none, and for other
+        ones than graphs on a GPU have captured.
+        """
         if self._kept == FP8:
-            self.loaded = KVScales(self._scale("k"), self._scale("v"))
+            scales = KVScales(self._scale("k"), self._scale("v"))
+            if self._read and self._device.type == "cuda" and scales != self.loaded:
+                raise WeightsError(f"{self._both}: the scales of the FP8 cache differ from those that are loaded")
+            self.loaded = scales
+        self._read = True
         self._places = {}
 
     def _scale(self, part: str) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
+from aengine.model.overwrite import captured, overwrite
 
 
 class LoadedLinear:
@@ -17,6 +18,7 @@ class LoadedLinear:
     """
 
     loaded: Linear  # what its format made of the tensors
+    _made: Linear | None = None  # the same without adapters
 
     def __init__(self, inputs: int, outputs: int, adapt: Callable[[Linear], Linear] | None = None) -> None:
         """adapt: makes what computes of what the format made; None: that computes itself."""
@@ -25,7 +27,15 @@ class LoadedLinear:
         self._adapt = adapt
 
     def load(self, made: Linear) -> None:
-        """The tensors are there, and this is what their format made of them."""
+        """The tensors are there, and this is what their format made of them.
+
+        Where there were others, on a GPU, their memory gets the new numbers: graphs have captured it. Raises
+        `WeightsError` where these do not fit there.
+        """
+        if self._made is not None and captured(self._made):
+            overwrite(self._made, made)
+            return
+        self._made = made
         self.loaded = made if self._adapt is None else self._adapt(made)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -48,6 +58,7 @@ class LoadedExperts:
     """The same for the experts of a layer."""
 
     loaded: Experts
+    _made: Experts | None = None
 
     def __init__(self, experts: int, hidden: int, adapt: Callable[[Experts], Experts] | None = None) -> None:
         self.experts = experts
@@ -55,6 +66,10 @@ class LoadedExperts:
         self._adapt = adapt
 
     def load(self, made: Experts) -> None:
+        if self._made is not None and captured(self._made):
+            overwrite(self._made, made)
+            return
+        self._made = made
         self.loaded = made if self._adapt is None else self._adapt(made)
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:

@@ -10,8 +10,10 @@ import msgspec
 from aengine.http.bodies.responses import Aborted, LoadList, ServerLoad, WorkerLoad
 from aengine.ray_serve.call import Head
 
+CHANGES = ("/sleep", "/wake_up", "/reload")  # of what lies on devices: they take as long as they take
 TO_ALL = {
-    *(("GET", path) for path in ("/metrics", "/load", "/get_load", "/v1/loads")),
+    *(("GET", path) for path in ("/metrics", "/load", "/get_load", "/v1/loads", "/is_sleeping")),
+    *(("POST", path) for path in CHANGES),
     *(("POST", path) for path in ("/abort", "/flush_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")),
 }
 

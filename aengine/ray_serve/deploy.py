@@ -12,8 +12,9 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from aengine.config import EngineConfig, ReplicasConfig, ServerConfig, configure
+from aengine.config import EngineConfig, ServerConfig, configure
 from aengine.errors import ConfigError
+from aengine.ray_serve.config import ReplicasConfig
 from aengine.ray_serve.ingress import Ingress
 from aengine.ray_serve.replica import EngineReplica
 

@@ -25,7 +25,7 @@ from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.body import BodyReader
 from aengine.http.door.errors import error_body, error_response
 from aengine.http.streams import sse
-from aengine.ray_serve.all_replicas import TO_ALL, merged
+from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merged
 from aengine.ray_serve.call import Head
 from aengine.ray_serve.replica import Accepted
 from aengine.ray_serve.routing.prompt import Prompt, prompt_of
@@ -133,7 +133,7 @@ class Forwarder:
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"accept"]  # metrics as text
         try:
             found = await self._engines.broadcast("serve_whole", scope, body).results_async(
-                timeout_s=_ALL_SECONDS, return_exceptions=True
+                timeout_s=None if scope["path"].rstrip("/") in CHANGES else _ALL_SECONDS, return_exceptions=True
             )
         except Exception as error:
             raise EngineNotReadyError("no replica takes requests at the moment") from error

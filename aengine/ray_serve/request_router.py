@@ -22,7 +22,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
     A call carries its `prompt`, and by `news` what replicas told of their caches in their last answers.
     """
 
-    def initialize_state(self, policy: str = "prefix", max_keys: int = 2**20) -> None:
+    def initialize_state(self, policy: str = "prefix", max_keys: int | None = None) -> None:
         """For Ray, with `request_router_kwargs`."""
         self._policy = policy
         self._router: PrefixRouter[str] = PrefixRouter(max_keys=max_keys)

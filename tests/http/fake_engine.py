@@ -16,7 +16,7 @@ from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat, ChatPrompt
 from aengine.text.tokens.info import TokenizerInfo
 from aengine.timeline import Timeline
-from aengine.types import AdapterInfo, DeviceMemory, Fragment, Stats, TokenLogprob, TopLogprob, Usage
+from aengine.types import AdapterInfo, DeviceMemory, Fragment, SleepMode, Stats, TokenLogprob, TopLogprob, Usage
 
 VOCAB_SIZE = 1000
 CACHED_TOKENS = 2
@@ -152,6 +152,10 @@ class FakeEngine:
         self.tokenizer = FakeTokenizer()
         self.adapters: list[AdapterInfo] = []
         self.lora_loading = False
+        self.sleep_mode = False
+        self.is_sleeping = False
+        self.refusal = ""
+        self.changes: list[tuple[object, ...]] = []  # of what lies on the device
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
@@ -214,6 +218,17 @@ class FakeEngine:
         if not self.has_adapter(name):
             raise ModelNotFoundError(f"the adapter {name!r} is not loaded")
         self.adapters = [adapter for adapter in self.adapters if adapter.name != name]
+
+    async def sleep(self, level: int = 1, *, mode: SleepMode = "wait") -> None:
+        self.changes.append(("sleep", level, mode))
+        self.is_sleeping = True
+
+    async def wake_up(self) -> None:
+        self.changes.append(("wake_up",))
+        self.is_sleeping = False
+
+    async def reload(self, folder: str | None = None) -> None:
+        self.changes.append(("reload", folder))
 
     def flush_cache(self) -> None:
         pass

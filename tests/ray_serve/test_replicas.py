@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.ray, pytest.mark.slow, pytest.mark.
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Cluster]:
-    with cluster("replicas=2", "max_model_len=2048") as running:
+    with cluster("replicas=2", "max_model_len=2048", "sleep_mode=true") as running:
         yield running
 
 
@@ -42,6 +42,19 @@ def test_the_api_is_that_of_one_server(two: Cluster) -> None:
         assert client.post("/generate", content=b"a", headers={"content-type": "text/csv"}).status_code == 415
         assert client.get("/nowhere").json()["error"]["code"] == "not_found"
         assert client.post("/flush_cache").json() == {"flushed": True}
+
+
+def test_all_of_them_sleep_and_wake(two: Cluster) -> None:
+    body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0, "stream": False}
+    with httpx2.Client(base_url=two.url, timeout=60) as client:
+        before = client.post("/generate", json=body).json()["text"]
+        assert client.post("/sleep").json() == {"is_sleeping": True}
+        for _ in range(6):  # whichever it goes to
+            assert client.post("/generate", json=body).status_code == 503
+        assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+        assert client.post("/wake_up").json() == {"is_sleeping": False}
+        for _ in range(6):
+            assert client.post("/generate", json=body).json()["text"] == before
 
 
 def test_a_stream_has_the_text_of_the_whole_answer(two: Cluster) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.engine.arguments import check_routing, prompt_list, text_list
+from aengine.engine.gate import Gate
 from aengine.engine.loaded import Loaded
 from aengine.engine.pooling.request import PooledRequest
 from aengine.engine.pooling.scorer import Scorer, refuse_scores
@@ -30,6 +31,8 @@ class PooledAnswers(ABC):
     All methods take `request_id`, `priority` and `cache_salt` as `Engine.submit` does. Cancelling one gives its memory
     back. They raise what `submit` raises, and `InvalidRequestError` where the model does not do what is asked.
     """
+
+    _gate: Gate
 
     @abstractmethod
     def _serving(self) -> Loaded: ...
@@ -147,6 +150,7 @@ class PooledAnswers(ABC):
 
     async def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         ready = self._serving()
+        self._gate.check()
         ids, total = [], 0
         for prompt in prompt_list(prompts):
             if isinstance(prompt, str):
@@ -159,6 +163,7 @@ class PooledAnswers(ABC):
     async def _pooled(self, prompts: Sequence[list[int]], pool: Pool, routing: dict[str, Any]) -> PooledRequest:
         """Enqueue, and wait for the end. Whatever ends the waiting gives the memory back."""
         request_id, priority, salt = _routing(**routing)
+        await self._gate.enter()
         request = self._enqueue_pooled(prompts, pool, request_id, priority, salt)
         try:
             await request.done

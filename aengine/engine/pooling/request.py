@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from aengine.errors import EngineClosedError, NonFiniteLogitsError
+from aengine.errors import NonFiniteLogitsError, RequestAbortedError
 from aengine.latency import Latencies
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.scheduling.sequence import Update
@@ -63,7 +63,7 @@ class PooledRequest:
 
     def abort(self) -> None:
         """End the request from outside. Nothing once it has ended."""
-        self._end(EngineClosedError("the request was aborted"), "abort")
+        self._end(RequestAbortedError("the request was aborted"), "abort")
 
     def usage(self) -> Usage:
         """The token counts of all prompts."""

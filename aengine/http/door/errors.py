@@ -23,6 +23,7 @@ from aengine.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     QueueFullError,
+    RequestAbortedError,
 )
 from aengine.http.door.anthropic_errors import (
     OVERLOADED,
@@ -66,6 +67,8 @@ def status_of(error: BaseException) -> int:
             return error.status_code
         case InvalidRequestError() | CheckpointError():  # of the checkpoint's chat template: it will never do
             return 400
+        case RequestAbortedError():  # nor should a client ask again by itself
+            return 400
         case ModelNotFoundError():
             return 404
         case QueueFullError() | EngineNotReadyError() | EngineClosedError():
@@ -97,6 +100,8 @@ def error_body(error: BaseException) -> ErrorBody:
             code = "queue_full"
         case EngineNotReadyError():
             code = "not_ready"
+        case RequestAbortedError():
+            code = "aborted"
         case EngineClosedError():
             code = "shutting_down"
         case _:
@@ -143,7 +148,7 @@ def error_response(error: BaseException, headers: Mapping[str, str] | None = Non
     sent = dict(headers or {})
     if isinstance(error, QueueFullError):
         sent["Retry-After"] = str(max(1, round(error.retry_after)))
-    elif isinstance(error, (EngineNotReadyError, EngineClosedError)):  # or another server in its place
+    elif status_of(error) == 503:  # or another server in its place
         sent["Retry-After"] = "1"
     return ErrorResponse(error, sent)
 

@@ -52,6 +52,8 @@ class Health:
             return _uncached(Readiness(False, reason=state.reason), 503)
         if state.engine.failure is not None:
             return _uncached(Readiness(False, reason=public_message(state.engine.failure)), 503)
+        if state.engine.refusal:
+            return _uncached(Readiness(False, reason=state.engine.refusal), 503)
         return _uncached(Readiness(True, state.model_name), 200)
 
     async def version(self, request: Request) -> Response:

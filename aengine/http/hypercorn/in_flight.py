@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Set
 from time import monotonic
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskStatus
@@ -17,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
 from aengine.http.door.errors import HTTPError, error_response
-from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.connection import connection_of, reset_connection, room_to_send
 
 _log = logging.getLogger(__name__)
@@ -29,6 +29,17 @@ ACTIVE_REQUEST = "aengine.active_request"  # in a request's scope: its `ActiveRe
 OTHER = "other"  # a method that HTTP does not define, or a path that leads nowhere
 LEFT = 499  # the client was gone before its answer began
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
+
+
+class Abortable(Protocol):
+    """What an engine does for a request."""
+
+    @property
+    def id(self) -> str: ...
+
+    def abort(self) -> bool | None:
+        """End it. False: there was nothing to end."""
+        ...
 
 
 class InFlight:
@@ -69,15 +80,15 @@ class InFlight:
         return sum(request.pending > 0 for request in self._active)
 
     def abort(self, request_id: str) -> int:
-        """End the generating requests of that id, each with finish_reason "abort"; returns how many there were.
+        """End the requests of that id that the engine works on; returns how many there were.
 
-        It may be a stream's own id or an `X-Request-Id`, which several may share.
+        It may be the id in their answer or an `X-Request-Id`, which several may share. What generates ends with
+        finish_reason "abort", what embeds or scores with `RequestAbortedError`.
         """
         found = 0
         for request in self._active:
-            if request.stream is not None and request_id in (request.stream.id, request.request_id):
-                request.stream.abort()
-                found += 1
+            if request.work is not None and request_id in (request.work.id, request.request_id):
+                found += request.work.abort() is not False
         return found
 
     async def idle(self) -> None:
@@ -125,7 +136,7 @@ class ActiveRequest:
         "request_id",
         "scope",
         "status",
-        "stream",
+        "work",
     )
 
     def __init__(self, scope: anyio.CancelScope, send: Send, active: Set[ActiveRequest], multiplexed: bool) -> None:
@@ -135,7 +146,7 @@ class ActiveRequest:
         self._multiplexed = multiplexed  # HTTP/2
         self.cancel_error: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
         self.status: int | None = None  # once the answer has begun
-        self.stream: StreamLike | None = None  # while it is being generated
+        self.work: Abortable | None = None  # of the engine, while that lasts
         self.request_id: str | None = None  # its `X-Request-Id`, from then on
         self.disconnected = False
         self.pending = 0  # sends that have not returned: the reader's buffers are full

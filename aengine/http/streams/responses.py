@@ -70,13 +70,13 @@ class _StreamResponse(Response, ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
         if request is not None:
-            request.stream, request.request_id = self._stream, scope.get(REQUEST_ID)
+            request.work, request.request_id = self._stream, scope.get(REQUEST_ID)
         try:
             await self._answer(scope, receive, send)
         finally:
             self._stream.abort()
             if request is not None:
-                request.stream = None
+                request.work = None
 
     @abstractmethod
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...

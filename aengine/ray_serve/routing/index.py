@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 _NONE: list[int] = []
+_KEYS, _KEYS_EACH, _MOST_KEYS = 2**20, 2**12, 2**23
 
 
 class PrefixIndex:
@@ -16,7 +17,8 @@ class PrefixIndex:
     a key holds those before it in the chain, but for what the replica has evicted out of order.
     """
 
-    def __init__(self, max_keys: int = 2**20) -> None:
+    def __init__(self, max_keys: int | None = None) -> None:
+        """max_keys: of all slots together; None: 4,096 each, from 2**20 to 2**23 in all."""
         self._max_keys = max_keys
         self._holders: dict[int, list[int]] = {}  # key -> slots
         self._kept: dict[int, OrderedDict[int, None]] = {}  # slot -> its keys, the longest unused first
@@ -53,7 +55,7 @@ class PrefixIndex:
                     holders[key] = [slot]
                 else:
                     others.append(slot)
-        share = self._max_keys // len(self._kept)
+        share = self._share()
         while len(kept) > share:
             self._drop(slot, kept.popitem(last=False)[0])
 
@@ -72,9 +74,9 @@ class PrefixIndex:
         """The slots that hold a key; not to be changed."""
         return self._holders.get(key, _NONE)
 
-    def depth(self, keys: Sequence[int], more_than: int = 0) -> int:
-        """How many of a chain's keys, from the first, more than so many slots hold. O(log keys)."""
-        holders, low, high = self._holders, 0, len(keys)
+    def depth(self, keys: Sequence[int], count: int, more_than: int = 0) -> int:
+        """How many of a chain's first `count` keys, from the first, more than so many slots hold. O(log count)."""
+        holders, low, high = self._holders, 0, count
         while low < high:  # keys[:low] are held, keys[high:] are not
             middle = (low + high) // 2
             if len(holders.get(keys[middle], _NONE)) > more_than:
@@ -102,6 +104,11 @@ class PrefixIndex:
             raise AssertionError("a slot's keys and the keys' slots disagree")
         if not all(self._holders.values()):
             raise AssertionError("a key without slots is kept")
+
+    def _share(self) -> int:
+        """How many keys a slot may keep."""
+        slots = len(self._kept)
+        return (self._max_keys or min(max(_KEYS, _KEYS_EACH * slots), _MOST_KEYS)) // slots
 
     def _drop(self, slot: int, key: int) -> None:
         slots = self._holders[key]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -34,6 +36,23 @@ class Report(msgspec.Struct, frozen=True):
         return msgspec.convert(dict(stats), cls) if stats else None
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What follows from a replica's speed, in seconds."""
+
+    prefill: float  # a token of a prompt
+    row: float  # a row more makes every step of an answer longer, its own and those of its neighbours
+    wait: float  # where every row is taken, one becomes free each time an answer ends
+    rows: int
+
+
+@lru_cache(maxsize=2**12)  # one for all replicas of a kind: what is shared stays in the processor's caches
+def costs_of(speed: Speed) -> Costs:
+    """The costs that a router reckons with."""
+    answer = speed.step * _ANSWER
+    return Costs(speed.prefill, answer / _ROWS_A_STEP, 2 * answer / speed.rows, speed.rows)
+
+
 class ReplicaLoad:
     """The work ahead of a replica, in seconds that a new prompt would wait for its first token.
 
@@ -41,36 +60,30 @@ class ReplicaLoad:
     and nobody has to tell when a prompt was. What others than this router sent is known from reports alone.
     """
 
-    __slots__ = ("_busy_until", "_others", "_report", "_row_seconds", "_wait_seconds", "running", "speed")
+    __slots__ = ("_busy_until", "_others", "_report", "costs", "running")
 
     def __init__(self, speed: Speed) -> None:
         self.running = 0  # requests of this router
         self._others = 0  # requests of other routers, when last heard of
         self._busy_until = 0.0
         self._report: Report | None = None
-        self._set_speed(speed)
-
-    def _set_speed(self, speed: Speed) -> None:
-        self.speed = speed
-        # A row more makes every step of an answer longer, its own and those of its neighbours.
-        self._row_seconds = speed.step * _ANSWER / _ROWS_A_STEP
-        # Where every row is taken, one becomes free each time an answer ends.
-        self._wait_seconds = 2 * speed.step * _ANSWER / speed.rows
+        self.costs = costs_of(speed)
 
     def delay(self, now: float) -> float:
         """Seconds of work ahead of a request that comes now."""
         running = self.running + self._others
-        seconds = running * self._row_seconds
+        costs = self.costs
+        seconds = running * costs.row
         if self._busy_until > now:
             seconds += self._busy_until - now
-        if running >= self.speed.rows:
-            seconds += (running - self.speed.rows + 1) * self._wait_seconds
+        if running >= costs.rows:
+            seconds += (running - costs.rows + 1) * costs.wait
         return seconds
 
     def sent(self, tokens: int, now: float) -> None:
         """Add a request of which so many tokens have to be computed."""
         self.running += 1
-        self._busy_until = max(self._busy_until, now) + tokens * self.speed.prefill
+        self._busy_until = max(self._busy_until, now) + tokens * self.costs.prefill
 
     def ended(self) -> None:
         """Take a request away that was sent from here, however it ended."""
@@ -83,5 +96,4 @@ class ReplicaLoad:
         if report is not self._report:
             self._report = report
             self._others = max(0, report.running - report.by_router.get(router, 0))
-            if report.speed != self.speed:
-                self._set_speed(report.speed)
+            self.costs = costs_of(report.speed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from math import inf
 from random import Random
 from typing import Generic, TypeVar
 
@@ -13,6 +14,7 @@ from aengine.ray_serve.routing.prompt import Prompt
 R = TypeVar("R", bound=Hashable)
 
 _SAMPLE = 8  # holders of one beginning that are compared
+_MORE = 4  # times as many hold the next shorter beginning that is looked at
 _FREE = 4  # replicas that are compared whatever they hold
 
 
@@ -23,16 +25,17 @@ class PrefixRouter(Generic[R]):
     work ahead (`ReplicaLoad`). The candidates are found without looking at every replica: some holders of the longest
     cached beginning, then of the next shorter one that at least twice as many hold, and so on to the first; and a few
     replicas taken at random, whose least busy one stands for "anywhere else" (with two choices or more the fullest
-    replica is hardly fuller than the mean). The least cost wins; where costs tie, the least busy.
+    replica is hardly fuller than the mean). The search ends where computing what is missing alone costs more than the
+    best one so far. The least cost wins; where costs tie, the least busy.
 
     So a chat stays where its turns are cached, as going elsewhere costs its whole history; and a prompt that everybody
     sends is computed anew by another replica as soon as the queue at those that have it is longer than the prompt,
     after which that one counts among them.
 
-    `R` is whatever names a replica. Memory is bounded by `max_keys` (about 250 bytes each).
+    `R` is whatever names a replica. Memory is bounded by `max_keys` (about 250 bytes each; None: see `PrefixIndex`).
     """
 
-    def __init__(self, *, max_keys: int = 2**20, seed: int | None = None) -> None:
+    def __init__(self, *, max_keys: int | None = None, seed: int | None = None) -> None:
         self._index = PrefixIndex(max_keys)
         self._random = Random(seed)
         self._slots: dict[R, int] = {}
@@ -40,6 +43,7 @@ class PrefixRouter(Generic[R]):
         self._loads: list[ReplicaLoad] = []  # by slot
         self._live: list[int] = []  # slots of replicas that are there
         self._vacant: list[int] = []  # slots whose replica has left
+        self._fastest = inf  # seconds a token of a prompt, no replica takes less
 
     def __len__(self) -> int:
         """The number of replicas."""
@@ -67,6 +71,7 @@ class PrefixRouter(Generic[R]):
             self._loads.append(load)
         self._slots[replica] = slot
         self._live.append(slot)
+        self._fastest = min(self._fastest, load.costs.prefill)
         self._index.join(slot)
 
     def leave(self, replica: R) -> None:
@@ -85,26 +90,26 @@ class PrefixRouter(Generic[R]):
         """
         if not self._live:
             raise LookupError("there is no replica")
-        index, loads, keys, ends = self._index, self._loads, prompt.keys, prompt.ends
-        best, best_cost, best_delay = -1, 0.0, 0.0
-        depth, held = index.depth(keys), 0
-        while depth:
-            holders = index.holders(keys[depth - 1])
-            held = len(holders)
-            missing = prompt.tokens - ends[depth - 1]
-            for slot in holders if held <= _SAMPLE else self._some(holders, _SAMPLE):
+        index, loads, keys, ends, tokens = self._index, self._loads, prompt.keys, prompt.ends, prompt.tokens
+        best, best_cost, best_delay = -1, inf, inf
+        depth = index.depth(keys, len(keys))
+        while True:
+            if depth:
+                slots, many, missing = index.holders(keys[depth - 1]), _SAMPLE, tokens - ends[depth - 1]
+            else:
+                slots, many, missing = self._live, _FREE, tokens
+            if missing * self._fastest > best_cost:  # not even an idle one would be sooner, nor any that holds less
+                break
+            held = len(slots)
+            for slot in slots if held <= many else self._some(slots, many):
                 load = loads[slot]
                 delay = load.delay(now)
-                cost = delay + missing * load.speed.prefill
-                if best < 0 or cost < best_cost or (cost == best_cost and delay < best_delay):
+                cost = delay + missing * load.costs.prefill
+                if cost < best_cost or (cost == best_cost and delay < best_delay):
                     best, best_cost, best_delay = slot, cost, delay
-            depth = index.depth(keys[: depth - 1], 2 * held)
-        for slot in self._live if len(self._live) <= _FREE else self._some(self._live, _FREE):
-            load = loads[slot]
-            delay = load.delay(now)
-            cost = delay + prompt.tokens * load.speed.prefill
-            if best < 0 or cost < best_cost or (cost == best_cost and delay < best_delay):
-                best, best_cost, best_delay = slot, cost, delay
+            if not depth:
+                break
+            depth = index.depth(keys, depth - 1, _MORE * held)
         return self._name(best)
 
     def sent(self, replica: R, prompt: Prompt, now: float) -> int:
@@ -126,7 +131,10 @@ class PrefixRouter(Generic[R]):
         """Take over what a replica says of its load; `router` is this one's name there."""
         slot = self._slots.get(replica)
         if slot is not None:
-            self._loads[slot].reported(report, router)
+            load, costs = self._loads[slot], self._loads[slot].costs
+            load.reported(report, router)
+            if load.costs is not costs:
+                self._fastest = min(self._loads[live].costs.prefill for live in self._live)
 
     def stored(self, replica: R, keys: tuple[int, ...]) -> None:
         """Note what a replica has cached, whoever sent it."""

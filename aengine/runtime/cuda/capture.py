@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +30,7 @@ MOST_CLOSE_TOKENS = 4096  # a longer step takes the device longer than launching
 GRAPH_BYTES = 8 * 2**20
 
 Fits = Callable[[int, Sequence[int], int], bool]
+Pools = Callable[[torch.device], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,20 @@ class Executors:
 
 
 def make_executor(
-    config: EngineConfig, decoder: Decoder, num_pages: int, max_model_len: int, sizes: GraphSizes, fits: Fits
+    config: EngineConfig,
+    decoder: Decoder,
+    num_pages: int,
+    max_model_len: int,
+    sizes: GraphSizes,
+    fits: Fits,
+    pools: Pools = nullcontext,
 ) -> GraphedExecutor:
-    """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention."""
+    """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention;
+    pools: within which KV pools get their memory.
+    """
     device = decoder.device
-    kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device)
+    with pools(device):
+        kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device)
 
     def send(values: Sequence[int]) -> Tensor:
         return upload(np.array(values, dtype=np.int64), device)

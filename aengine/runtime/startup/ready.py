@@ -12,7 +12,9 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.adapters import AdapterPlaces
 from aengine.runtime.page_copies import PageCopies
 from aengine.runtime.runner import Runner
+from aengine.runtime.sleep import SleepableMemory
 from aengine.runtime.startup.sizing import PoolSize
+from aengine.runtime.weights import Weights
 from aengine.step_plan import MixedLimit
 
 log = logging.getLogger("aengine")
@@ -30,6 +32,16 @@ class Runtime:
     adapters: AdapterPlaces | None = None  # None: there is room for none
     copies: PageCopies | None = None  # None: no host memory is kept for pages
     dtypes: tuple[str, str] = ("", "")  # what the model computes in, what keys and values are kept in
+    weights: Weights | None = None  # None: they cannot be reloaded
+    memory: SleepableMemory | None = None  # None: the engine never sleeps
+
+    def close(self) -> None:
+        """Let go of the device and of all that lies there, once nothing is launched any more. Blocks."""
+        if self.weights is not None:
+            self.weights.close()
+        self.runner.close()
+        if self.memory is not None:
+            self.memory.close()
 
 
 class Phases:

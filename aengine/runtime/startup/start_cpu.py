@@ -23,10 +23,12 @@ from aengine.runtime.page_copies import HostCopier, RankedCopies
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
 from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, StepExecutor
+from aengine.runtime.sleep import HostSleep
 from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import CPU_KV_GIB, host_slots, size_pool
 from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, step_tokens
+from aengine.runtime.weights import Weights
 from aengine.sampling.sampler import Sampler
 
 
@@ -82,9 +84,16 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     ranks = "" if model.ranks == 1 else f"{model.ranks} ranks, "
     name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
     log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, phases)
-    limit = mixed_limit(config, model, max_step_tokens)
-    adapters = places_of(decoders, [HostFiller() for _ in decoders])
     slots = host_slots(config, pool.page_bytes, model.ranks)
-    copies = RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None
-    dtypes = (str(dtype), str(kv_dtype))
-    return Runtime(CpuRunner(executor, threads), model, pool, max_step_tokens, limit, adapters, copies, dtypes)
+    return Runtime(
+        CpuRunner(executor, threads),
+        model,
+        pool,
+        max_step_tokens,
+        mixed_limit(config, model, max_step_tokens),
+        adapters=places_of(decoders, [HostFiller() for _ in decoders]),
+        copies=RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None,
+        dtypes=(str(dtype), str(kv_dtype)),
+        weights=Weights(decoders, model, config.progress),
+        memory=HostSleep() if config.sleep_mode else None,
+    )

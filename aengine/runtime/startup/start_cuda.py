@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -25,10 +25,11 @@ from aengine.model.config import ModelConfig
 from aengine.model.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
 from aengine.runtime.cuda.adapters import DeviceFiller
-from aengine.runtime.cuda.capture import Executors, GraphSizes, capture, make_executor
+from aengine.runtime.cuda.capture import Executors, GraphSizes, Pools, capture, make_executor
 from aengine.runtime.cuda.page_copies import DeviceCopier, pinned_beside
 from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory, keep_small_memory
 from aengine.runtime.cuda.runner import CudaRunner
+from aengine.runtime.cuda.sleep import CudaSleep
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.page_copies import RankedCopies
 from aengine.runtime.startup.compile_ahead import compile_ahead
@@ -40,6 +41,7 @@ from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import check_length, host_slots, size_pool
 from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
 from aengine.runtime.startup.warm_up import greediest_largest_step, greediest_steps, uncaptured_steps, with_adapters
+from aengine.runtime.weights import Weights
 
 PATIENCE = 2.5  # seconds that a GPU waits for another, far more than a host takes between launching for both
 
@@ -75,6 +77,7 @@ def start_cuda(
     slots = host_slots(config, page_bytes, model.ranks)
     collectives = connect(gpus, patience=0) if len(gpus) > 1 else []
     devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus], collectives)
+    memory = CudaSleep(gpus) if config.sleep_mode else None
     job = _job(config, model, dtype, device)
     # While the weights stream, this thread has little to do: what takes seconds to import comes in beside it.
     with (
@@ -91,21 +94,24 @@ def start_cuda(
         phases.end("text")
         prefill_bound = longest if kv_dtype == FP8 else 0
         attention = [TritonAttention(imports.submit(choose_prefill, gpu, dtype, prefill_bound).result) for gpu in gpus]
-        decoders = load_shards(
-            folder,
-            model,
-            [
-                Placement(gpu, TritonKernels(), one, ranks)
-                for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
-            ],
-            dtype=dtype,
-            load_format=config.load_format,
-            seed=config.seed,
-            progress=config.progress,
-            max_positions=config.max_model_len,
-            kv_dtype=kv_dtype,
-        )
+        with nullcontext() if memory is None else memory.weights.use():
+            decoders = load_shards(
+                folder,
+                model,
+                [
+                    Placement(gpu, TritonKernels(), one, ranks)
+                    for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
+                ],
+                dtype=dtype,
+                load_format=config.load_format,
+                seed=config.seed,
+                progress=config.progress,
+                max_positions=config.max_model_len,
+                kv_dtype=kv_dtype,
+            )
         devices.synchronize()
+        if memory is not None:
+            memory.weights.trim()
         phases.end("weights")
         steps = StepSizes.of(config, model, job.capability, job.launch.processors)
         sizes = GraphSizes.of(config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks, lora)
@@ -113,10 +119,10 @@ def start_cuda(
         ahead.wait()
         phases.end("kernels")
 
-        def make(num_pages: int, length: int, sizes: GraphSizes) -> Executors:
+        def make(num_pages: int, length: int, sizes: GraphSizes, pools: Pools = nullcontext) -> Executors:
             ranks = devices(
                 [
-                    partial(make_executor, config, decoder, num_pages, length, sizes, one.fits)
+                    partial(make_executor, config, decoder, num_pages, length, sizes, one.fits, pools)
                     for decoder, one in zip(decoders, attention)
                 ],
                 short=True,
@@ -127,7 +133,8 @@ def start_cuda(
         room = room_for_kv(config, decoders, steps.most, partial(make, sizes=sizes.largest), more_graphs)
         pool = size_pool(config, model, kv_dtype, room)
         with _pool_size_errors(config, steps.most):
-            executors = make(pool.num_pages, pool.max_model_len, sizes)
+            pools = nullcontext if memory is None else memory.kv.use
+            executors = make(pool.num_pages, pool.max_model_len, sizes, pools)
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
             executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()
@@ -162,7 +169,10 @@ def start_cuda(
     log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, phases)
     failed = [rank.failed for rank in collectives]
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
-    return Runtime(runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)))
+    return Runtime(
+        runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
+        Weights(decoders, model, config.progress), memory,
+    )  # fmt: skip
 
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:

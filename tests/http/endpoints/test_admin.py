@@ -91,3 +91,28 @@ def test_a_request_in_the_queue(demo_url: str) -> None:
     (answer,) = answers
     assert answer.json()["choices"][0]["finish_reason"] == "abort"
     assert answer.json()["usage"]["completion_tokens"] == 0
+
+
+POOLED: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": [[300 + n % 9] * 900 for n in range(48)]},
+    "/score": {"text_1": "a", "text_2": [f"{n} " * 400 for n in range(48)]},
+    "/rerank": {"query": "a", "documents": [f"{n} " * 400 for n in range(48)]},
+}
+
+
+@pytest.mark.parametrize("path", POOLED)
+def test_what_embeds_or_scores_ends_too(demo: httpx2.Client, path: str) -> None:
+    name, answers = f"pooled-{path}", []
+
+    def ask() -> None:
+        answers.append(demo.post(path, json=POOLED[path], headers={"X-Request-Id": name}))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not demo.post("/abort", json={"request_id": name}).json()["aborted"]:
+        assert asking.is_alive(), answers
+    asking.join()
+    [answer] = answers
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "aborted")
+    assert "Retry-After" not in answer.headers  # nobody should ask again by himself
+    assert demo.post("/abort", json={"request_id": name}).json() == {"aborted": 0}

@@ -67,7 +67,7 @@ def test_every_answer_is_as_described(described: BaseSchema, method: str, path: 
     statuses: Counter[int] = Counter()
     with suppress(Unsatisfiable):  # nothing can be wrong about a request that says nothing
         holds()
-    off = "{" in path or "lora" in path
+    off = "{" in path or "lora" in path or path in ("/sleep", "/wake_up", "/reload")
     assert statuses[200] or (mode is GenerationMode.NEGATIVE) or off or path in NOT_THE_DEMOS
 
 

@@ -60,6 +60,23 @@ def test_a_question_a_call_its_result_and_the_answer(client: openai.OpenAI) -> N
     assert usage.input_tokens - usage.input_tokens_details.cached_tokens < 48
 
 
+def test_the_count_of_input_tokens_is_what_usage_says(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "input": [{"role": "user", "content": QUESTION}],
+        "instructions": "Answer briefly.",
+        "tools": TOOLS,
+    }
+    counted = client.responses.input_tokens.count(model="aengine-demo", **asked)
+    assert counted.object == "response.input_tokens"
+    usage = client.responses.create(**ASKED, **asked).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
+    fewer = client.responses.input_tokens.count(model="aengine-demo", input=QUESTION)
+    assert 0 < fewer.input_tokens < counted.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(model="another", input=QUESTION)
+
+
 def test_a_stream_accumulates_to_the_same_response(client: openai.OpenAI) -> None:
     for question in (QUESTION, "What is the capital of France?"):
         whole = client.responses.create(**ASKED, input=question, tools=TOOLS)

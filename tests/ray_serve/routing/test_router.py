@@ -131,6 +131,48 @@ def test_memory_is_bounded(sends: list[tuple[int, int, int]]) -> None:
     index.check_integrity()
 
 
+def test_without_a_bound_there_is_room_for_each_replicas_keys_and_no_end_of_replicas() -> None:
+    def most(slots: int) -> int:
+        index = PrefixIndex()
+        for slot in range(slots):
+            index.join(slot)
+        index.add(0, range(2**20 + 1))
+        return len(index)
+
+    assert [most(slots) for slots in (1, 64, 1024, 4096)] == [2**20, 2**14, 2**12, 2**11]
+
+
+SPEEDS = (SPEED, Speed(prefill=1e-3, step=1e-3, rows=64), Speed(prefill=1e-5, step=1e-2, rows=8))
+
+
+@given(
+    st.lists(st.sampled_from(SPEEDS), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 40)), max_size=12),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_the_search_ends_early_only_where_nothing_better_is_left(
+    speeds: list[Speed], sends: list[tuple[int, int, int]], reports: int, asked: int
+) -> None:
+    """So few replicas are all compared: the cost of the chosen one is the least of all."""
+    made: PrefixRouter[int] = PrefixRouter(seed=0)
+    texts = [bytes([number]) * 200 + Random(number).randbytes(4000) for number in range(4)]
+    for replica, speed in enumerate(speeds):
+        made.join(replica, speed)
+    for replica in range(min(reports, len(speeds))):  # it is faster, or slower, than was thought
+        speeds[replica] = SPEEDS[(reports + replica) % 3]
+        made.reported(replica, Report(speed=speeds[replica]))
+    for replica, text, length in sends:
+        made.sent(replica % len(speeds), hashed(texts[text][: length * 100]), 0.0)
+    prompt = hashed(texts[asked])
+
+    def cost(replica: int) -> float:
+        missing = prompt.tokens - made.cached_tokens(replica, prompt)
+        return made._loads[made._slots[replica]].delay(0.0) + missing * speeds[replica].prefill
+
+    assert cost(made.choose(prompt, 0.0)) == pytest.approx(min(map(cost, made.replicas)))
+
+
 class Machine(RuleBasedStateMachine):
     """Random joins, sends, evictions and losses against a plain dictionary of sets."""
 

@@ -150,3 +150,10 @@ class InputItemList(msgspec.Struct, frozen=True):
     last_id: str | None
     has_more: bool
     object: Literal["list"] = "list"
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    """`POST /v1/responses/input_tokens`."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"

@@ -26,6 +26,7 @@ from aengine.http.bodies.pooling import (
 )
 from aengine.http.bodies.responses import PromptTokensDetails
 from aengine.http.endpoints.base import Endpoint, json_response
+from aengine.http.endpoints.pooling.abortable import abortable
 from aengine.http.engine_like import EngineLike
 from aengine.http.streams.slices import document, encoded_list
 from aengine.types import Usage
@@ -40,12 +41,13 @@ class Embeddings(Endpoint):
     async def create(self, request: Request) -> Response:
         engine, body = await self._accept(request, _embedding_decoder)
         model = self._state.check_model(body.model)
-        with renamed_param(_NAMES):
+        request_id = f"embd-{uuid.uuid4().hex}"
+        with renamed_param(_NAMES), abortable(request, engine, request_id):
             found = await engine.embed(
                 await _prompts(engine, body),
                 dimensions=body.dimensions,
                 normalize=body.normalize,
-                request_id=f"embd-{uuid.uuid4().hex}",
+                request_id=request_id,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
             )
@@ -64,7 +66,7 @@ class Embeddings(Endpoint):
         engine, body = await self._accept(request, _classify_decoder)
         model = self._state.check_model(body.model)
         request_id = f"classify-{uuid.uuid4().hex}"
-        with renamed_param(_NAMES):
+        with renamed_param(_NAMES), abortable(request, engine, request_id):
             found = await engine.classify(
                 await _prompts(engine, body),
                 request_id=request_id,

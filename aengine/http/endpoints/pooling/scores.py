@@ -22,6 +22,7 @@ from aengine.http.bodies.pooling import (
     ScoreRequest,
 )
 from aengine.http.endpoints.base import Endpoint, json_response
+from aengine.http.endpoints.pooling.abortable import abortable
 from aengine.http.endpoints.pooling.embeddings import usage_of
 
 _score_decoder = msgspec.json.Decoder(ScoreRequest)
@@ -34,7 +35,7 @@ class Scores(Endpoint):
         model = self._state.check_model(body.model)
         names, queries, documents = _texts(body)
         request_id = f"score-{uuid.uuid4().hex}"
-        with renamed_param(names):
+        with renamed_param(names), abortable(request, engine, request_id):
             found = await engine.score(
                 queries,
                 documents,
@@ -54,7 +55,7 @@ class Scores(Endpoint):
         model = self._state.check_model(body.model)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         request_id = f"rerank-{uuid.uuid4().hex}"
-        with renamed_param({"prompt": "documents", "queries": "query"}):
+        with renamed_param({"prompt": "documents", "queries": "query"}), abortable(request, engine, request_id):
             found = await engine.rerank(
                 body.query,
                 texts,

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aengine.errors import renamed_param
+from aengine.http.bodies.chat import tools_for_template
 from aengine.http.bodies.requests import template_options
+from aengine.http.bodies.responses_api.answer import InputTokens
 from aengine.http.bodies.responses_api.items import InputItem
 from aengine.http.bodies.responses_api.request import ENCRYPTED, LOGPROBS, Reasoning, ResponsesRequest
 from aengine.http.door.auth import CALLER
-from aengine.http.endpoints.base import Endpoint
+from aengine.http.endpoints.base import Endpoint, json_response
 from aengine.http.responses.events import Keep, ResponseEventEncoder, keep_nothing
 from aengine.http.responses.head import ResponseHead
 from aengine.http.responses.input import messages_of
@@ -76,6 +79,20 @@ class Responses(Endpoint):
             return answer
 
         return self._whole(chat.stream, whole)
+
+    async def count(self, request: Request) -> Response:
+        """The length of the prompt that the same request would make, however long."""
+        engine, body = await self._accept(request, _decoder)
+        self._state.choose_model(body.model)
+        body.refuse_unsupported()
+        offered = read_tools(body).use.offered
+        with renamed_param(_NAMES):
+            prompt = await engine.encode_chat(
+                self._messages(body, request.scope.get(CALLER)),
+                tools=tools_for_template(offered) if offered else None,
+                **template_options(body),
+            )
+        return json_response(InputTokens(len(prompt.token_ids)))
 
     def _messages(self, body: ResponsesRequest, caller: str | None) -> list[dict[str, Any]]:
         """The conversation: what is kept of it, and the request's input."""

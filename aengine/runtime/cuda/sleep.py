@@ -1,0 +1,175 @@
+"""Weights and KV pools in memory that CUDA devices give back, and get again at the addresses that graphs captured."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aengine.runtime.cuda.virtual_memory import Block, Driver, VirtualMemory
+
+log = logging.getLogger("aengine")
+
+_TOUCHING = 8  # threads that get pages of host memory from the system, which takes longer than copying
+_ADVICE = (14, 23)  # madvise's words for huge pages, and for getting them all now
+_LIBC = ctypes.CDLL(None)
+
+
+class Pools:
+    """Memory pools of torch, one on each device, over `VirtualMemory`.
+
+    What the calling thread allocates within `use` comes from there. Torch calls back while it holds its allocator's
+    lock: meanwhile no other thread may free CUDA tensors of the same device. `close` gives back what no tensor has.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], memory: VirtualMemory) -> None:
+        self._memory = memory
+        allocator = _allocator(memory)
+        self._pools: dict[torch.device, torch.cuda.MemPool] = {}
+        for device in devices:
+            with torch.cuda.device(device):
+                self._pools[device] = torch.cuda.MemPool(allocator)
+
+    @contextmanager
+    def use(self, *devices: torch.device) -> Iterator[None]:
+        """Of these devices, none named: of all of them."""
+        with ExitStack() as stack:
+            for device in devices or self._pools:
+                stack.enter_context(torch.cuda.use_mem_pool(self._pools[device], device))
+            yield
+
+    def trim(self) -> None:
+        """Give back the memory that only passing tensors had. Nothing is allocated here afterwards."""
+        used = {
+            segment["address"]
+            for pool in self._pools.values()
+            for segment in pool.snapshot()
+            if segment["allocated_size"]
+        }
+        self._memory.unmap([block for block in self._memory.blocks if block.address not in used])
+
+    def close(self) -> None:
+        self._pools.clear()
+
+
+def _allocator(memory: VirtualMemory) -> Any:
+    """As torch takes them: two C functions."""
+
+    def allocate(size: int, device: int, _stream: int | None) -> int | None:
+        try:
+            return memory.allocate(size, device)
+        except Exception as error:  # noqa: BLE001 - there is nobody to raise to; torch raises for a null
+            log.warning("no memory that could sleep: %s", error)
+            return None
+
+    def free(address: int, _size: int, _device: int, _stream: int | None) -> None:
+        try:
+            memory.free(address)
+        except Exception as error:  # noqa: BLE001 - a lost device, or a process that ends
+            log.debug("memory was not given back: %s", error)
+
+    c_allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(allocate)
+    c_free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(free)
+    pointers = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (c_allocate, c_free)]
+    made = torch._C._cuda_customAllocator(*pointers)
+    for kept in (c_allocate, c_free, made):  # torch may call them as long as the process lives
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    return made
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A block's contents in pinned host memory."""
+
+    block: Block
+    memory: mmap.mmap
+    address: int
+
+
+class CudaSleep:
+    """`SleepableMemory` of CUDA devices."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._driver = Driver()
+        self._devices = devices
+        self._weights = VirtualMemory(self._driver)
+        self._kv = VirtualMemory(self._driver)
+        self.weights = Pools(devices, self._weights)  # for all that a loaded model holds
+        self.kv = Pools(devices, self._kv)  # for keys and values
+        self._copies: list[_Copy] = []
+
+    def sleep(self) -> None:
+        self._wait()
+        streams = self._streams()
+        blocks = [block for block in self._weights.blocks if block.mapped]
+        try:
+            with ThreadPoolExecutor(_TOUCHING, "aengine-sleep") as workers:
+                for copy in workers.map(_host_memory, blocks):
+                    block, address = copy.block, copy.address
+                    self._driver.pin(address, block.size)
+                    self._copies.append(copy)
+                    with torch.cuda.device(block.device):
+                        stream = streams[block.device].cuda_stream
+                        self._driver.copy_out(address, block.address, block.size, stream)
+            self._wait()
+        except BaseException:
+            self._wait()
+            self._forget_copies()
+            raise
+        self._weights.unmap(blocks)
+        self._kv.unmap(self._kv.blocks)
+        torch.cuda.empty_cache()  # what steps left behind
+
+    def wake(self) -> None:
+        blocks = [copy.block for copy in self._copies]
+        with torch.cuda.device(self._devices[0]):  # this thread may have no context yet
+            torch.cuda.current_stream()
+        self._weights.map(blocks)
+        try:
+            self._kv.map(self._kv.blocks)
+        except BaseException:
+            self._weights.unmap(blocks)
+            raise
+        streams = self._streams()
+        for copy in self._copies:
+            with torch.cuda.device(copy.block.device):
+                stream = streams[copy.block.device].cuda_stream
+                self._driver.copy_in(copy.block.address, copy.address, copy.block.size, stream)
+        for block in self._kv.blocks:
+            with torch.cuda.device(block.device):
+                self._driver.clear(block.address, block.size, streams[block.device].cuda_stream)
+        self._wait()
+        self._forget_copies()
+
+    def close(self) -> None:
+        self._forget_copies()
+        self.weights.close()
+        self.kv.close()
+
+    def _streams(self) -> dict[int | None, torch.cuda.Stream]:
+        return {device.index: torch.cuda.Stream(device) for device in self._devices}
+
+    def _wait(self) -> None:
+        for device in self._devices:
+            torch.cuda.synchronize(device)
+
+    def _forget_copies(self) -> None:
+        for copy in self._copies:
+            self._driver.unpin(copy.address)
+        self._copies.clear()  # which unmaps them
+
+
+def _host_memory(block: Block) -> _Copy:
+    """Room for a block's contents that is really there, in huge pages where the system has them."""
+    memory = mmap.mmap(-1, block.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for advice in _ADVICE:  # an older system refuses them, and pinning gets the pages; mmap's own holds the interpreter
+        _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(block.size), advice)
+    return _Copy(block, memory, address)

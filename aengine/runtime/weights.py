@@ -1,0 +1,48 @@
+"""The weights of a model on its device, which those of another checkpoint can take the place of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from aengine.model.checkpoint.weights import Checkpoint
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from aengine.model.reload import matching_checkpoint
+
+
+class Weights:
+    """The decoders of all ranks."""
+
+    def __init__(self, decoders: Sequence[Decoder], model: ModelConfig, progress: bool) -> None:
+        """model: what the decoders were built of; progress: whether a bar is shown."""
+        self._decoders = list(decoders)
+        self._model = model
+        self._progress = progress
+        self.whole = True  # False: some are of one checkpoint, some of another
+
+    def matching(self, folder: Path, model: ModelConfig) -> Checkpoint:
+        """The weights in `folder`, whose config.json describes `model`. Reads headers only.
+
+        Raises `WeightsError`, naming what differs from the model that is loaded.
+        """
+        return matching_checkpoint(folder, model, self._model)
+
+    @torch.inference_mode()
+    def reload(self, checkpoint: Checkpoint) -> None:
+        """Read a `matching` checkpoint over the weights that are there. Blocks; nothing may run on the device.
+
+        Where it raises, `whole` is False until a call succeeds.
+        """
+        self.whole = False
+        checkpoint.copy_into([decoder.groups for decoder in self._decoders], self._progress)
+        for decoder in self._decoders:
+            if decoder.device.type == "cuda":
+                torch.cuda.synchronize(decoder.device)
+        self.whole = True
+
+    def close(self) -> None:
+        """Let go of them."""
+        self._decoders.clear()

@@ -1,0 +1,220 @@
+"""Weights reloaded in place: who was here ends with the old ones, who comes meanwhile gets the new ones, nothing stale
+is served, and a checkpoint that does not fit changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from safetensors.torch import load_file, save_file
+
+import aengine
+from aengine.errors import (
+    CheckpointError,
+    EngineNotReadyError,
+    InvalidRequestError,
+    QueueFullError,
+    WeightsError,
+)
+from aengine.model.checkpoint.pieces import Piece
+from aengine.model.checkpoint.staging import StagingBuffer
+from aengine.model.hub import DEMO
+from aengine.runtime.weights import Weights
+from tests.engine.adapters import Written
+from tests.engine.checkpoints import other_demo, with_config
+from tests.engine.conftest import idle
+
+pytestmark = pytest.mark.anyio
+
+KNOBS: dict[str, Any] = {"device": "cpu", "max_num_seqs": 8, "kv_cache_gib": 0.1, "progress": False}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
+PROMPT = [300 + number * 7 % 2000 for number in range(50)]
+
+Ids = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other weights for the demo model."""
+    return other_demo(tmp_path_factory.mktemp("reload") / "other")
+
+
+async def ids(engine: aengine.Engine, **options: Any) -> Ids:
+    return (await engine.complete(PROMPT, **GREEDY | options)).token_ids
+
+
+async def fresh(model: Path, **knobs: Any) -> Ids:
+    """What an engine of that model draws."""
+    async with aengine.Engine(str(model), **KNOBS | knobs) as engine:
+        return await ids(engine)
+
+
+@pytest.mark.parametrize("knobs", [{}, {"quantization": "fp8"}, {"tensor_parallel_size": 2}], ids=str)
+async def test_the_ids_are_those_of_the_other_model(other: Path, knobs: dict[str, Any]) -> None:
+    async with aengine.Engine(**KNOBS, **knobs) as engine:
+        before = await ids(engine)
+        await engine.reload(other)
+        after = await engine.complete(PROMPT, **GREEDY)
+        assert after.token_ids == await fresh(other, **knobs) != before
+        assert after.usage.cached_tokens == 0
+        await engine.reload()  # its own
+        assert await ids(engine) == before
+        await idle(engine)
+
+
+class Barred:
+    """Reloads that stop before the first tensor is read, until `go`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = threading.Event()
+        self.go = threading.Event()
+        reload = Weights.reload
+
+        def barred(weights: Weights, checkpoint: Any) -> None:
+            self.entered.set()
+            assert self.go.wait(30)
+            reload(weights, checkpoint)
+
+        monkeypatch.setattr(Weights, "reload", barred)
+
+
+async def test_old_requests_end_with_the_old_weights_and_new_ones_wait(
+    other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barred = Barred(monkeypatch)
+    async with aengine.Engine(**KNOBS) as engine:
+        long = GREEDY | {"max_tokens": 200}
+        alone = await engine.complete(PROMPT, **long)
+        wanted = await fresh(other)
+        old = asyncio.create_task(engine.complete(PROMPT, **long))
+        while not engine.stats().running:
+            await anyio.lowlevel.checkpoint()
+        reloading = asyncio.create_task(engine.reload(other))
+        while not engine._gate.holding:  # noqa: ASYNC110 - the gate has no such event
+            await anyio.sleep(0.001)
+        new = [asyncio.create_task(ids(engine)) for _ in range(3)]
+        assert (await old).token_ids == alone.token_ids
+        assert await asyncio.to_thread(barred.entered.wait, 30)
+        assert not any(task.done() for task in new)
+        assert not engine.refusal  # they wait, nobody is sent away
+        barred.go.set()
+        await reloading
+        assert await asyncio.gather(*new) == [wanted] * 3
+        await idle(engine)
+
+
+async def test_only_so_many_wait(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    barred = Barred(monkeypatch)
+    async with aengine.Engine(**KNOBS, max_queue=1) as engine:
+        reloading = asyncio.create_task(engine.reload(other))
+        assert await asyncio.to_thread(barred.entered.wait, 30)
+        first = asyncio.create_task(ids(engine))
+        while not engine._gate.held:
+            await anyio.lowlevel.checkpoint()
+        with pytest.raises(QueueFullError):
+            await ids(engine)
+        barred.go.set()
+        await reloading
+        await first
+
+
+def lacking(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def misshapen(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda folder: with_config(folder, rms_norm_eps=1e-3), "rms_norm_eps is 0.001, that of the loaded model"),
+        (lambda folder: with_config(folder, hidden_size=128), "hidden_size is 128"),
+        (lambda folder: with_config(folder, architectures=["LlamaForCausalLM"]), "architecture"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
+        (lacking, "lack model.norm.weight"),
+        (misshapen, "model.norm.weight has shape"),
+    ],
+)
+async def test_another_model_is_refused_by_name_and_changes_nothing(
+    tmp_path: Path, damage: Callable[[Path], object], why: str
+) -> None:
+    folder = Path(shutil.copytree(DEMO, tmp_path / "damaged"))
+    damage(folder)
+    async with aengine.Engine(**KNOBS) as engine:
+        before = await ids(engine)
+        with pytest.raises(CheckpointError, match=why):
+            await engine.reload(folder)
+        after = await engine.complete(PROMPT, **GREEDY)
+        assert after.token_ids == before
+        assert after.usage.cached_tokens  # not even the cache
+
+
+async def test_a_folder_that_there_is_not() -> None:
+    async with aengine.Engine(**KNOBS) as engine:
+        with pytest.raises(InvalidRequestError, match="there is no folder"):
+            await engine.reload("/nowhere/at/all")
+
+
+async def test_no_mixture_is_served(other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill, left = StagingBuffer.fill, [5]
+
+    def failing(buffer: StagingBuffer, piece: Piece) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise WeightsError("the disk is gone")
+        fill(buffer, piece)
+
+    async with aengine.Engine(**KNOBS, sleep_mode=True) as engine:
+        before = await ids(engine)
+        with monkeypatch.context() as patched:
+            patched.setattr(StagingBuffer, "fill", failing)
+            with pytest.raises(WeightsError, match="the disk is gone"):
+                await engine.reload(other)
+        for _ in range(2):
+            with pytest.raises(EngineNotReadyError, match="mixture"):
+                await ids(engine)
+            await engine.sleep()  # makes no whole of them
+            await engine.wake_up()
+        assert engine.refusal
+        await engine.reload(other)
+        after = await engine.complete(PROMPT, **GREEDY)
+        assert (after.token_ids, after.usage.cached_tokens) == (await fresh(other), 0)
+        await engine.reload()
+        assert await ids(engine) == before
+
+
+async def test_adapters_stay(other: Path, tmp_path: Path) -> None:
+    written = Written(tmp_path, 1)
+    knobs = KNOBS | {"lora": {"a0": written.paths["a0"]}}
+    async with aengine.Engine(str(other), **knobs) as engine:
+        wanted = await ids(engine, adapter="a0")
+        plain = await ids(engine)
+    async with aengine.Engine(**knobs) as engine:
+        before = await ids(engine, adapter="a0")
+        await engine.reload(other)
+        assert await ids(engine, adapter="a0") == wanted != before
+        assert await ids(engine) == plain
+
+
+async def test_one_at_a_time(other: Path) -> None:
+    async with aengine.Engine(**KNOBS, sleep_mode=True) as engine:
+        changes = [engine.reload(other), engine.sleep(), engine.wake_up(), engine.reload(), engine.reload(other)]
+        async with asyncio.TaskGroup() as tasks:
+            for change in changes:
+                tasks.create_task(change)
+        assert await ids(engine) == await fresh(other)
