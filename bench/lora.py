@@ -4,7 +4,8 @@
 
 Random base weights, and one PEFT folder of random factors of all linears under as many names as adapters. A server
 without adapters, then one with them, get the same work: so many streams of 512 tokens in and 256 out, each with an
-adapter in turn or with none, and one stream of 128 in and 512 out. Shares are of the server without.
+adapter in turn or with none, and one stream of 128 in and 512 out. Shares are of the server without. Then all streams
+decode while further adapters are loaded, one after the other: the longest that a stream waited for a token.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from bench.results import Report
 from bench.shapes import SHAPES, SMALL, write_config
 
 MANY, ONE = (512, 256), (128, 512)  # tokens in and out
+LOADED = 5  # one after the other, each put on the device before the next one is read
 VLLM = {"8b": {8: 0.64}}  # share of its speed without adapters, 64 streams, rank 16
 TARGETS = {"streams": {0: 0.995, 8: 0.9, 64: 0.74}, "one stream": {1: 0.91}}
+MOST_GAP_MS = 60
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -64,7 +67,7 @@ def write_adapter(folder: Path, model: Path, rank: int) -> None:
 
 @asynccontextmanager
 async def serve(model: Path, lora: dict[str, str], streams: int) -> AsyncIterator[aengine.Engine]:
-    more = {"lora": lora, "max_loras": len(lora)} if lora else {}
+    more = {"lora": lora, "max_loras": len(lora) + 1, "lora_loading": True} if lora else {}
     settings: dict[str, Any] = {
         "model": str(model),
         "load_format": "dummy",
@@ -104,6 +107,48 @@ async def speeds(engine: aengine.Engine, streams: int, adapters: Sequence[str | 
     return [await run(engine, streams, adapters, number) for number in range(runs + 1)][1:]
 
 
+async def gaps(engine: aengine.Engine, streams: int, adapters: Sequence[str | None], path: str) -> dict[str, float]:
+    """Milliseconds: the longest that a stream waited for a token, before adapters were loaded and meanwhile."""
+    rng = random.Random(0)
+    decoding, phase, ended = [False] * streams, "", False
+    longest = {"before": 0.0, "loading": 0.0}
+
+    async def follow(index: int) -> None:
+        name = adapters[index % len(adapters)]
+        more: dict[str, Any] = {} if name is None else {"adapter": name}
+        ids = [rng.randrange(300, 4000) for _ in range(MANY[0])]
+        last = None
+        async for _ in engine.generate(ids, max_tokens=3000, temperature=0, ignore_eos=True, **more):
+            now = time.perf_counter()
+            if last is not None and phase:
+                longest[phase] = max(longest[phase], now - last)
+            last, decoding[index] = now, True
+            if ended:
+                break
+
+    async def load() -> None:
+        nonlocal phase, ended
+        while not all(decoding):
+            await asyncio.sleep(0.01)
+        for phase in ("before", "loading"):  # noqa: B007 (the streams look at it)
+            await asyncio.sleep(1)
+        for _ in range(LOADED):
+            began = time.perf_counter()
+            await engine.load_adapter("further", path)
+            while not engine.adapters[-1].on_device:
+                await asyncio.sleep(0.001)
+            took.append(time.perf_counter() - began)
+            await asyncio.sleep(0.1)  # a wait that begins here counts
+            await engine.unload_adapter("further")
+        ended = True
+
+    took: list[float] = []
+    await asyncio.gather(load(), *(follow(index) for index in range(streams)))
+    engine.flush_cache()
+    figures = {"gap_ms": longest["loading"], "gap_before_ms": longest["before"], "load_ms": statistics.median(took)}
+    return {name: seconds * 1e3 for name, seconds in figures.items()}
+
+
 async def bench(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
     write_config(folder, arguments.shape)
     write_adapter(folder / "adapter", folder, arguments.rank)
@@ -131,6 +176,11 @@ async def bench(arguments: argparse.Namespace, report: Report, folder: Path) -> 
     async with serve(folder, {name: str(folder / "adapter") for name in names}, streams) as engine:
         for count, used in [(streams, 0), *((streams, used) for used in arguments.adapters), (1, 0), (1, 1)]:
             tell("with", count, used, await speeds(engine, count, names[:used] or [None], runs))
+        report.tell(
+            {**case, "server": "with, loading", "streams": streams, "adapters": len(names)},
+            dict(await gaps(engine, streams, names, str(folder / "adapter"))),
+            reference={"target_ms": MOST_GAP_MS},
+        )
 
 
 def main() -> None:
