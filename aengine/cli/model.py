@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 
 def add_model_or_server(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
-    """Add the flags of a server (`--url` and its key) and of an engine in this process; `seed` has another meaning
-    here.
+    """Add the flags of a server (`--url` and its key), of an engine in this process, and of what either has adapters
+    for; `seed` has another meaning here.
     """
     group = parser.add_argument_group("a server, instead of a model in this process")
     group.add_argument("--url", metavar="URL", help="address of an aengine server, such as http://localhost:8000")
     group.add_argument("--api-key", metavar="KEY", help="its key, if it wants one (AENGINE_API_KEY)")
+    parser.add_argument(
+        "--adapter", metavar="NAME", help="the LoRA adapter that answers: one of --lora, or one that the server has"
+    )
     add_knobs(parser, EngineConfig, "the engine, without --url", skip=("seed", *skip))
 
 

@@ -39,8 +39,9 @@ class ChatBackend(Protocol):
 
 
 class EngineBackend:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, adapter: str | None = None) -> None:
         self._engine = engine
+        self._adapter = adapter
 
     async def answer(
         self, messages: Messages, sampling: dict[str, Any], template_kwargs: dict[str, Any]
@@ -50,7 +51,7 @@ class EngineBackend:
         thinks = form.thoughts and sampling.get("structured") is None  # a given form leaves no room for thoughts
         parser = ThoughtParser(prompt.opens_thought, form.thought_markers) if thinks else None
         shown = (*sampling.get("shown_special_ids", ()), *form.shown_special_ids(thinks, None))
-        options = sampling | {"shown_special_ids": shown}
+        options = sampling | {"shown_special_ids": shown, "adapter": self._adapter}
         async with aclosing(self._engine.generate(prompt.token_ids, **options)) as fragments:
             async for fragment in fragments:
                 if parser is None:
@@ -65,14 +66,16 @@ class EngineBackend:
 
 
 class ServerBackend:
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, adapter: str | None = None) -> None:
         self._client = client
+        self._adapter = adapter
 
     async def answer(
         self, messages: Messages, sampling: dict[str, Any], template_kwargs: dict[str, Any]
     ) -> AsyncGenerator[ChatEvent, None]:
         reason: str | None = None
-        chunks = self._client.chat_chunks(messages, template_kwargs=template_kwargs, **sampling)
+        options = sampling | {"adapter": self._adapter}
+        chunks = self._client.chat_chunks(messages, template_kwargs=template_kwargs, **options)
         async with aclosing(chunks):
             async for chunk in chunks:
                 for choice in chunk["choices"]:

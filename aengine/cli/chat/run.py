@@ -23,10 +23,10 @@ def chat(args: argparse.Namespace, sampling: dict[str, Any]) -> int:
 async def _chat(args: argparse.Namespace, sampling: dict[str, Any]) -> None:
     async with opened_model(args) as model:
         if isinstance(model, Client):
-            backend: ChatBackend = ServerBackend(model)
+            backend: ChatBackend = ServerBackend(model, args.adapter)
             served_name = f"{await model.served_model()} on {model.base_url}"
         else:
-            backend, served_name = EngineBackend(model), f"{model.model_name} in this process"
+            backend, served_name = EngineBackend(model, args.adapter), f"{model.model_name} in this process"
         shell = Shell(backend, sys.stdout, sampling, args.system, dim=shows_styles(sys.stdout))
         with line_reader() as read:
             if sys.stdin.isatty():

@@ -53,13 +53,14 @@ async def _generate(args: argparse.Namespace, sampling: dict[str, Any], source: 
     config = read_knobs(args, EngineConfig)
     show = config.progress
     concurrency = args.concurrency or (config.max_num_seqs if args.url is None else _SERVER_CONCURRENCY)
+    defaults = sampling if args.adapter is None else sampling | {"adapter": args.adapter}
     async with opened_model(args) as model:
         total = await anyio.to_thread.run_sync(_count_lines, args.input) if show else None
         # disable=None: none where standard error is no terminal
         with tqdm(total=total, unit=" prompts", file=sys.stderr, disable=None if show else True) as bar:
 
             async def answer(number: int, line: bytes) -> Result:
-                return await answer_line(model, sampling, number, line, plain=args.text, ids=args.token_ids)
+                return await answer_line(model, defaults, number, line, plain=args.text, ids=args.token_ids)
 
             async def write(result: Result) -> None:
                 nonlocal failed, tokens
