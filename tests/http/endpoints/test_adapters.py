@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
@@ -280,3 +281,25 @@ async def test_a_server_with_real_adapters(tmp_path: Path) -> None:
         with pytest.raises(ModelNotFoundError):
             await client.complete(PROMPT, adapter="second")
         running.abort()
+
+
+async def test_an_unloading_whose_client_leaves_goes_on_and_refuses_everyone_at_once(tmp_path: Path) -> None:
+    written = Written(tmp_path, 1)
+    engine = DemoEngine(lora={"first": written.paths["a0"]}, lora_loading=True)
+    async with hosted_demo(engine, lora_folders=(str(tmp_path),)) as url, Client(url) as client:
+        running = await client.submit(PROMPT, adapter="first", **GREEDY | {"max_tokens": 400})
+        await running.take()
+        with anyio.move_on_after(0.2) as scope:
+            await client.unload_adapter("first")
+        assert scope.cancelled_caught  # it waited for the stream
+        with pytest.raises(ModelNotFoundError):
+            await client.complete(PROMPT, adapter="first")
+        with pytest.raises(ModelNotFoundError):
+            await client.unload_adapter("first")
+        pieces = 0
+        while await running.take():
+            pieces += 1
+        assert pieces > 0  # who has it keeps it to the end
+        await client.load_adapter("first", "a0")
+        again = await client.complete(PROMPT, adapter="first", **GREEDY)
+        assert list(again.token_ids) == written.greedy(written.merged, PROMPT, 12)
