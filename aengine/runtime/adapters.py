@@ -67,8 +67,15 @@ class HostFiller:
 class RankedPlaces:
     """`AdapterPlaces` of a model on one rank or several: one thread fills them, an adapter after the other."""
 
-    def __init__(self, memories: Sequence[AdapterMemory], fillers: Sequence[Filler], dtype: torch.dtype) -> None:
-        """memories, fillers: of each rank; dtype: of the model."""
+    def __init__(
+        self,
+        memories: Sequence[AdapterMemory],
+        fillers: Sequence[Filler],
+        dtype: torch.dtype,
+        base: Path | None = None,
+    ) -> None:
+        """memories, fillers: of each rank; dtype: of the model; base: the folder of its weights; None: random ones."""
+        self._base = base
         self._memories = memories
         self._fillers = fillers
         self._dtype = dtype
@@ -80,7 +87,7 @@ class RankedPlaces:
         self._worker = ThreadPoolExecutor(1, "aengine-adapters", torch.set_num_threads, (1,))
 
     def read(self, folder: Path) -> Adapter:
-        return read_adapter(folder, self._linears, self._room, self._dtype)
+        return read_adapter(folder, self._linears, self._room, self._dtype, self._base)
 
     async def put(self, adapter: Adapter, place: int) -> None:
         if not 1 <= place <= self.count:

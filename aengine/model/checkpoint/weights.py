@@ -175,6 +175,12 @@ def stored_names(folder: Path) -> frozenset[str]:
     return frozenset(name for path in _files(folder) for name in read_header(path))
 
 
+def find_stored(folder: Path, name: str) -> tuple[Path, TensorEntry] | None:
+    """The file that holds a tensor of a folder, and where in it; reads headers only. Raises `WeightsError`."""
+    headers = ((path, read_header(path)) for path in _files(folder))
+    return next(((path, header[name]) for path, header in headers if name in header), None)
+
+
 def _check(source: _Source, entry: Entry) -> None:
     if source.entry.shape not in (entry.shape, *entry.spellings):
         raise WeightsError(

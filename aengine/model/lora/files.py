@@ -19,6 +19,7 @@ from aengine.model.lora.settings import MERGE
 WEIGHTS = "adapter_model.safetensors"
 MAX_HEADER_BYTES = 16 * 2**20  # parsed while others are served; of factors of 12,000 experts, each by itself
 _PICKLED = "adapter_model.bin"
+_COPY = re.compile(r"(base_model\.model\.)?lm_head\.base_layer\.weight")  # PEFT's default where it is adapted
 _PREFIX = re.compile(r"(base_model\.model\.)?")
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _KINDS = (
@@ -26,7 +27,7 @@ _KINDS = (
     (re.compile(r".*lora_embedding_[AB].*"), "adapts an embedding, which is not supported"),
     (
         re.compile(r".*\bembed_tokens\b.*|.*\blm_head\.(base_layer\.)?weight"),
-        "is a whole embedding or output matrix (a copy of the base's is left out by save_embedding_layers=False)",
+        "is a whole embedding or output matrix (save_embedding_layers=False leaves copies of the base's out)",
     ),
     (re.compile(r".*\.bias"), "is a bias"),
 )
@@ -73,8 +74,16 @@ class Pair:
     b: Factor  # [outputs, rank]
 
 
-def read_pairs(folder: Path) -> dict[str, Pair]:
-    """The factors in a folder's file by the modules that they change. Reads the header alone.
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file holds."""
+
+    pairs: dict[str, Pair]  # by the modules that they change
+    copy: tuple[Path, str, TensorEntry] | None  # the base's output matrix once more; its file, name and place
+
+
+def read_contents(folder: Path) -> Contents:
+    """What a folder's file holds. Reads the header alone.
 
     Raises `AdapterError` for a tensor that is no factor, by its name, and for a damaged file.
     """
@@ -89,8 +98,12 @@ def read_pairs(folder: Path) -> dict[str, Pair]:
     except WeightsError as error:
         raise AdapterError(str(error)) from None
     found: dict[str, dict[str, Factor]] = {}
+    copy = None
     for name, entry in header.items():
         factor = _FACTOR.fullmatch(name) if len(name) < 1000 else None
+        if factor is None and len(name) < 1000 and _COPY.fullmatch(name) and copy is None:
+            copy = (path, name, entry)
+            continue
         if factor is None:
             raise AdapterError(f"{path}: {name[:200]} {_what(name)}; {MERGE}")
         if entry.dtype not in FLOATS:
@@ -101,7 +114,9 @@ def read_pairs(folder: Path) -> dict[str, Pair]:
         found[module][factor[2]] = Factor(path, name, entry)
     if not found:
         raise AdapterError(f"{path}: holds no factors (lora_A, lora_B)")
-    return {module: _pair(path, module, factors) for module, factors in found.items()}
+    if copy is not None and "lm_head" not in found:
+        raise AdapterError(f"{path}: {copy[1]} is there, and no factors of lm_head; {MERGE}")
+    return Contents({module: _pair(path, module, factors) for module, factors in found.items()}, copy)
 
 
 def _pair(path: Path, module: str, factors: Mapping[str, Factor]) -> Pair:

@@ -9,21 +9,27 @@ import torch
 
 from aengine.errors import AdapterError
 from aengine.model.lora.adapter import Adapter, Factors
-from aengine.model.lora.files import Pair, read_pairs
+from aengine.model.lora.base_copy import check_copy
+from aengine.model.lora.files import Contents, Pair, read_contents
 from aengine.model.lora.linears import Change, Linears
 from aengine.model.lora.memory import Site
 from aengine.model.lora.room import EXPERTS, LoraRoom, kind_of
 from aengine.model.lora.settings import Settings
 
 
-def read_adapter(folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dtype) -> Adapter:
+def read_adapter(
+    folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dtype, base: Path | None = None
+) -> Adapter:
     """The adapter in a PEFT folder, its scales multiplied into the second factors, in `dtype`.
+
+    base: the folder of the base model's weights, with which a copy of its output matrix is compared.
 
     Raises `AdapterError`, which names the field or the tensor, where it is damaged, is not for this model, asks for
     what cannot be applied exactly, or does not fit the room that the model keeps. Blocks for as long as reading takes.
     """
     settings = Settings.from_folder(folder)
-    found = list(_changes(folder, settings, linears))
+    contents = read_contents(folder)
+    found = list(_changes(folder, contents, settings, linears))
     rank = max(change.rank for _, changes in found for change in changes)
     if rank > room.rank:
         raise AdapterError(f"{folder}: its rank is {rank}, there is room for {room.rank}: raise max_lora_rank")
@@ -34,6 +40,8 @@ def read_adapter(folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dt
                     f"{folder}: it changes {change.name}, for which no memory is kept: name it, or one like it, in "
                     f"lora when the engine starts"
                 )
+    if contents.copy is not None:
+        check_copy(*contents.copy, base)
     factors: dict[str, Factors] = {}
     for pair, changes in found:
         a, b = pair.a.read(), pair.b.read()
@@ -51,14 +59,17 @@ def read_adapter(folder: Path, linears: Linears, room: LoraRoom, dtype: torch.dt
 
 def kinds_of(folder: Path, linears: Linears) -> tuple[int, set[str]]:
     """An adapter's rank, and the kinds of linears that it changes. Reads headers alone. Raises as `read_adapter`."""
-    found = [change for _, changes in _changes(folder, Settings.from_folder(folder), linears) for change in changes]
+    settings, contents = Settings.from_folder(folder), read_contents(folder)
+    found = [change for _, changes in _changes(folder, contents, settings, linears) for change in changes]
     return max(change.rank for change in found), {kind_of(linears.site(change.name)[0]) for change in found}
 
 
-def _changes(folder: Path, settings: Settings, linears: Linears) -> Iterator[tuple[Pair, list[Change]]]:
+def _changes(
+    folder: Path, contents: Contents, settings: Settings, linears: Linears
+) -> Iterator[tuple[Pair, list[Change]]]:
     """The pairs of factors in a file, and what each changes. Raises `AdapterError`: one twice, too many, too few."""
     changed: dict[str, Pair] = {}
-    for pair in read_pairs(folder).values():
+    for pair in contents.pairs.values():
         changes = linears.changes(pair, settings.peft_version)
         for change in changes:
             if change.name in changed:

@@ -25,7 +25,7 @@ def make_room(config: EngineConfig, model: ModelConfig, experts: bool) -> ModelC
     return model.with_room(survey(folders, linears, places, config.max_lora_rank, config.lora_loading, experts))
 
 
-def places_of(decoders: Sequence[Decoder], fillers: Sequence[Filler]) -> RankedPlaces | None:
-    """The places of a loaded model; None where it has no room."""
+def places_of(decoders: Sequence[Decoder], fillers: Sequence[Filler], base: Path | None) -> RankedPlaces | None:
+    """The places of a loaded model; None where it has no room. base: the folder of its weights; None: random ones."""
     memories = [decoder.adapters for decoder in decoders if decoder.adapters is not None]
-    return RankedPlaces(memories, fillers, decoders[0].dtype) if memories else None
+    return RankedPlaces(memories, fillers, decoders[0].dtype, base) if memories else None

@@ -91,7 +91,9 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         pool,
         max_step_tokens,
         mixed_limit(config, model, max_step_tokens),
-        adapters=places_of(decoders, [HostFiller() for _ in decoders]),
+        adapters=places_of(
+            decoders, [HostFiller() for _ in decoders], None if config.load_format == "dummy" else folder
+        ),
         copies=RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None,
         dtypes=(str(dtype), str(kv_dtype)),
         weights=Weights(decoders, model, config.progress),

@@ -153,7 +153,8 @@ def start_cuda(
             devices.wait_for_each_other(PATIENCE)
             executors.warm_up(with_adapters(greediest_steps(), lora))  # the first steps whose results mean something
             devices.check_answers()
-        adapters = places_of(decoders, [DeviceFiller(gpu, torch.cuda.Stream(gpu)) for gpu in gpus] if lora else [])
+        fillers = [DeviceFiller(gpu, torch.cuda.Stream(gpu)) for gpu in gpus] if lora else []
+        adapters = places_of(decoders, fillers, None if config.load_format == "dummy" else folder)
         if adapters is not None:
             adapters.fill(Adapter(0, {}), 1)  # loads what copies need
         phases.end("graphs")
