@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import statistics
@@ -143,6 +144,8 @@ async def gaps(engine: aengine.Engine, streams: int, adapters: Sequence[str | No
         ended = True
 
     took: list[float] = []
+    gc.collect()
+    gc.freeze()  # as a server does, once it is ready
     await asyncio.gather(load(), *(follow(index) for index in range(streams)))
     engine.flush_cache()
     figures = {"gap_ms": longest["loading"], "gap_before_ms": longest["before"], "load_ms": statistics.median(took)}
