@@ -21,14 +21,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.delta.base import DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.gates import gated_norm, log_decay, only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
-
-
-@triton.jit
-def only_if(condition, inside):
-    """A mask, or none of it. (Of a block and a number the interpreter makes integers.)"""
-    return (inside & condition) != 0
 
 
 @triton.jit
@@ -63,18 +58,6 @@ def _keep(
             there = only_if(known & (position >= back), inside)
             tl.store(to_ptr + row + channels, tl.load(ring_ptr + row + channels, mask=there, other=0.0), mask=inside)
     tl.store(to_ptr + position % WIDTH * CHANNELS + channels, tl.load(x_ptr + channels, mask=inside), mask=inside)
-
-
-@triton.jit
-def silu(x):
-    return x * tl.sigmoid(x)
-
-
-@triton.jit
-def log_decay(a_log, a, dt_bias):
-    """g, from float32."""
-    x = a + dt_bias
-    return -tl.exp(a_log) * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @keep_variants
@@ -175,9 +158,8 @@ def _decode_kernel(
     kept = wide.to(s.dtype)
     tl.store(recurrence_ptr + slot * recurrence_stride + matrix, kept, mask=within)
     o = asked + match * correction
-    o *= tl.math.rsqrt(tl.sum(o * o, axis=0) / VALUE_DIM + eps)
-    o = (o.to(norm.dtype).to(tl.float32) * norm.to(tl.float32)).to(norm.dtype).to(tl.float32)
-    tl.store(out, (o * silu(z)).to(out_ptr.dtype.element_ty), mask=in_v)
+    o = gated_norm(o, z, norm, eps, 0, VALUE_DIM)
+    tl.store(out, o.to(out_ptr.dtype.element_ty), mask=in_v)
 
     first = only_if(head % REPEATS == 0, in_k)  # of the value heads that read this key head
     moves = slot != source

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.kernels.delta.across import AcrossConfig, carry_across
 from aengine.kernels.delta.base import DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.blocks import Blocks
+from aengine.kernels.delta.convolve import convolve
 from aengine.kernels.delta.decode import DecodeConfig, delta_decode
+from aengine.kernels.delta.within import solve_within
 
 
 class TritonDelta:
-    """Decodes take one kernel."""
+    """Decodes take one kernel, chunks three or four.
+
+    States and rings that a step begins with were written before the last ordinary launch that precedes the layers.
+    """
 
     def __init__(self, weights: DeltaWeights) -> None:
         self._weights = weights
 
     def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
-        out = qkv.new_empty(len(qkv), self._weights.heads.values)
-        delta_decode(out, qkv, z, b, a, state, self._weights, batch, DecodeConfig(8))
+        weights = self._weights
+        out = qkv.new_empty(len(qkv), weights.heads.values)
+        delta_decode(out, qkv, z, b, a, state, weights, batch, DecodeConfig(8))
+        if batch.num_chunks and len(qkv):
+            blocks = batch.plan(Blocks, lambda: Blocks.of(batch))
+            parts = convolve(qkv, state, weights, batch, blocks)
+            within = solve_within(qkv, parts, b, a, state, weights, batch, blocks)
+            carry_across(out, parts, z, within, state, weights, batch, blocks, AcrossConfig(64, 4, 2))
         return out

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from aengine.kernels.delta.base import DeltaHeads
 from aengine.kernels.delta.triton_delta import TritonDelta
-from tests.kernels.delta.reference import Entry, World
+from tests.kernels.delta.reference import Entry, World, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -38,3 +38,84 @@ def test_tokens_one_by_one(heads: DeltaHeads, kept: str, dtype: torch.dtype, dev
         assert max(errors) < exactness(dtype, states)
     assert it.state.recurrence[0].isnan().all()
     assert it.state.conv[0].isnan().all()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("tokens", [1, 2, 64, 65, 150])
+@pytest.mark.parametrize("decay", [0.01, 1.0, 50.0])
+def test_a_chunk_gives_what_its_tokens_give_one_by_one(
+    heads: DeltaHeads, tokens: int, decay: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    it = World(heads, [tokens], dtype, device, decay=decay)
+    _, errors = it.run(TritonDelta(it.weights), [], [Entry(0, tokens, slot=3, source=0)])
+    assert max(errors) < exactness(dtype)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("cut", [1, 2, 3, 30, 62, 63, 64, 65, 68, 127, 128, 129])
+def test_a_sequence_may_be_cut_anywhere(heads: DeltaHeads, cut: int, dtype: torch.dtype, device: torch.device) -> None:
+    it = World(heads, [140], dtype, device)
+    net = TritonDelta(it.weights)
+    _, first = it.run(net, [], [Entry(0, cut, slot=3, source=0)])
+    _, rest = it.run(net, [], [Entry(0, 139 - cut, slot=4, source=3, at=cut)])
+    _, last = it.run(net, [Entry(0, 1, slot=4, source=4, at=139)])
+    assert max(first + rest + last) < exactness(dtype)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_states_are_saved_on_the_way_and_read_again_bit_by_bit(
+    heads: DeltaHeads, dtype: torch.dtype, device: torch.device
+) -> None:
+    it = World(heads, [201, 70], dtype, device)
+    net = TritonDelta(it.weights)
+    chunks = [
+        Entry(0, 200, slot=3, source=0, saves={64: 5, 192: 6, 200: 7}),
+        Entry(1, 70, slot=4, source=0, saves={64: 8}),
+    ]
+    whole, errors = it.run(net, [], chunks)
+    assert max(errors) < exactness(dtype)
+    for start, source in ((64, 5), (192, 6)):
+        again, errors = it.run(net, [], [Entry(0, 200 - start, slot=9, source=source, at=start)])
+        assert max(errors) < exactness(dtype)
+        assert torch.equal(it.state.conv[9], it.state.conv[3])
+        if dtype == torch.float32:  # what is kept in halves was not when it was carried on
+            assert torch.equal(it.state.recurrence[9], it.state.recurrence[3])
+            assert torch.equal(again, whole[start:200])
+    _, errors = it.run(net, [Entry(0, 1, slot=10, source=7, at=200, saves={1: 11})])
+    assert max(errors) < exactness(dtype)
+    assert torch.equal(it.state.recurrence[10], it.state.recurrence[11])
+    assert torch.equal(it.state.conv[10], it.state.conv[11])
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("absent", [0, 5])
+def test_steps_mix_decodes_chunks_and_padding(
+    heads: DeltaHeads, absent: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    it = World(heads, [100, 130, 5, 20], dtype, device)
+    net = TritonDelta(it.weights)
+    _, errors = it.run(net, [], [Entry(0, 90, 3, 0), Entry(1, 33, 4, 0), Entry(2, 2, 5, 0), Entry(-1, 3, 0, 0)])
+    assert max(errors) < exactness(dtype)
+    decodes = [Entry(2, 1, 5, 5, at=2), Entry(-1, 1, 0, 0), Entry(0, 1, 3, 3, at=90)]
+    chunks = [
+        Entry(1, 97, 4, 4, at=33),
+        Entry(-1, 0, 0, 0),
+        Entry(3, 20, 7, 0),
+        Entry(-1, 70, 0, 0),
+        Entry(-1, 0, 0, 0),
+    ]
+    _, errors = it.run(net, decodes, chunks, absent=absent)
+    assert max(errors) < exactness(dtype)
+    assert it.state.recurrence[0].isnan().all()
+    assert it.state.conv[0].isnan().all()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_tokens_that_are_all_alike_stay_exact(heads: DeltaHeads, dtype: torch.dtype, device: torch.device) -> None:
+    """Each finds all of itself in what those before it wrote: the hardest system there is."""
+    it = World(heads, [130], dtype, device, decay=1e-4)
+    s = it.sequences[0]
+    s.qkv[:], s.z[:], s.a[:], s.b[:] = s.qkv[:1].clone(), s.z[:1].clone(), s.a[:1].clone(), 4.0
+    s.out, s.states = reference(it.weights, s.qkv, s.z, s.b, s.a)
+    _, errors = it.run(TritonDelta(it.weights), [], [Entry(0, 130, slot=3, source=0)])
+    assert max(errors) < 4 * exactness(dtype)
