@@ -35,8 +35,18 @@ class Within:
 
 
 @triton.jit
+def _joined(system, inverse, HALF: tl.constexpr, PRECISION: tl.constexpr):
+    """From the inverses of blocks of HALF rows on the diagonal those of twice as many."""
+    i = tl.arange(0, system.shape[0])
+    pair = i // (2 * HALF)
+    below = (pair[:, None] == pair[None, :]) & (i[:, None] // HALF > i[None, :] // HALF)
+    found = tl.dot(tl.where(below, system, 0.0), inverse, input_precision=PRECISION)
+    return inverse - tl.dot(inverse, found, input_precision=PRECISION)
+
+
+@triton.jit
 def _inverse(system, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + system)^-1 of a strictly lower triangular [BLOCK, BLOCK] float32."""
+    """(I + system)^-1 of a strictly lower triangular [BLOCK, BLOCK] float32; BLOCK is 64."""
     SMALL: tl.constexpr = 16
     COUNT: tl.constexpr = BLOCK // SMALL
     i = tl.arange(0, BLOCK)
@@ -53,14 +63,8 @@ def _inverse(system, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
         small = tl.where(here[:, :, None], row[:, None, :], small)
     spread = tl.where(diagonal, small[:, :, None, :] + tl.zeros(square.shape, tl.float32), 0.0)
     inverse = tl.reshape(spread, [BLOCK, BLOCK]) + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    for level in tl.static_range(4):
-        HALF: tl.constexpr = SMALL << level
-        if HALF < BLOCK:
-            pair = i // (2 * HALF)
-            below = (pair[:, None] == pair[None, :]) & (i[:, None] // HALF > i[None, :] // HALF)
-            found = tl.dot(tl.where(below, system, 0.0), inverse, input_precision=PRECISION)
-            inverse -= tl.dot(inverse, found, input_precision=PRECISION)
-    return inverse
+    inverse = _joined(system, inverse, SMALL, PRECISION)
+    return _joined(system, inverse, 2 * SMALL, PRECISION)
 
 
 @keep_variants
