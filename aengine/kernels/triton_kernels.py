@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels import norms, rope
-from aengine.kernels.delta.base import DeltaNet, DeltaWeights
-from aengine.kernels.delta.torch_delta import TorchDelta
+from aengine.kernels.delta.base import DeltaWeights
+from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
@@ -96,8 +96,8 @@ class TritonKernels:
     def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TritonRoute:
         return TritonRoute(weight, correction, router, self._route, self._route_rows)
 
-    def delta_net(self, weights: DeltaWeights) -> DeltaNet:
-        return TorchDelta(weights)
+    def delta_net(self, weights: DeltaWeights) -> TritonDelta:
+        return TritonDelta(weights)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)

@@ -196,8 +196,6 @@ def delta_decode(
 ) -> None:
     """Write the results of the decodes of a step to out [tokens, values], and update their states; as `DeltaNet`."""
     heads = weights.heads
-    if not batch.num_decodes:
-        return
     overlap, programs = launch_for(qkv.device).overlap, batch.num_decodes * heads.value_heads
     block_k, block_v = power_of_two(heads.key_dim), power_of_two(heads.value_dim)
     unit = torch.empty((programs, 2, block_k), dtype=torch.float32, device=qkv.device)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aengine.kernels.delta.across import AcrossConfig, carry_across
+from aengine.kernels.delta.across import carry_across
 from aengine.kernels.delta.base import DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
+from aengine.kernels.delta.config import across_config, decode_config
 from aengine.kernels.delta.convolve import convolve
-from aengine.kernels.delta.decode import DecodeConfig, delta_decode
+from aengine.kernels.delta.decode import delta_decode
 from aengine.kernels.delta.within import solve_within
+from aengine.kernels.launch import launch_for
 
 
 class TritonDelta:
@@ -24,10 +26,12 @@ class TritonDelta:
     def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
         weights = self._weights
         out = qkv.new_empty(len(qkv), weights.heads.values)
-        delta_decode(out, qkv, z, b, a, state, weights, batch, DecodeConfig(8))
+        if batch.num_decodes:
+            delta_decode(out, qkv, z, b, a, state, weights, batch, decode_config(weights.heads, batch.num_decodes))
         if batch.num_chunks and len(qkv):
             blocks = batch.plan(Blocks, lambda: Blocks.of(batch))
             parts = convolve(qkv, state, weights, batch, blocks)
             within = solve_within(qkv, parts, b, a, state, weights, batch, blocks)
-            carry_across(out, parts, z, within, state, weights, batch, blocks, AcrossConfig(64, 4, 2))
+            config = across_config(weights.heads, batch.num_chunks, qkv.element_size(), launch_for(qkv.device))
+            carry_across(out, parts, z, within, state, weights, batch, blocks, config)
         return out

@@ -1,0 +1,27 @@
+"""How the kernels of delta nets are cut up, by shape."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from aengine.kernels.delta.across import AcrossConfig
+from aengine.kernels.delta.base import BLOCK, DeltaHeads
+from aengine.kernels.delta.decode import DecodeConfig
+from aengine.kernels.launch import Launch, power_of_two
+
+
+@lru_cache
+def decode_config(heads: DeltaHeads, rows: int) -> DecodeConfig:
+    """About 64 numbers of the state a thread."""
+    numbers = power_of_two(heads.key_dim) * power_of_two(heads.value_dim)
+    return DecodeConfig(min(16, max(1, numbers // (64 * 32))))
+
+
+@lru_cache
+def across_config(heads: DeltaHeads, chunks: int, element_size: int, launch: Launch) -> AcrossConfig:
+    """Where there is less shared memory, one block is on its way at a time."""
+    block_v = min(64, max(16, power_of_two(heads.value_dim)))
+    keys = power_of_two(heads.key_dim)
+    block = BLOCK * (2 * keys + block_v + 2 * BLOCK) * element_size
+    own = (keys + BLOCK) * block_v * element_size
+    return AcrossConfig(block_v, 4, 2 if 2 * block + own <= launch.shared_memory else 1)
