@@ -12,9 +12,9 @@ from aengine.kernels.launch import Launch, power_of_two
 
 @lru_cache
 def decode_config(heads: DeltaHeads, rows: int) -> DecodeConfig:
-    """About 64 numbers of the state a thread."""
+    """At most 128 numbers of the state a thread."""
     numbers = power_of_two(heads.key_dim) * power_of_two(heads.value_dim)
-    return DecodeConfig(min(16, max(1, numbers // (64 * 32))))
+    return DecodeConfig(max(1, numbers // (128 * 32)))
 
 
 @lru_cache

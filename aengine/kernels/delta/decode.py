@@ -60,6 +60,16 @@ def _keep(
     tl.store(to_ptr + position % WIDTH * CHANNELS + channels, tl.load(x_ptr + channels, mask=inside), mask=inside)
 
 
+@triton.jit
+def _sums_of_two(a, b, x, y):
+    return a + x, b + y
+
+
+@triton.jit
+def _sums_of_three(a, b, c, x, y, z):
+    return a + x, b + y, c + z
+
+
 @keep_variants
 @triton.jit
 def _decode_kernel(
@@ -68,7 +78,7 @@ def _decode_kernel(
     b_ptr,  # [tokens, VALUE_HEADS]
     a_ptr,  # [tokens, VALUE_HEADS]
     out_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]
-    unit_ptr,  # [rows * VALUE_HEADS, 2, BLOCK_K] float32: scratch
+    unit_ptr,  # [rows * VALUE_HEADS, 2, BLOCK_K] float32: scratch, THROUGH_MEMORY only
     conv_ptr,  # [slots, WIDTH, CHANNELS]
     recurrence_ptr,  # [slots, VALUE_HEADS, KEY_DIM, VALUE_DIM]
     weight_ptr,  # [CHANNELS, WIDTH]
@@ -93,6 +103,7 @@ def _decode_kernel(
     WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    THROUGH_MEMORY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     REPEATS: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -107,16 +118,16 @@ def _decode_kernel(
     in_k = k < KEY_DIM
     in_v = v < VALUE_DIM
     slot = tl.load(slots_ptr + row).to(tl.int64)
+    source = tl.load(sources_ptr + row).to(tl.int64)
+    position = tl.load(positions_ptr + row).to(tl.int32)
+    save = tl.load(saves_ptr + row).to(tl.int64)
     out = out_ptr + row.to(tl.int64) * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + v
     if slot <= 0:
         if OVERLAP:
             gdc_wait()
         tl.store(out, tl.zeros([BLOCK_V], out_ptr.dtype.element_ty), mask=only_if(slot == 0, in_v))
         return
-    source = tl.load(sources_ptr + row).to(tl.int64)
     known = source > 0
-    position = tl.load(positions_ptr + row).to(tl.int32)
-    save = tl.load(saves_ptr + row).to(tl.int64)
     matrix = head * (KEY_DIM * VALUE_DIM) + k[:, None] * VALUE_DIM + v[None, :]
     within = in_k[:, None] & in_v[None, :]
     s = tl.load(recurrence_ptr + source * recurrence_stride + matrix, mask=only_if(known, within), other=0.0)
@@ -140,19 +151,20 @@ def _decode_kernel(
     query = _filtered(q_past, weight_ptr, qkv, q_channels, in_k, WIDTH)
     key = _filtered(k_past, weight_ptr, qkv, k_channels, in_k, WIDTH)
     value = _filtered(v_past, weight_ptr, qkv, v_channels, in_v, WIDTH)
-    key *= tl.math.rsqrt(tl.sum(key * key, axis=0) + 1e-6)
-    query *= tl.math.rsqrt(tl.sum(query * query, axis=0) + 1e-6) * (KEY_DIM**-0.5)
-    match = tl.sum(query * key, axis=0)
-    # Through memory, or else Triton computes them anew in each thread that has a part of the state.
-    unit = unit_ptr + tl.program_id(0) * (2 * BLOCK_K) + k
-    tl.store(unit, query)
-    tl.store(unit + BLOCK_K, key)
-    tl.debug_barrier()
-    query = tl.load(unit)
-    key = tl.load(unit + BLOCK_K)
+    keys, queries, match = tl.reduce((key * key, query * query, query * key), 0, _sums_of_three)
+    key *= tl.math.rsqrt(keys + 1e-6)
+    q_scale = tl.math.rsqrt(queries + 1e-6) * (KEY_DIM**-0.5)
+    query *= q_scale
+    match *= q_scale * tl.math.rsqrt(keys + 1e-6)
+    if THROUGH_MEMORY:  # what is smaller than the threads Triton computes anew in each that has a part of the state
+        unit = unit_ptr + tl.program_id(0) * (2 * BLOCK_K) + k
+        tl.store(unit, query)
+        tl.store(unit + BLOCK_K, key)
+        tl.debug_barrier()
+        query = tl.load(unit)
+        key = tl.load(unit + BLOCK_K)
     wide = s.to(tl.float32) * tl.exp(log_decay(a_log, a, dt_bias))
-    answer = tl.sum(wide * key[:, None], axis=0)
-    asked = tl.sum(wide * query[:, None], axis=0)
+    answer, asked = tl.reduce((wide * key[:, None], wide * query[:, None]), 0, _sums_of_two)
     correction = tl.sigmoid(b) * (value - answer)
     wide += key[:, None] * correction[None, :]
     kept = wide.to(s.dtype)
@@ -198,7 +210,8 @@ def delta_decode(
     heads = weights.heads
     overlap, programs = launch_for(qkv.device).overlap, batch.num_decodes * heads.value_heads
     block_k, block_v = power_of_two(heads.key_dim), power_of_two(heads.value_dim)
-    unit = torch.empty((programs, 2, block_k), dtype=torch.float32, device=qkv.device)
+    repeated = config.warps * 32 > block_k
+    unit = torch.empty((programs, 2, block_k) if repeated else 1, dtype=torch.float32, device=qkv.device)
     _decode_kernel[(programs,)](
         qkv, z, b, a, out, unit, state.conv, state.recurrence,
         weights.conv, weights.a_log, weights.dt_bias, weights.norm,
@@ -206,6 +219,6 @@ def delta_decode(
         qkv.stride(0), z.stride(0), b.stride(0), a.stride(0), state.conv.stride(0), state.recurrence.stride(0),
         weights.eps,
         KEY_HEADS=heads.key_heads, VALUE_HEADS=heads.value_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim,
-        WIDTH=weights.conv.shape[1], BLOCK_K=block_k, BLOCK_V=block_v, OVERLAP=overlap,
+        WIDTH=weights.conv.shape[1], BLOCK_K=block_k, BLOCK_V=block_v, THROUGH_MEMORY=repeated, OVERLAP=overlap,
         num_warps=config.warps, maxnreg=config.registers, launch_pdl=overlap,
     )  # fmt: skip
