@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
-from aengine.kernels.delta.base import DeltaHeads
+from aengine.kernels.delta.base import DeltaHeads, DeltaState, StateBatch
 from aengine.kernels.delta.triton_delta import TritonDelta
 from tests.kernels.delta.reference import Entry, World, reference
 
@@ -119,3 +120,61 @@ def test_tokens_that_are_all_alike_stay_exact(heads: DeltaHeads, dtype: torch.dt
     s.out, s.states = reference(it.weights, s.qkv, s.z, s.b, s.a)
     _, errors = it.run(TritonDelta(it.weights), [], [Entry(0, 130, slot=3, source=0)])
     assert max(errors) < 4 * exactness(dtype)
+
+
+class Captured:
+    """A graph of the whole net for steps of one size, whatever they are made of."""
+
+    def __init__(self, it: World, tokens: int, decodes: int, chunks: int) -> None:
+        self._net, heads = TritonDelta(it.weights), it.heads
+        self._batch, _ = it.batch([], [Entry(-1, tokens, 0, 0)] + [Entry(-1, 0, 0, 0)] * (chunks - 1), decodes)
+        widths = (heads.channels, heads.values, heads.value_heads, heads.value_heads)
+        self._inputs = [torch.zeros(tokens, width, dtype=it.dtype, device=it.device) for width in widths]
+        self._net(*self._inputs, it.state, self._batch)
+        torch.cuda.synchronize()
+        self._batch.plans.clear()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._out = self._net(*self._inputs, it.state, self._batch)
+
+    def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
+        for own, new in zip(self._inputs, (qkv, z, b, a), strict=True):
+            own.copy_(new)
+        for name in ("slots", "sources", "starts", "positions", "saves"):
+            getattr(self._batch, name).copy_(getattr(batch, name))
+        self._graph.replay()
+        return self._out
+
+
+def test_a_graph_takes_any_step_of_its_size(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("there are no graphs without a GPU")
+    it = World(DeltaHeads(2, 4, 128, 128), [150, 150, 40], torch.bfloat16, device)
+    net = Captured(it, tokens=160, decodes=3, chunks=4)
+    nothing = Entry(-1, 0, 0, 0)
+    steps: list[tuple[list[Entry], list[Entry]]] = [
+        ([], [Entry(0, 100, 3, 0, saves={64: 6}), Entry(1, 40, 4, 0), Entry(-1, 20, 0, 0), nothing]),
+        ([Entry(0, 1, 3, 3, at=100)], [Entry(1, 110, 4, 4, at=40), Entry(2, 40, 5, 0), Entry(-1, 9, 0, 0), nothing]),
+        ([Entry(0, 1, 3, 3, at=101)], [Entry(0, 86, 7, 6, at=64), Entry(-1, 73, 0, 0), nothing, nothing]),
+    ]
+    for decodes, chunks in steps:
+        _, errors = it.run(net, decodes, chunks, absent=3 - len(decodes))
+        assert max(errors) < exactness(torch.bfloat16)
+    assert it.state.recurrence[0].isnan().all()
+
+
+def test_the_same_step_gives_the_same_bits(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("the interpreter has one order")
+    it = World(DeltaHeads(4, 8, 128, 128), [300, 40], torch.bfloat16, device)
+    net = TritonDelta(it.weights)
+    it.run(net, [], [Entry(1, 39, 4, 0)])
+    before = it.state.recurrence.clone(), it.state.conv.clone()
+    seen = []
+    for _ in range(5):
+        it.state.recurrence.copy_(before[0])
+        it.state.conv.copy_(before[1])
+        out, _ = it.run(net, [Entry(1, 1, 4, 4, at=39)], [Entry(0, 300, 3, 0)])
+        seen.append((out, it.state.recurrence[3].clone(), it.state.recurrence[4].clone()))
+    for later in seen[1:]:
+        assert all(map(torch.equal, seen[0], later))
