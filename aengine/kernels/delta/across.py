@@ -25,7 +25,7 @@ from aengine.kernels.variants import keep_variants
 
 
 @keep_variants
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "saves_ptr"])
 def _across_kernel(
     qkv_ptr,  # [tokens, CHANNELS]: behind the convolution
     z_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]
@@ -132,7 +132,7 @@ def _across_kernel(
 
 
 @keep_variants
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["starts_ptr"])
 def _norm_kernel(
     z_ptr,
     out_ptr,  # [tokens, VALUES], in place

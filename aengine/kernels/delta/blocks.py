@@ -48,7 +48,8 @@ class Blocks:
 
 @keep_variants
 @triton.jit(
-    do_not_specialize=["tokens", "chunks", "most"], do_not_specialize_on_alignment=["of_ptr", "first_ptr", "begin_ptr"]
+    do_not_specialize=["tokens", "chunks", "most"],
+    do_not_specialize_on_alignment=["starts_ptr", "positions_ptr", "of_ptr", "first_ptr", "begin_ptr"],
 )
 def _blocks_kernel(
     starts_ptr,  # [chunks + 1]

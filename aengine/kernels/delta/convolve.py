@@ -37,7 +37,7 @@ def keep_inputs(
 
 
 @keep_variants
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "saves_ptr"])
 def _convolve_kernel(
     x_ptr,  # [tokens, CHANNELS]
     out_ptr,  # [tokens, CHANNELS]

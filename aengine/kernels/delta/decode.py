@@ -71,7 +71,7 @@ def _sums_of_three(a, b, c, x, y, z):
 
 
 @keep_variants
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "positions_ptr", "saves_ptr"])
 def _decode_kernel(
     qkv_ptr,  # [tokens, CHANNELS]
     z_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]
