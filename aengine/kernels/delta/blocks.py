@@ -41,7 +41,7 @@ class Blocks:
         blocks = cls(*whole.split((most, most, chunks + 1)))
         _blocks_kernel[(chunks + 1,)](
             batch.starts, batch.positions, blocks.chunks, blocks.tokens, blocks.starts, tokens, chunks, most,
-            CHUNKS=power_of_two(chunks), BLOCK=BLOCK, AT_ONCE=256, num_warps=4,
+            CHUNKS=max(128, power_of_two(chunks)), BLOCK=BLOCK, AT_ONCE=256, num_warps=4,
         )  # fmt: skip
         return blocks
 
