@@ -23,8 +23,8 @@ from aengine.config import EngineConfig, ServerConfig, check_names, configure
 from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.door.errors import error_response
-from aengine.http.hypercorn.framing import Framing
 from aengine.http.hypercorn.install import install
+from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.hypercorn.shutdown import wait_for_no_client
 from aengine.http.hypercorn.traced import TracedSends
 from aengine.http.hypercorn.workers import only_worker
@@ -100,7 +100,7 @@ class Application:
             state = self._state = ServerState(self._server or configure(ServerConfig))
             check_names(config, state.config)
             with only_worker():
-                self._http = state.in_flight = InFlight(Framing(http_app(state), state.config.body_timeout))
+                self._http = state.in_flight = InFlight(Receiving(http_app(state), state.config.body_timeout))
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._run_engine, config, state, closing)

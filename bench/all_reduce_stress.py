@@ -74,9 +74,20 @@ class Stress:
             self._fill(residual, salt, self.count)
             if kind == "residual":
                 out = self.collective.sum(part, residual)
+            elif kind == "begun":
+                out, normed = residual, torch.empty_like(residual)
+                pieces = [piece for piece in (slice(0, rows // 2), slice(rows // 2, rows)) if piece.start < piece.stop]
+                begun = [self.collective.begin_sum(part[piece], out[piece]) for piece in pieces]
+                for piece, one in zip(pieces, begun):
+                    one.finish(out[piece], self.norm, normed[piece])
             else:
                 out, _ = self.collective.sum_and_norm(part, residual, self.norm)
             self._check(out, salt, 0, part.numel(), HIDDEN, HIDDEN, self.count + 1)
+
+    def begin(self) -> None:
+        """As a step does, after which sums may be begun."""
+        self.collective.begin_step(rehearsal=True, halves=True)
+        self.call("sum", 1, 1 << 18)
 
     def _fill(self, out: Tensor, salt: int, rank: int) -> None:
         _fill_kernel[(triton.cdiv(out.numel(), BLOCK),)](out, self.step, salt, rank, out.numel(), BLOCK=BLOCK)
@@ -91,7 +102,7 @@ def stress(ranks: Ranks, sums: int, calls: int = 400, seed: int = 0) -> dict[str
     """Graphs of `calls` calls, eager calls of other sizes between them, and hosts that launch some ranks late."""
     draw = random.Random(seed)
     sides = [Stress(ranks, rank, 2048 * HIDDEN) for rank in range(len(ranks.devices))]
-    kinds = ("sum", "residual", "norm", "gather")
+    kinds = ("sum", "residual", "norm", "gather", "begun")
     small = [(draw.choice(kinds), draw.choice((1, 2, 3, 5, 8, 16, 32, 64)), i) for i in range(calls)]
     large = [(kind, rows, 1 << 16) for kind in kinds for rows in (100, 256, 700, 1024, 2048)]
     for position, call in zip(draw.sample(range(calls), len(large) // 2), draw.sample(large, len(large) // 2)):
@@ -107,6 +118,7 @@ def stress(ranks: Ranks, sums: int, calls: int = 400, seed: int = 0) -> dict[str
     def captured(rank: int, i: int) -> None:
         if i == 0:
             sides[rank].step.add_(1)
+            sides[rank].begin()
         one(rank, small[i])
 
     graphs = ranks.capture(captured, calls)
@@ -120,6 +132,8 @@ def stress(ranks: Ranks, sums: int, calls: int = 400, seed: int = 0) -> dict[str
         for rank in order:
             with torch.cuda.device(ranks.devices[rank]), torch.cuda.stream(ranks.streams[rank]):
                 graphs[rank].replay()
+                if extra:
+                    sides[rank].begin()
                 for call in extra:
                     one(rank, call)
             if draw.random() < 0.1:

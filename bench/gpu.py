@@ -79,6 +79,7 @@ FIGURES = {
         "decode256": Row(10_781, 19_800, 13_500),
         "prefill": Row(64_212, 140_000, 80_000),
     },
+    "gemma3-12b": {"decode1": Row(None, 193, 155)},
     "8b fp8": {
         "decode1": Row(237, 554, 400),
         "nano": Row(9_536, 16_600, 12_500),

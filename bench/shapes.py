@@ -39,6 +39,10 @@ SHAPES: dict[str, dict[str, object]] = {
     | {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_experts": 256}
     | {"num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
     | _HYBRID,
+    "gemma3-12b": {"hidden_size": 3840, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 15360}
+    | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262208}
+    | {"sliding_window": 1024, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
+    | {"hidden_activation": "gelu_pytorch_tanh", "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
 }
 # `quantization_config` of config.json.
 QUANTIZATIONS: dict[str, dict[str, object]] = {

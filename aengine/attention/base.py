@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
+from aengine.kernels.attention.scores import PLAIN, Scores
+
 if TYPE_CHECKING:
     from aengine.kernels.attention.prefix_attention import SharedRuns
 
@@ -64,11 +66,14 @@ class AttentionBackend(Protocol):
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """q [tokens, heads, dim]; caches [pages, page_size, kv_heads, dim], this step's K and V written.
 
         Scores are q . k * scale. FP8 caches hold codes: the scale of keys is part of `scale`, values are codes times
         `value_scale`, which means nothing for other caches.
+
+        scores: what becomes of them besides.
 
         Head h reads KV head h // (heads / kv_heads). The query at position p sees positions <= p, with a
         window w only those > p - w. What other sequences or earlier owners left in the pages has no

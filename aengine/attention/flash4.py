@@ -11,6 +11,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups
 from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gathered_tokens, plan_gather
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8
 
 LEAST_GATHERING = 512  # chunks of fewer tokens gain less than the copy costs
@@ -43,6 +44,7 @@ class Flash4:
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """As `PrefillAttention`."""
         page_size = k_cache.shape[1]
@@ -50,28 +52,43 @@ class Flash4:
         sizes = [gathered_tokens(context, page_size) for context in chunks.context_lens]
         most = self._most_gathered(page_size)
         if k_cache.dtype != FP8 and (len(q) < LEAST_GATHERING or sum(sizes) > most):
-            return self.on_pages(q, k_cache, v_cache, chunks, scale, window)
+            return self.on_pages(q, k_cache, v_cache, chunks, scale, window, scores)
         k, v = self._room(most, k_cache, q.dtype)
 
         def attend(q: Tensor, group: AttentionBatch) -> Tensor:
             plan = _plan(group, page_size)
             gather_pages(k_cache, v_cache, group.page_table, group.seq_lens, plan, k, v, value_scale)
-            return self.on_gathered(q, k, v, plan.starts, group, scale, window)
+            return self.on_gathered(q, k, v, plan.starts, group, scale, window, scores)
 
         return attend_in_groups(q, chunks, sizes, most, attend)
 
     def on_gathered(
-        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        starts: Tensor,
+        chunks: AttentionBatch,
+        scale: float,
+        window: int | None,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """k, v [room, kv_heads, dim]: each sequence's from `starts` [seqs + 1] int32 on."""
         more = {"cu_seqlens_k": starts, "max_seqlen_k": max(MOST_GATHERED, len(k))}
-        return _first(self._kernel(q, k, v, **more, **_options(chunks, scale, window)))
+        return _first(self._kernel(q, k, v, **more, **_options(chunks, scale, window, scores)))
 
     def on_pages(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, chunks: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        chunks: AttentionBatch,
+        scale: float,
+        window: int | None,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """The caches as they are."""
-        options = _options(chunks, scale, window)
+        options = _options(chunks, scale, window, scores)
         return _first(self._kernel(q, k_cache, v_cache, page_table=chunks.page_table, **options))
 
     def _most_gathered(self, page_size: int) -> int:
@@ -90,8 +107,13 @@ def _plan(chunks: AttentionBatch, page_size: int) -> GatherPlan:
     return chunks.plan(GatherPlan, lambda: plan_gather(chunks.seq_lens, page_size))
 
 
-def _options(chunks: AttentionBatch, scale: float, window: int | None) -> dict[str, Any]:
+def _options(chunks: AttentionBatch, scale: float, window: int | None, scores: Scores) -> dict[str, Any]:
+    more = {
+        "softcap": scores.softcap,
+        "learnable_sink": scores.sinks,
+    }
     return {
+        **{name: value for name, value in more.items() if value is not None},
         "cu_seqlens_q": chunks.query_starts,
         "max_seqlen_q": max(chunks.query_lens),
         "seqused_k": chunks.seq_lens,

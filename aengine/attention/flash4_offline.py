@@ -14,6 +14,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.flash4 import LEAST_GATHERING, Flash4
 from aengine.attention.flash_backend import flash4_cache, import_flash4, keep_compiled
+from aengine.kernels.attention.scores import Scores
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.offline import leave_out_compiler
 
@@ -68,7 +69,7 @@ def launch_kinds(
     device: torch.device,
     *,
     tokens: Sequence[int],
-    windows: Sequence[int | None],
+    layers: Sequence[tuple[int | None, float | None, bool]],
     heads: int,
     kv_heads: int,
     dim: int,
@@ -76,7 +77,10 @@ def launch_kinds(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> None:
-    """Launch whatever steps with so many tokens in prefill chunks launch, on tensors without contents."""
+    """Launch whatever steps with so many tokens in prefill chunks launch, on tensors without contents.
+
+    layers: of each kind of layer its window, its softcap, and whether its heads have sinks.
+    """
 
     def empty(*shape: int, of: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(*shape, dtype=of, device=device)
@@ -84,7 +88,8 @@ def launch_kinds(
     gathered, pages = empty(64, kv_heads, dim, of=dtype), empty(2, page_size, kv_heads, dim, of=dtype)
     # A long step may consist of short chunks, and chunks that fill no tile have kernels of their own.
     shapes = dict.fromkeys((length, longest) for length in tokens for longest in (length, 1))
-    for window, (length, longest) in itertools.product(windows, shapes):
+    for (window, softcap, sinks), (length, longest) in itertools.product(layers, shapes):
+        scores = Scores(softcap, empty(heads, of=torch.float32) if sinks else None)
         q = empty(length, heads, dim, of=dtype)
         chunks = AttentionBatch(
             slots=empty(length, of=torch.int64),
@@ -96,6 +101,6 @@ def launch_kinds(
             context_lens=[],
         )
         if length >= LEAST_GATHERING or kv_dtype == FP8:
-            attention.on_gathered(q, gathered, gathered, empty(3), chunks, dim**-0.5, window)
+            attention.on_gathered(q, gathered, gathered, empty(3), chunks, dim**-0.5, window, scores)
         if kv_dtype != FP8:
-            attention.on_pages(q, pages, pages, chunks, dim**-0.5, window)
+            attention.on_pages(q, pages, pages, chunks, dim**-0.5, window, scores)

@@ -26,6 +26,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.chunk_groups import MOST_GATHERED, attend_in_groups
 from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -51,10 +52,11 @@ class PrefillAttention(Protocol):
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """q [tokens, heads, dim] of the chunks alone; causal, bottom-right aligned; returns [tokens, heads, dim].
 
-        value_scale: as `AttentionBackend` has it.
+        value_scale, scores: as `AttentionBackend` has them.
         """
         ...
 
@@ -95,6 +97,7 @@ class _OnGathered:
         self.name = name
         self.why = why
         self._kernel = kernel
+        self._reference = TorchAttention()
 
     def __call__(
         self,
@@ -105,7 +108,11 @@ class _OnGathered:
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
+        if not scores.plain:  # slowly: these kernels know of nothing but a scale
+            return self._reference.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
+
         def attend(q: Tensor, group: AttentionBatch) -> Tensor:
             plan = _gather_plan(group, k_cache.shape[1])
             k, v = (as_bytes(cache).flatten(0, 1).index_select(0, plan.slots) for cache in (k_cache, v_cache))
@@ -138,8 +145,9 @@ class _Reference:
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
-        return self._backend.forward(q, k_cache, v_cache, chunks, scale, window, value_scale)
+        return self._backend.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
 
 
 def _flash2(

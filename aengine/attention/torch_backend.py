@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 # Decodes are padded to the longest context of their group. Gathering and reading what is padded costs more than
@@ -69,32 +70,44 @@ class TorchAttention:
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
-        out = self._attend(q, as_bytes(k_cache), as_bytes(v_cache), batch, scale, window)
+        out = self._attend(q, as_bytes(k_cache), as_bytes(v_cache), batch, scale, window, scores)
         return out if k_cache.dtype != FP8 or value_scale == 1.0 else out.mul_(value_scale)
 
     def _attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, window: int | None
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+        scores: Scores,
     ) -> Tensor:
         """The caches hold values, or the bytes of FP8 codes, which are taken for values."""
         plan = batch.plan(_Plan, lambda: _plan(q, k_cache, batch, window), window)
         if not plan.chunks and plan.decodes[0].rows is None:
-            return _decode(q, k_cache, v_cache, plan.decodes[0], scale)
+            return _decode(q, k_cache, v_cache, plan.decodes[0], scale, scores)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for group in plan.decodes:
             if group.rows is None:
                 n = group.mask.shape[0]
-                out[:n] = _decode(q[:n], k_cache, v_cache, group, scale)
+                out[:n] = _decode(q[:n], k_cache, v_cache, group, scale, scores)
             else:
-                out.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), k_cache, v_cache, group, scale))
+                out.index_copy_(
+                    0, group.rows, _decode(q.index_select(0, group.rows), k_cache, v_cache, group, scale, scores)
+                )
         for chunk in plan.chunks:
             k, v = (_floats(cache.index_select(0, chunk.pages), q.dtype).flatten(0, 1) for cache in (k_cache, v_cache))
             for block in chunk.blocks:
-                out[block.queries] = _prefill(q[block.queries], k[: block.context], v[: block.context], block, scale)
+                out[block.queries] = _prefill(
+                    q[block.queries], k[: block.context], v[: block.context], block, scale, scores
+                )
         return out
 
 
-def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup, scale: float) -> Tensor:
+def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup, scale: float, scores: Scores) -> Tensor:
     """q [n, heads, dim] -> [n, heads, dim]."""
     n, heads, dim = q.shape
     kv_heads = k_cache.shape[2]
@@ -102,13 +115,28 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup, sc
     v = _floats(torch.index_select(v_cache, 0, group.pages, out=group.v), q.dtype).view(-1, kv_heads, dim)
     k.index_fill_(0, group.stale, 0)
     v.index_fill_(0, group.stale, 0)
-    return F.scaled_dot_product_attention(
-        q.view(n, kv_heads, heads // kv_heads, dim),
-        k.view(n, -1, kv_heads, dim).transpose(1, 2),
-        v.view(n, -1, kv_heads, dim).transpose(1, 2),
-        attn_mask=group.mask,
-        scale=scale,
-    ).reshape(n, heads, dim)
+    q = q.view(n, kv_heads, heads // kv_heads, dim)
+    k, v = (kept.view(n, -1, kv_heads, dim).transpose(1, 2) for kept in (k, v))
+    if scores.plain:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
+    else:
+        sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1)
+        out = _attend_by_scores(q, k, v, group.mask, scale, scores.softcap, sinks)
+    return out.reshape(n, heads, dim)
+
+
+def _attend_by_scores(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """q [..., queries, dim], k and v [..., keys, dim], mask as SDPA adds it, sinks [..., 1] -> [..., queries, dim]."""
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill_(mask != 0, -1e30)  # finite: a row that sees nothing has no NaN
+    if sinks is None:
+        return scores.softmax(-1).to(v.dtype) @ v
+    with_sinks = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return with_sinks.softmax(-1)[..., :-1].to(v.dtype) @ v
 
 
 def _floats(kept: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,20 +144,24 @@ def _floats(kept: Tensor, dtype: torch.dtype) -> Tensor:
     return kept.view(FP8).to(dtype) if kept.dtype == torch.uint8 else kept
 
 
-def _prefill(q: Tensor, k: Tensor, v: Tensor, block: _QueryBlock, scale: float) -> Tensor:
+def _prefill(q: Tensor, k: Tensor, v: Tensor, block: _QueryBlock, scale: float, scores: Scores) -> Tensor:
     """q [queries, heads, dim], k and v [context, kv_heads, dim] -> [queries, heads, dim]."""
     queries, heads, dim = q.shape
     context, kv_heads, _ = k.shape
     # KV heads are the batch; the heads that share one see it through a stride of 0.
     shared = (kv_heads, heads // kv_heads, context, dim)
-    out = F.scaled_dot_product_attention(
-        q.view(queries, kv_heads, -1, dim).permute(1, 2, 0, 3),
-        k.transpose(0, 1).unsqueeze(1).expand(shared),
-        v.transpose(0, 1).unsqueeze(1).expand(shared),
-        attn_mask=block.mask,
-        is_causal=block.mask is None,
-        scale=scale,
-    )  # [kv_heads, group, queries, dim]
+    q = q.view(queries, kv_heads, -1, dim).permute(1, 2, 0, 3)
+    k, v = (kept.transpose(0, 1).unsqueeze(1).expand(shared) for kept in (k, v))
+    if scores.plain:
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=block.mask, is_causal=block.mask is None, scale=scale
+        )  # [kv_heads, group, queries, dim]
+    else:
+        mask = block.mask
+        if mask is None:
+            mask = torch.ones(queries, context, dtype=torch.bool, device=q.device).triu_(1)
+        sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1, 1)
+        out = _attend_by_scores(q, k, v, mask, scale, scores.softcap, sinks)
     return out.permute(2, 0, 1, 3).reshape(queries, heads, dim)
 
 

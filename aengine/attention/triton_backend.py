@@ -12,6 +12,7 @@ from aengine.attention.base import AttentionBatch
 from aengine.attention.flash_backend import PrefillAttention
 from aengine.kernels.attention.decode_attention import PagedDecode
 from aengine.kernels.attention.prefix_attention import attend_shared
+from aengine.kernels.attention.scores import PLAIN, Scores
 
 
 class TritonAttention:
@@ -53,10 +54,11 @@ class TritonAttention:
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         decodes = batch.num_decodes
         if batch.chunks is not None:
-            out = self._prefill(q, k_cache, v_cache, batch.chunks, scale, window, value_scale)
+            out = self._prefill(q, k_cache, v_cache, batch.chunks, scale, window, value_scale, scores)
             self._decode(
                 q[:decodes],
                 k_cache,
@@ -67,18 +69,20 @@ class TritonAttention:
                 window,
                 out=out[:decodes],
                 value_scale=value_scale,
+                scores=scores,
             )
             return out
         if decodes == len(batch.query_lens):
             shared = None
-            if batch.shared is not None and window is None:
+            if batch.shared is not None and window is None and scores.plain:
                 shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, scale)
             return self._decode(
-                q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, shared, value_scale=value_scale
-            )
+                q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, shared,
+                value_scale=value_scale, scores=scores,
+            )  # fmt: skip
         chunks = _chunks(batch)
         if not decodes:
-            return self._prefill(q, k_cache, v_cache, chunks, scale, window, value_scale)
+            return self._prefill(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         self._decode(
             q[:decodes],
@@ -90,8 +94,9 @@ class TritonAttention:
             window,
             out=out[:decodes],
             value_scale=value_scale,
+            scores=scores,
         )
-        out[decodes:] = self._prefill(q[decodes:], k_cache, v_cache, chunks, scale, window, value_scale)
+        out[decodes:] = self._prefill(q[decodes:], k_cache, v_cache, chunks, scale, window, value_scale, scores)
         return out
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from aengine.kernels.delta.base import DeltaNet, DeltaWeights
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.linear.base import Linear, Norm
@@ -62,17 +63,23 @@ class Kernels(Protocol):
         """The same of experts of these kernels. Raises `NotImplementedError` where there are no such kernels."""
         ...
 
-    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
+    def computes(self, rule: ExpertRule) -> bool:
+        """Whether experts can have this rule."""
+        ...
+
+    def quantized_experts(
+        self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
+    ) -> Experts:
         """Experts of quantised matrices, of the shapes of `experts`, for inputs of `dtype`."""
         ...
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+    def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> Experts:
         """Experts of gate_up [experts, 2 * inter, hidden], gate's rows first, and down [experts, hidden, inter]."""
         ...
 
-    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> Route:
-        """The choice of experts by a router's weight [experts, hidden] and the correction [experts] of its scores,
-        both of which may be filled later."""
+    def route(self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None) -> Route:
+        """The choice of experts by a router's weight [experts, hidden], the correction [experts] of its scores and the
+        bias [experts] of its product, all of which may be filled later."""
         ...
 
     def delta_net(self, weights: DeltaWeights) -> DeltaNet:
@@ -81,6 +88,10 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up: [tokens, 2 * intermediate], gate first -> [tokens, intermediate]."""
+        ...
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """The same of GELU, by its approximation with a hyperbolic tangent."""
         ...
 
     def qk_norm_rope_store(
@@ -92,16 +103,18 @@ class Kernels(Protocol):
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
         scales: KVScales = NO_SCALES,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
         qkv [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v.
-        cos_sin [max_positions, dim] float32: cosines of the dim / 2 frequencies, then sines.
-        positions [tokens] int64: rows of `cos_sin`; the rotation pairs element i with i + dim / 2.
+        cos_sin [max_positions, rotated] float32: cosines of the rotated / 2 frequencies, then sines. Of each head the
+        first `rotated` elements are turned, the others are not; there may be no columns.
+        positions [tokens] int64: rows of `cos_sin`; the rotation pairs element i with i + rotated / 2.
         cache: of keys and of values, [pages, page_size, kv_heads, dim], written at slots [tokens] int64, each
         page * page_size + offset. Several tokens may name one slot only in page 0, which is scratch. scales: of an FP8
         cache, as `encode` takes them.
 
-        Returns q [tokens, heads, dim]; its strides may not be contiguous.
+        Returns q [tokens, heads, dim], which is `out` where that is given, contiguous; else its strides may not be.
         """
         ...

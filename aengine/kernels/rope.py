@@ -21,21 +21,21 @@ def _weighted(x, scale, weight):
 
 
 @triton.jit
-def _load_halves(ptr, columns, PRESENT: tl.constexpr, DIM: tl.constexpr):
-    low = tl.zeros(columns.shape, ptr.dtype.element_ty)
+def _load_halves(ptr, low_columns, high_columns, PRESENT: tl.constexpr):
+    low = tl.zeros(low_columns.shape, ptr.dtype.element_ty)
     high = low
     if PRESENT:
-        low = tl.load(ptr + columns)
-        high = tl.load(ptr + DIM // 2 + columns)
+        low = tl.load(ptr + low_columns)
+        high = tl.load(ptr + high_columns)
     return low, high
 
 
 @triton.jit
-def _store_halves(ptr, low, high, heads, offset, mask, DIM: tl.constexpr):
-    """low and high [TILE, DIM / 2] side by side into heads `offset + heads` of a tensor [..., DIM]."""
-    place = ptr + (offset + heads).to(tl.int64)[:, None] * DIM + tl.arange(0, DIM // 2)[None, :]
-    tl.store(place, low, mask=mask)
-    tl.store(place + DIM // 2, high, mask=mask)
+def _store_halves(ptr, low, high, heads, offset, mask, low_columns, high_columns, DIM: tl.constexpr):
+    """low and high [TILE, DIM / 2] into their columns of heads `offset + heads` of a tensor [..., DIM]."""
+    place = ptr + (offset + heads).to(tl.int64)[:, None] * DIM
+    tl.store(place + low_columns[None, :], low, mask=mask)
+    tl.store(place + high_columns[None, :], high, mask=mask)
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def _qk_norm_rope_store_kernel(
     qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM]
     q_weight_ptr,  # [DIM], with Q_NORM
     k_weight_ptr,  # [DIM], with K_NORM
-    cos_sin_ptr,  # [max_positions, DIM] float32: cosines, then sines
+    cos_sin_ptr,  # [max_positions, ROTATED] float32: cosines, then sines
     positions_ptr,  # [tokens]
     slots_ptr,  # [tokens]
     k_cache_ptr,  # [pages * page_size, KV_HEADS, DIM]
@@ -68,6 +68,7 @@ def _qk_norm_rope_store_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    ROTATED: tl.constexpr,  # of a head's elements, the first ones
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     TILE: tl.constexpr,
@@ -75,16 +76,28 @@ def _qk_norm_rope_store_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    # Pairs: element i turns with i + ROTATED / 2; of those that are not turned, any two.
     columns = tl.arange(0, DIM // 2)
+    low_columns = columns
+    high_columns = DIM // 2 + columns
+    if ROTATED < DIM:
+        turned = columns < ROTATED // 2
+        low_columns = tl.where(turned, columns, columns + ROTATED // 2)
+        high_columns = tl.where(turned, columns + ROTATED // 2, columns + DIM // 2)
     if OVERLAP:
         gdc_launch_dependents()
     position = tl.load(positions_ptr + token)
     slot = tl.load(slots_ptr + token)
-    cos = tl.load(cos_sin_ptr + position * DIM + columns)[None, :]
-    sin = tl.load(cos_sin_ptr + position * DIM + DIM // 2 + columns)[None, :]
+    angle = cos_sin_ptr + position * ROTATED + columns
+    if ROTATED < DIM:
+        cos = tl.load(angle, mask=turned, other=1.0)[None, :]
+        sin = tl.load(angle + ROTATED // 2, mask=turned, other=0.0)[None, :]
+    else:
+        cos = tl.load(angle)[None, :]
+        sin = tl.load(angle + DIM // 2)[None, :]
     # Out of memory, as every layer has its own: on their way while the product before this ends.
-    q_low, q_high = _load_halves(q_weight_ptr, columns, Q_NORM, DIM)
-    k_low, k_high = _load_halves(k_weight_ptr, columns, K_NORM, DIM)
+    q_low, q_high = _load_halves(q_weight_ptr, low_columns, high_columns, Q_NORM)
+    k_low, k_high = _load_halves(k_weight_ptr, low_columns, high_columns, K_NORM)
     if OVERLAP:
         gdc_wait()
 
@@ -92,13 +105,14 @@ def _qk_norm_rope_store_kernel(
     is_q = (heads < HEADS)[:, None]
     is_k = ((heads >= HEADS) & (heads < HEADS + KV_HEADS))[:, None]
     is_v = (heads >= HEADS + KV_HEADS)[:, None] & inside
-    source = qkv_ptr + token * qkv_stride + heads[:, None] * DIM + columns[None, :]
-    low = tl.load(source, mask=inside, other=0.0)
-    high = tl.load(source + DIM // 2, mask=inside, other=0.0)
+    source = qkv_ptr + token * qkv_stride + heads[:, None] * DIM
+    low = tl.load(source + low_columns[None, :], mask=inside, other=0.0)
+    high = tl.load(source + high_columns[None, :], mask=inside, other=0.0)
     kept: tl.constexpr = v_cache_ptr.dtype.element_ty
     v_low = _kept(low, v_inverse, kept)
     v_high = _kept(high, v_inverse, kept)
-    _store_halves(v_cache_ptr, v_low, v_high, heads, slot * KV_HEADS - HEADS - KV_HEADS, is_v, DIM)
+    v_offset = slot * KV_HEADS - HEADS - KV_HEADS
+    _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, DIM)
 
     normed_low = low
     normed_high = high
@@ -115,10 +129,11 @@ def _qk_norm_rope_store_kernel(
     wide_high = normed_high.to(tl.float32)
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
     high = (wide_high * cos + wide_low * sin).to(high.dtype)
-    _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, DIM)
+    _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, low_columns, high_columns, DIM)
     k_low = _kept(low, k_inverse, kept)
     k_high = _kept(high, k_inverse, kept)
-    _store_halves(k_cache_ptr, k_low, k_high, heads, slot * KV_HEADS - HEADS, is_k, DIM)
+    k_offset = slot * KV_HEADS - HEADS
+    _store_halves(k_cache_ptr, k_low, k_high, heads, k_offset, is_k, low_columns, high_columns, DIM)
 
 
 def qk_norm_rope_store(
@@ -129,12 +144,14 @@ def qk_norm_rope_store(
     cache: tuple[Tensor, Tensor],
     slots: Tensor,
     scales: KVScales = NO_SCALES,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Norm (where the heads have weights), rotate, and write K and V at `slots`; returns q [tokens, heads, dim].
 
-    qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, dim] float32, the
-    cosines, then the sines; cache: of K and of V, [pages, page_size, kv_heads, dim], contiguous; slots [tokens] =
-    page * page_size + offset; scales: of an FP8 cache.
+    qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, rotated] float32, the
+    cosines, then the sines, of the first elements of each head; cache: of K and of V, [pages, page_size, kv_heads,
+    dim], contiguous; slots [tokens] = page * page_size + offset; scales: of an FP8 cache; out: where q goes,
+    contiguous.
     Raises ValueError where the caches are not contiguous or dim is no power of two.
     """
     tokens = qkv.shape[0]
@@ -144,7 +161,7 @@ def qk_norm_rope_store(
         raise ValueError("the KV caches must be contiguous")
     if dim & (dim - 1):
         raise ValueError(f"head_dim must be a power of two, got {dim}")
-    q = qkv.new_empty(tokens, heads.count, dim)
+    q = qkv.new_empty(tokens, heads.count, dim) if out is None else out
     count = heads.count + 2 * kv_heads
     # Many tokens fill the device with whole programs each; few need the heads spread.
     tile = min(16 if tokens >= 64 else 4, power_of_two(count))
@@ -154,7 +171,7 @@ def qk_norm_rope_store(
             qkv, qkv if heads.q_norm is None else heads.q_norm, qkv if heads.k_norm is None else heads.k_norm,
             cos_sin, positions, slots, k_cache, v_cache, q, heads.eps, 1.0 / scales.key, 1.0 / scales.value,
             qkv.stride(0),
-            HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim,
+            HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim, ROTATED=cos_sin.shape[1],
             Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None, TILE=tile, OVERLAP=overlap,
             num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
         )  # fmt: skip

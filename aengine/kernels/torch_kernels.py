@@ -12,6 +12,7 @@ from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.torch_delta import TorchDelta
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.torch_experts import TorchExperts
 from aengine.kernels.experts.torch_route import TorchRoute
 from aengine.kernels.heads import Heads
@@ -58,14 +59,21 @@ class TorchKernels:
             raise TypeError(f"these experts are of other kernels: {type(experts).__name__}")
         return TorchAdaptedExperts(experts, weights, tokens)
 
-    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> TorchExperts:
-        return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
+    def computes(self, rule: ExpertRule) -> bool:
+        return True
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> TorchExperts:
-        return TorchExperts(gate_up, down)
+    def quantized_experts(
+        self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
+    ) -> TorchExperts:
+        return TorchExperts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype), rule)
 
-    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TorchRoute:
-        return TorchRoute(weight, correction, router)
+    def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TorchExperts:
+        return TorchExperts(gate_up, down, rule)
+
+    def route(
+        self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
+    ) -> TorchRoute:
+        return TorchRoute(weight, correction, router, bias)
 
     def delta_net(self, weights: DeltaWeights) -> TorchDelta:
         return TorchDelta(weights)
@@ -73,6 +81,10 @@ class TorchKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
 
     def qk_norm_rope_store(
         self,
@@ -83,6 +95,7 @@ class TorchKernels:
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
         scales: KVScales = NO_SCALES,
+        out: Tensor | None = None,
     ) -> Tensor:
         k_cache, v_cache = cache
         kv_heads, dim = k_cache.shape[2:]
@@ -93,13 +106,22 @@ class TorchKernels:
             qk = F.rms_norm(qk.float(), (dim,), None, heads.eps).to(qkv.dtype)
             qk.narrow(1, 0, heads.count).mul_(heads.q_norm)
             qk.narrow(1, heads.count, kv_heads).mul_(heads.k_norm)
-        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, dim / 2]
-        first, second = qk.float().chunk(2, dim=-1)
-        turned_first = torch.addcmul(first * cos, second, sin, value=-1)
-        turned_second = torch.addcmul(second * cos, first, sin)
-        turned = torch.cat((turned_first, turned_second), dim=-1).to(qkv.dtype)
+        turned = _turned(qk.float(), cos_sin.index_select(0, positions).unsqueeze(1)).to(qkv.dtype)
         q, k = turned.narrow(1, 0, heads.count), turned.narrow(1, heads.count, kv_heads)
         for kept, new, scale in ((k_cache, k, scales.key), (v_cache, v, scales.value)):
             new = encode(new, scale) if kept.dtype == FP8 else new.to(kept.dtype)
             as_bytes(kept).view(-1, kv_heads, dim).index_copy_(0, slots, as_bytes(new))
-        return q
+        return q if out is None else out.copy_(q)
+
+
+def _turned(qk: Tensor, cos_sin: Tensor) -> Tensor:
+    """qk [tokens, heads, dim], cos_sin [tokens, 1, rotated] -> qk, of each head the first `rotated` elements turned."""
+    rotated = cos_sin.shape[-1]
+    if not rotated:
+        return qk
+    cos, sin = cos_sin.chunk(2, dim=-1)
+    first, second = qk[..., :rotated].chunk(2, dim=-1)
+    turned_first = torch.addcmul(first * cos, second, sin, value=-1)
+    turned_second = torch.addcmul(second * cos, first, sin)
+    rest = (qk[..., rotated:],) if rotated < qk.shape[-1] else ()
+    return torch.cat((turned_first, turned_second, *rest), dim=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.kernels import norms, rope
+from aengine.kernels import gelu, norms, rope
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.experts.base import Experts
@@ -14,6 +14,7 @@ from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.route import Route, TritonRoute
 from aengine.kernels.experts.route_rows import RouteRows
 from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
@@ -72,7 +73,12 @@ class TritonKernels:
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
         raise NotImplementedError("adapters of experts have no kernels")
 
-    def quantized_experts(self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype) -> Experts:
+    def computes(self, rule: ExpertRule) -> bool:
+        return rule.plain
+
+    def quantized_experts(
+        self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
+    ) -> Experts:
         """Where there is no kernel for their shape or on this device, of the dequantised matrices."""
         if (
             isinstance(gate_up, Fp8Weight)
@@ -90,17 +96,22 @@ class TritonKernels:
             return PackedExperts(gate_up, down)
         return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> TritonExperts:
+    def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
         return TritonExperts(gate_up, down)
 
-    def route(self, weight: Tensor, correction: Tensor | None, router: Router) -> TritonRoute:
-        return TritonRoute(weight, correction, router, self._route, self._route_rows)
+    def route(
+        self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
+    ) -> TritonRoute:
+        return TritonRoute(weight, correction, router, self._route, self._route_rows, bias)
 
     def delta_net(self, weights: DeltaWeights) -> TritonDelta:
         return TritonDelta(weights)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return gelu.gelu_mul(gate_up)
 
     def qk_norm_rope_store(
         self,
@@ -111,5 +122,6 @@ class TritonKernels:
         cache: tuple[Tensor, Tensor],
         slots: Tensor,
         scales: KVScales = NO_SCALES,
+        out: Tensor | None = None,
     ) -> Tensor:
-        return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales)
+        return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales, out)

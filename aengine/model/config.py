@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +11,9 @@ import torch
 
 from aengine.cache.kv import KVShape
 from aengine.errors import ConfigError, UnsupportedModelError
-from aengine.model.families import FAMILIES
+from aengine.model.families import DEFAULTS, ENDS, FAMILIES
 from aengine.model.families.parts import hidden_size
+from aengine.model.families.wrappers import LANGUAGE_MODEL, WRAPPERS, Wrapper, text_model
 from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
@@ -22,15 +23,8 @@ from aengine.model.quant.formats.gptq import Gptq
 from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.ranks.shard import Shard
-from aengine.model.rope import RopeConfig, read_rope
-from aengine.model.spec import LayerSpec
-
-# Far above any real model, far below what would overflow a size.
-_MAX_POSITIONS = 2**26
-
-# Names that mean x * sigmoid(x).
-_SILU = ("silu", "swish")
-
+from aengine.model.rope import MAX_POSITIONS
+from aengine.model.spec import AttentionSpec, EndsSpec, ExpertsSpec, LayerSpec
 
 # What stands behind the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, one
 # that scores classes, or nothing.
@@ -47,7 +41,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
-    rope: RopeConfig
+    ends: EndsSpec = EndsSpec()
     max_position_embeddings: int  # positions it may be used for, what rope scaling adds included
     tie_word_embeddings: bool  # or there is no output matrix at all
     head: Head = "vocabulary"
@@ -58,6 +52,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "{}"  # what config.json says of it, as it says it: JSON
     to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
     ranks: int = 1  # that it is spread over
+    wrapped: bool = False  # whether it is the language model of one that sees as well, and its weights are named so
+    aside: tuple[str, ...] = ()  # what the names of tensors begin with that belong to other parts of the model
     lora: LoraRoom | None = None  # the room that is kept for adapters
 
     @property
@@ -119,6 +115,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (vocabulary + self.labels) * self.hidden_size
 
     @property
+    def attentions(self) -> list[AttentionSpec]:
+        """The attention of each layer."""
+        return [layer.attention for layer in self.layers]
+
+    @property
     def windows(self) -> list[int | None]:
         """How many positions, its own included, a query of each layer sees; None: all before it."""
         return [layer.attention.window for layer in self.layers]
@@ -147,13 +148,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         path = folder / "config.json"
         values = read_json_object(path)
-        fields = Fields(values, str(path))
-        name, family, head = _architecture(fields)
-        _refuse_unsupported(fields)
+        name, family, head, wrapper = _architecture(Fields(values, str(path)))
+        if wrapper is not None:
+            values = text_model(values, str(path))
+        fields = Fields(values, str(path)).over(DEFAULTS.get(family, {}))
         layers = FAMILIES[family](fields)
+        _refuse_unsupported(fields, layers)
         vocab = fields.vocab_size
-        positions = fields.integer("max_position_embeddings", 1, _MAX_POSITIONS)
-        rope, positions = read_rope(fields, positions, _MAX_POSITIONS)
+        ropes = [layer.attention.rope for layer in layers]
+        reach = max(rope.reach if rope is not None else 0 for rope in ropes)
+        positions = min(max(fields.integer("max_position_embeddings", 1, MAX_POSITIONS), reach), MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)
         read_quantization(fields)
         return cls(
@@ -162,7 +166,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             hidden_size=hidden_size(fields),
             layers=tuple(layers),
             rms_norm_eps=fields.number("rms_norm_eps", 0, 1, 1e-6),
-            rope=rope,
+            ends=ENDS[family](fields) if family in ENDS else EndsSpec(),
             max_position_embeddings=positions,
             tie_word_embeddings=fields.flag("tie_word_embeddings", default=False) or head != "vocabulary",
             head=head,
@@ -170,21 +174,25 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             dtype=_dtype(fields),
             eos_token_ids=fields.ids("eos_token_id", vocab),
             bos_token_id=bos[0] if bos else None,
-            quantization=_quantization(values),
+            quantization=_quantization(values, wrapper is not None),
+            wrapped=wrapper is not None,
+            aside=(() if wrapper is None else wrapper.aside) + _draft_layers(fields, len(layers)),
         )
 
 
-def _architecture(fields: Fields) -> tuple[str, str, Head]:
-    """The architecture's name, that of its family's language model, and its head."""
+def _architecture(fields: Fields) -> tuple[str, str, Head, Wrapper | None]:
+    """The architecture's name, that of its family's language model, its head, and what is around it."""
     names = fields.strings("architectures") if fields.present("architectures") else []
     for name in names:
+        if name in WRAPPERS:
+            return name, WRAPPERS[name].family(fields), "vocabulary", WRAPPERS[name]
         for ending, head in _HEADS.items():
             family = f"{name.removesuffix(ending)}ForCausalLM"
             if name.endswith(ending) and family in FAMILIES:
-                return name, family, head
+                return name, family, head, None
     what = f"architecture {shown(names)} is not supported" if names else "architectures is missing"
     raise UnsupportedModelError(
-        f"{fields.source}: {what}; supported are {', '.join(FAMILIES)}, and the same with Model or "
+        f"{fields.source}: {what}; supported are {', '.join([*FAMILIES, *WRAPPERS])}, and the same with Model or "
         f"ForSequenceClassification at the end"
     )
 
@@ -201,22 +209,32 @@ def _labels(fields: Fields) -> int:
     return len(names.names())
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, layers: Sequence[LayerSpec]) -> None:
     """Settings that would change the result and that the decoder does not implement."""
-    activation = fields.text("hidden_act", "silu")
-    if activation not in _SILU:
-        raise UnsupportedModelError(f"{fields.source}: hidden_act {shown(activation)} is not supported, only silu")
     if not fields.flag("is_causal", default=True):
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
-    if fields.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:
-        raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
-    if fields.present("swiglu_limit"):
-        raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported")
+    if fields.present("swiglu_limit") and not any(_clamps(layer) for layer in layers):
+        raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported here")
 
 
-def _quantization(values: Mapping[str, object]) -> str:
+def _clamps(layer: LayerSpec) -> bool:
+    return isinstance(layer.ffn, ExpertsSpec) and layer.ffn.clamp is not None
+
+
+def _draft_layers(fields: Fields, layers: int) -> tuple[str, ...]:
+    """Layers behind the last one, which draft tokens and are not used."""
+    key = "num_mtp_layers" if fields.present("num_mtp_layers") else "num_nextn_predict_layers"
+    drafts = fields.integer(key, 0, 64, 0)
+    return tuple(f"model.layers.{layer}." for layer in range(layers, layers + drafts))
+
+
+def _quantization(values: Mapping[str, object], wrapped: bool) -> str:
+    """Modules in it are named as the language model alone would name them."""
     kept = {key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None}
-    return msgspec.json.encode(kept).decode()
+    text = msgspec.json.encode(kept).decode()
+    for outer, inner in LANGUAGE_MODEL.items() if wrapped else ():
+        text = text.replace(outer, inner)
+    return text
 
 
 def _dtype(fields: Fields) -> str:

@@ -16,12 +16,12 @@ from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.step import Block, Step
 from aengine.model.config import ModelConfig
 from aengine.model.parameters import HEAD, Parameters
-from aengine.model.rope import rope_table
+from aengine.model.rope import PositionTables
 from aengine.model.spec import MLPSpec
 
 
 class Decoder:
-    """A pre-norm transformer decoder over a paged KV cache.
+    """A transformer decoder over a paged KV cache.
 
     It computes once a loader has filled and closed its `groups`. `forward` and `logits` enqueue only, without a host
     sync, so a decode step can be captured into a CUDA graph; run them under `torch.inference_mode()`.
@@ -44,9 +44,15 @@ class Decoder:
         over, of which this is one; None: it is here alone.
         """
         device = device or torch.device("meta")
-        make = Parameters(kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks, config.lora)
-        self._ranks = ranks
+        make = Parameters(
+            kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks, config.lora,
+            config.ends.norm_offset,
+        )  # fmt: skip
+        tables = PositionTables(max_positions or config.max_position_embeddings, device)
+        self.ranks = ranks
         self.adapters = make.adapters
+        # Not of mixtures: one lost its device when its steps came in halves, and it is not known yet why.
+        self._halves = all(isinstance(layer.ffn, MLPSpec) and layer.plain for layer in config.layers)
         self.config = config
         self.attention = attention
         self.dtype = dtype
@@ -54,14 +60,16 @@ class Decoder:
         self.device = device
         hidden, eps = config.hidden_size, config.rms_norm_eps
         head = None if config.tie_word_embeddings else HEAD
-        self._embed, self._head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
+        self._embed, self.head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
+        # Rounded as the rows are that it scales.
+        self._embedding_scale = torch.tensor(config.ends.embedding_scale, dtype=dtype).item()
         self._layers: list[list[Block]] = []
         for i, layer in enumerate(config.layers):
             name, last = f"model.layers.{i}", i == len(config.layers) - 1
             self._layers.append(
                 [
-                    Attention(make, name, hidden, layer.attention, eps, i, last),
-                    MLP(make, name, hidden, layer.ffn, eps)
+                    Attention(make, name, hidden, layer, eps, i, last, tables),
+                    MLP(make, name, hidden, layer, layer.ffn, eps)
                     if isinstance(layer.ffn, MLPSpec)
                     else MixtureOfExperts(make, name, hidden, layer.ffn, eps),
                 ]
@@ -71,10 +79,6 @@ class Decoder:
         kinds = list(config.layers)
         # One layer of each kind, and the last, behind whose attention only some tokens go on.
         self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
-        attention_spec = config.layers[0].attention
-        self._cos_sin = rope_table(
-            config.rope, attention_spec.head_dim, max_positions or config.max_position_embeddings, device
-        )
         self.groups = make.groups
 
     def thin_out(self) -> None:
@@ -110,8 +114,12 @@ class Decoder:
         tokens = None if self.adapters is None else self.adapters.tokens
         if tokens is not None:  # before the first launch: kernels that start early read what comes of it
             tokens.places = adapters
-        step = Step(positions, self._cos_sin, batch, kv, self.attention, wanted, sums, self._ranks, tokens)
+        step = Step(positions, batch, kv, self.attention, wanted, sums, self.ranks, tokens)
+        if self.ranks is not None:  # adapters are those of all rows at once
+            self.ranks.begin_step(rehearsal, self._halves and adapters is None)
         x = self._embed(input_ids)
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
         for i, layer in enumerate(self._layers):
             if rehearsal and i not in self._rehearsing:
                 continue
@@ -127,9 +135,17 @@ class Decoder:
 
     def logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
         """hidden [n, hidden] from `forward` -> [n, vocab] in the model's dtype. adapters [n] int32: as in `forward`."""
+        return self.head.whole(self.own_logits(hidden, adapters))
+
+    def own_logits(self, hidden: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """The same of the tokens that this rank has, as `Head.own` gives them: [n, outputs]."""
         if self.adapters is not None and self.adapters.has(HEAD) and adapters is not self.adapters.tokens.places:
             self.adapters.tokens.places = adapters
-        return self._head(hidden)
+        ends = self.config.ends
+        logits = self.head.own(hidden if ends.logit_scale == 1.0 else hidden * ends.logit_scale)
+        if ends.logit_softcap is not None:
+            logits = logits.div_(ends.logit_softcap).tanh_().mul_(ends.logit_softcap)
+        return logits
 
     def classes(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] from `forward` -> [n, labels] in the model's dtype. Every rank has the whole of them."""

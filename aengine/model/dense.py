@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.base import Kernels
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.fp8.quantize import GROUP, quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.model.groups import Cut, Entry
@@ -35,14 +36,14 @@ class Stored:
 
     outputs: int
     inputs: int
-    rows: Range | None = None
+    rows: tuple[Range, ...] | None = None
     columns: Range | None = None  # never beside `rows`
 
     @property
     def kept(self) -> tuple[int, int]:
         """The rows and columns that are kept."""
-        rows, columns = self.rows or (0, self.outputs), self.columns or (0, self.inputs)
-        return rows[1] - rows[0], columns[1] - columns[0]
+        rows, columns = self.rows or ((0, self.outputs),), self.columns or (0, self.inputs)
+        return sum(stop - start for start, stop in rows), columns[1] - columns[0]
 
     @property
     def split(self) -> Split | None:
@@ -51,7 +52,7 @@ class Stored:
     @property
     def ranges(self) -> tuple[Range, ...]:
         """Of the outputs, or the inputs, that are kept."""
-        return tuple(kept for kept in (self.rows, self.columns) if kept is not None)
+        return self.rows or (() if self.columns is None else (self.columns,))
 
     @property
     def weight(self) -> Entry:
@@ -60,7 +61,7 @@ class Stored:
 
     @property
     def bias(self) -> Entry:
-        return Entry((self.outputs,), cut=Cut(0, (self.rows,)) if self.rows else None)
+        return Entry((self.outputs,), cut=Cut(0, self.rows) if self.rows else None)
 
 
 class Dense:
@@ -117,11 +118,13 @@ class DenseExperts:
         storage: Storage,
         share: ExpertsShare,
         to_fp8: bool = False,
+        rule: ExpertRule = SILU,
     ) -> None:
         """name: of them all in the checkpoint; share: what a rank has of them; to_fp8: whether the matrices are
         quantised once they are there.
         """
         self._to_fp8 = to_fp8
+        self._rule = rule
         hidden, inner = experts.hidden, spec.inner
         gates = share.columns or (0, inner)
         ups = gates[0] + inner, gates[1] + inner
@@ -166,9 +169,9 @@ class DenseExperts:
         gate_up, down = self._whole
         self._whole = None
         self._experts.load(
-            self._storage.kernels.quantized_experts(in_fp8(gate_up), in_fp8(down), self._storage.dtype)
+            self._storage.kernels.quantized_experts(in_fp8(gate_up), in_fp8(down), self._storage.dtype, self._rule)
             if self._to_fp8
-            else self._storage.kernels.experts(gate_up, down)
+            else self._storage.kernels.experts(gate_up, down, self._rule)
         )
 
 

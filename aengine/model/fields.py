@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -67,6 +67,17 @@ class Fields:
     def is_integer(self, key: str) -> bool:
         return type(self._values.get(key)) is int
 
+    def over(self, defaults: Mapping[str, object]) -> Fields:
+        """The same, and what it is silent about from `defaults`."""
+        return Fields({**defaults, **self._values}, self.source)
+
+    def without(self, key: str) -> Fields:
+        """The same, silent about that key."""
+        return Fields({name: value for name, value in self._values.items() if name != key}, self.source)
+
+    def items(self) -> Iterable[tuple[str, object]]:
+        return self._values.items()
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._values)
 
@@ -90,6 +101,13 @@ class Fields:
         if not math.isfinite(number):
             raise self.fail(key, f"must be finite, is {number}")
         return number
+
+    def numbers(self, key: str, count: int, low: float, high: float) -> tuple[float, ...]:
+        """A list of `count` finite numbers in [low, high]."""
+        value = self._value(key, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.fail(key, f"must be a list of {count} numbers, is {shown(value)}")
+        return tuple(Fields({key: item}, self.source).number(key, low, high) for item in value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)

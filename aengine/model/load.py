@@ -90,7 +90,7 @@ def load_shards(
     """
     if load_format == "auto":  # a checkpoint that does not fit is refused before any memory is taken
         whole = Decoder(config, placements[0].kernels, placements[0].attention)
-        checkpoint = Checkpoint(folder, whole.groups, config.tie_word_embeddings)
+        checkpoint = Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.wrapped, config.aside)
     decoders = [
         Decoder(config, one.kernels, one.attention, dtype, one.device, max_positions, kv_dtype, one.ranks)
         for one in placements

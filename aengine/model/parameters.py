@@ -12,6 +12,7 @@ from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.kernels.base import Kernels, Route
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.experts.base import Experts
+from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.model.dense import Dense, DenseExperts, Storage, Stored
@@ -21,26 +22,26 @@ from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.lora.memory import AdapterMemory
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import LinearFormat
+from aengine.model.quant.formats.mxfp4 import gate_first
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.reading import row_multiple
 from aengine.model.quant.scheme import QuantConfig
-from aengine.model.ranks.shard import ExpertsShare, Part, Shard, Split
+from aengine.model.ranks.shard import ExpertsShare, Part, Shard, Split, width
 from aengine.model.ranks.sharded import (
     Embedding,
-    GatheredLinear,
+    Head,
     PreparedNorm,
     SomeExperts,
     Sum,
     SummedEmbedding,
-    SummedLinear,
     SummedNorm,
 )
 from aengine.model.spec import ExpertsSpec
+from aengine.model.turned_experts import TurnedExperts
 
 HEAD = "lm_head"  # what checkpoints call the output matrix, and adapters as well where it is the embedding
 
 Embed = Callable[[Tensor], Tensor]  # token ids [tokens] -> their rows [tokens, hidden]
-Score = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, vocab]
 
 
 class Parameters:
@@ -56,10 +57,12 @@ class Parameters:
         to_fp8: bool = False,
         ranks: Collective | None = None,
         lora: LoraRoom | None = None,
+        norm_offset: float = 0.0,
     ) -> None:
         """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
         cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded. ranks: those that
         the model is spread over; None: it is here alone. lora: the room for adapters; None: no linear knows of any.
+        norm_offset: added to the weights of all norms.
         """
         self.ranks = ranks
         self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device)
@@ -73,12 +76,40 @@ class Parameters:
         self.groups: list[Group] = []
         self._storage = Storage(kernels, dtype, device)
         self._kv_dtype = kv_dtype or dtype
+        self._norm_offset = norm_offset
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that is used as it is."""
         tensor = self._storage.empty(*shape)
         self.groups.append(Plain(name, tensor))
         return tensor
+
+    def norm_weight(self, name: str, part: Part) -> Tensor:
+        """The weight of a norm, or a rank's share of it; in float32 where an offset would not survive rounding."""
+        offset, entry = self._norm_offset, None
+        kept = part.width
+        if self.ranks is not None and part.units > 1:
+            first, last = self.shard.range(part)
+            kept, entry = last - first, Entry((part.width,), cut=Cut(0, ((first, last),)))
+        if not offset:
+            weight = self._storage.empty(kept)
+            self.groups.append(Plain(f"{name}.weight", weight, entry=entry))
+            return weight
+        weight = torch.empty(kept, dtype=torch.float32, device=self._storage.device)
+
+        def ready() -> None:
+            weight.add_(offset)
+
+        self.groups.append(Plain(f"{name}.weight", weight, ready, entry))
+        return weight
+
+    def sinks(self, name: str, heads: Part) -> Tensor:
+        """A score of each head of a rank, float32; name: of the attention in the checkpoint."""
+        first, last = self.shard.range(heads)
+        sinks = torch.empty(last - first, dtype=torch.float32, device=self._storage.device)
+        entry = Entry((heads.width,), cut=None if self.ranks is None else Cut(0, ((first, last),)))
+        self.groups.append(Plain(f"{name}.sinks", sinks, entry=entry))
+        return sinks
 
     def kv_scales(self, name: str) -> LoadedKVScales:
         """What a layer's cache is scaled with; name: of the attention in the checkpoint."""
@@ -88,58 +119,60 @@ class Parameters:
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         """A norm of whole tokens, in the order in which they are computed: the sum made before it prepares it."""
-        norm = self.kernels.norm(self.tensor(f"{name}.weight", width), eps)
+        norm = self.kernels.norm(self.norm_weight(name, Part(1, width)), eps)
         if self.ranks is None or self._rounds_inputs:
             return norm
-        prepared = PreparedNorm(norm)
+        prepared = PreparedNorm(norm, self.ranks)
         if self._last_sum is not None:
             self._last_sum.norm, self._last_sum = prepared, None
         return prepared
 
-    def sum(self) -> Sum | None:
-        """The sum over ranks that ends a block; None: the model is here alone."""
-        return None if self.ranks is None else self._sum(self.ranks)
+    def optional_norm(self, layer: str, name: str | None, width: int, eps: float) -> Norm | None:
+        """`norm` of that name in the layer; None where there is none."""
+        return None if name is None else self.norm(f"{layer}.{name}", width, eps)
+
+    def sum(self, prepares: bool = True) -> Sum | None:
+        """The sum over ranks that ends a block; None: the model is here alone. prepares: the norm that is made next."""
+        if self.ranks is None:
+            return None
+        return self._sum(self.ranks) if prepares else Sum(self.ranks)
 
     def _sum(self, ranks: Collective) -> Sum:
-        self._last_sum = Sum(ranks, None if self.adapters is None else self.adapters.tokens)
+        self._last_sum = Sum(ranks)
         return self._last_sum
 
     def wide_norm(self, name: str, part: Part, eps: float) -> Norm:
         """A norm over all of a token's heads."""
         if self.ranks is None:
             return self.norm(name, part.width, eps)
-        first, last = self.shard.range(part)
-        weight = self._storage.empty(last - first)
-        entry = Entry((part.width,), cut=Cut(0, ((first, last),)))
-        self.groups.append(Plain(f"{name}.weight", weight, entry=entry))
+        weight = self.norm_weight(name, part)
         copies = max(1, self.shard.count // part.units)
         return SummedNorm(weight, eps, part.width, copies, self.ranks)
 
     def linear(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, Part | tuple[Part, ...]],
         inputs: int,
         bias: bool = False,
         floats: bool = False,
         split: Split | None = None,
-        summed: bool = True,
     ) -> Linear:
-        """A linear of several fused ones: their names in the checkpoint, with their outputs, in order.
+        """A linear of several fused ones: their names in the checkpoint, with their outputs, in order; of a
+        tensor that has several in it, those of each.
 
         floats: it is never quantised, whether or not the checkpoint's configuration says so. split: what is dealt out
-        to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own. summed:
-        whether what they make of their inputs is added up at once; else the caller does.
+        to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own: what they
+        make of these is to be added up.
         """
         if self.ranks is None or split is None:
-            return self._linear({name: Stored(part.width, inputs) for name, part in parts.items()}, bias, floats)
+            return self._linear({name: Stored(width(part), inputs) for name, part in parts.items()}, bias, floats)
         if split == "outputs":
-            stored = {name: Stored(part.width, inputs, rows=self.shard.range(part)) for name, part in parts.items()}
+            stored = {name: Stored(width(part), inputs, rows=self.shard.ranges(part)) for name, part in parts.items()}
             return self._linear(stored, bias, floats)
         columns = self.shard.range(Part(inputs))
-        stored = {name: Stored(part.width, inputs, columns=columns) for name, part in parts.items()}
+        stored = {name: Stored(width(part), inputs, columns=columns) for name, part in parts.items()}
         # Of the products that are added up one has the bias.
-        linear = self._linear(stored, bias and self.shard.index == 0, floats)
-        return SummedLinear(linear, self._sum(self.ranks)) if summed else linear
+        return self._linear(stored, bias and self.shard.index == 0, floats)
 
     def _linear(self, parts: Mapping[str, Stored], bias: bool, floats: bool, outputs: int | None = None) -> Linear:
         """outputs: more than the parts have, where the last ones are nobody's."""
@@ -170,15 +203,45 @@ class Parameters:
         forms = self._forms(name, spec)
         share = self._share(name, hidden, spec, forms)
         memory = self.adapters
-        adapters = None if memory is None else memory.experts(name, hidden, spec, share)
+        # Factors of matrices that are turned round, by turns, are not known.
+        adapters = None if memory is None or spec.turned else memory.experts(name, hidden, spec, share)
         adapt = None if memory is None or adapters is None else partial(memory.adapted_experts, weights=adapters)
         experts = LoadedExperts(share.count, hidden, adapt)
-        self.groups.append(
-            DenseExperts(experts, name, spec, self._storage, share, self._to_fp8)
-            if forms is None
-            else QuantizedExperts(experts, name, spec, forms, self._storage, share)
-        )
+        rule = ExpertRule(spec.clamp, self._expert_biases(name, hidden, spec, share) if spec.biases else None)
+        if not self.kernels.computes(rule):
+            raise UnsupportedModelError(
+                f"{name}: experts with biases and clamped gates are computed on a CPU alone so far; use device: cpu"
+            )
+        if forms is not None:
+            self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))
+        elif not spec.turned:
+            self.groups.append(DenseExperts(experts, name, spec, self._storage, share, self._to_fp8, rule))
+        elif self._to_fp8:
+            raise ConfigError(f"quantization: the experts of {name} cannot become FP8 while they are loaded; use auto")
+        else:
+            self.groups.append(TurnedExperts(experts, name, spec, self._storage, share, rule))
         return SomeExperts(experts, share.experts[0]) if share.experts[0] else experts
+
+    def _expert_biases(self, name: str, hidden: int, spec: ExpertsSpec, share: ExpertsShare) -> tuple[Tensor, Tensor]:
+        """As `ExpertRule` has them; the checkpoint has those of gate and up by turns."""
+        first, second = None, None
+        if share.columns is not None:
+            first = Cut(1, ((2 * share.columns[0], 2 * share.columns[1]),))
+        elif share.count != spec.count:
+            first = second = Cut(0, (share.experts,))
+        entries = Entry((spec.count, 2 * spec.inner), cut=first), Entry((spec.count, hidden), cut=second)
+        gate_up, down = (self._storage.empty(*entry.kept) for entry in entries)
+
+        def sort() -> None:
+            gate_up.copy_(gate_first(gate_up))
+
+        def once() -> None:  # of products that are added up one has the bias
+            if share.columns is not None and self.shard.index:
+                down.zero_()
+
+        self.groups.append(Plain(f"{name}.gate_up_proj_bias", gate_up, sort, entries[0]))
+        self.groups.append(Plain(f"{name}.down_proj_bias", down, once, entries[1]))
+        return gate_up, down
 
     def _share(
         self, name: str, hidden: int, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat] | None
@@ -217,10 +280,14 @@ class Parameters:
     def route(self, name: str, hidden: int, spec: ExpertsSpec) -> Route:
         """The choice of a layer's experts; name: of the router in the checkpoint."""
         weight = self.tensor(f"{name}.weight", spec.count, hidden)
-        correction = self.tensor(f"{name}.e_score_correction_bias", spec.count) if spec.correction else None
-        return self.kernels.route(weight, correction, spec.router)
+        correction = None
+        if spec.correction:  # small differences of it decide: as exact as it is stored
+            correction = torch.empty(spec.count, dtype=torch.float32, device=self._storage.device)
+            self.groups.append(Plain(f"{name}.e_score_correction_bias", correction))
+        bias = self.tensor(f"{name}.bias", spec.count) if spec.biases else None
+        return self.kernels.route(weight, correction, spec.router, bias)
 
-    def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Score]:
+    def embedding(self, name: str, count: int, width: int, head: str | None) -> tuple[Embed, Head]:
         """A table [count, width] and the linear that its rows are scored with: of its own name, or the table again.
 
         Ranks have so many rows each, the last ones maybe fewer: the table goes on with zeros.
@@ -233,15 +300,15 @@ class Parameters:
         entry = None if self.ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
         kept = table[: last - first]
         if head is None:
-            tied = self._loaded({HEAD: Stored(count, width, rows=(first, last) if entry else None)}, width, rows)
+            tied = self._loaded({HEAD: Stored(count, width, rows=((first, last),) if entry else None)}, width, rows)
             self.groups.append(Plain(f"{name}.weight", kept, lambda: tied.load(self.kernels.dense(table, None)), entry))
         else:
             self.groups.append(Plain(f"{name}.weight", kept, entry=entry))
         scores: Linear = tied if head is None else self._scores(head, count, width)
         if self.ranks is None:
-            return Embedding(table), scores
+            return Embedding(table), Head(scores, None, count)
         embed = SummedEmbedding(table, self.shard.index * rows, self._sum(self.ranks))
-        return embed, GatheredLinear(scores, self.ranks, count)
+        return embed, Head(scores, self.ranks, count)
 
     def _scores(self, head: str, count: int, width: int) -> Linear:
         """A rank's rows of the output matrix."""
@@ -251,4 +318,4 @@ class Parameters:
         multiple = 1 if form is None else row_multiple(form.stored(head, count, width))
         rows = self.shard.rows(count, multiple)
         outputs = self.shard.each(count, multiple)
-        return self._linear({head: Stored(count, width, rows=rows)}, bias=False, floats=False, outputs=outputs)
+        return self._linear({head: Stored(count, width, rows=(rows,))}, bias=False, floats=False, outputs=outputs)

@@ -6,72 +6,106 @@ import math
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+MAX_POSITIONS = 2**26  # far above any real model, far below what would overflow a size
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A scaling scheme and its parameters; those of other schemes keep their defaults and mean nothing."""
 
     theta: float = 10_000.0
+    part: float = 1.0  # of each head that is rotated, its first dimensions
     type: str = "default"
     factor: float = 1.0
-    original_positions: int = 0  # trained context: llama3 and yarn
+    original_positions: int = 0  # trained context: llama3, yarn and longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the corrected range to whole dimensions
-    attention_factor: float = 1.0  # yarn: scales cosines and sines
+    attention_factor: float = 1.0  # yarn and longrope: scales cosines and sines
+    short_factors: tuple[float, ...] = ()  # longrope: what each frequency is divided by, within the trained context
+    long_factors: tuple[float, ...] = ()  # and beyond it
+
+    @property
+    def reach(self) -> int:
+        """How many positions the scaling itself makes usable; 0: it does not say."""
+        return int(self.original_positions * self.factor) if self.type == "yarn" else 0
+
+    def rotated(self, head_dim: int) -> int:
+        """How many dimensions of a head are rotated."""
+        return int(head_dim * self.part)
 
 
-def read_rope(config: Fields, positions: int, most: int) -> tuple[RopeConfig, int]:
-    """The rope section of config.json and the positions that it makes usable, out of `positions` and at most `most`.
+class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """Queries that grow with their position p: times 1 + beta * ln(1 + floor(p / positions))."""
+
+    beta: float
+    positions: int
+
+
+def read_rope(
+    config: Fields,
+    *,
+    head_dim: int,
+    section: Fields | None = None,
+    partial: bool = False,
+    part: float = 1.0,
+    theta: float = 10_000.0,
+) -> RopeConfig:
+    """The rope section of config.json, or the one that is given.
 
     It is called rope_parameters now and was rope_scaling beside a rope_theta before; where both are
-    there the older one wins, as it does in transformers. Raises `UnsupportedModelError` for a scheme that
-    is not one of `ROPE_TYPES`.
+    there the older one wins, as it does in transformers. partial: whether the family rotates a part of each head where
+    the file says so; part, theta: where it is silent. Raises `UnsupportedModelError` for a scheme that is not one of
+    `ROPE_TYPES`, and `CheckpointError` for values that no model has.
     """
-    section = config.section("rope_scaling") or config.section("rope_parameters")
+    section = section or config.section("rope_scaling") or config.section("rope_parameters")
     fields = section if section is not None else Fields({}, config.source)
+    positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
     kind = fields.text("rope_type", fields.text("type", "default"))
     if kind not in ROPE_TYPES:
         why = "; it depends on the current length, so its KV cannot be cached" if kind == "dynamic" else ""
         raise UnsupportedModelError(
             f"{config.source}: rope type {shown(kind)} is not supported{why}; supported are {', '.join(ROPE_TYPES)}"
         )
-    if fields.number("partial_rotary_factor", 0, 1, 1.0) != 1.0:
+    part = config.number("partial_rotary_factor", 0, 1, fields.number("partial_rotary_factor", 0, 1, part))
+    if part != 1.0 and not partial:
         raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
-    theta = (fields if fields.present("rope_theta") else config).number("rope_theta", 1.0, 1e15, 10_000.0)
+    theta = (fields if fields.present("rope_theta") else config).number("rope_theta", 1.0, 1e15, theta)
+    rope = RopeConfig(theta=theta, part=part)
+    if rope.rotated(head_dim) % 2:
+        raise fields.fail("partial_rotary_factor", f"makes {rope.rotated(head_dim)} rotated dimensions, which are odd")
     if kind == "default":
-        return RopeConfig(theta=theta), positions
+        return rope
+    outer = config.present("original_max_position_embeddings")
+    at = config if outer else fields
+    if kind == "longrope":
+        return _read_longrope(
+            rope, fields, at.integer("original_max_position_embeddings", 1, MAX_POSITIONS), positions, head_dim
+        )
     factor = fields.number("factor", 1e-6, 1e6)
     if kind == "linear":
-        return RopeConfig(theta=theta, type=kind, factor=factor), positions
-    outer = config.present("original_max_position_embeddings")
-    original = (config if outer else fields).integer("original_max_position_embeddings", 1, most, positions)
+        return replace(rope, type=kind, factor=factor)
+    original = at.integer("original_max_position_embeddings", 1, MAX_POSITIONS, positions)
     if kind == "llama3":
         low = fields.number("low_freq_factor", 1e-6, 1e6)
         high = fields.number("high_freq_factor", 1e-6, 1e6)
         if high <= low:
             raise fields.fail("high_freq_factor", f"({high:g}) must be above low_freq_factor ({low:g})")
-        rope = RopeConfig(
-            theta=theta,
-            type=kind,
-            factor=factor,
-            original_positions=original,
-            low_freq_factor=low,
-            high_freq_factor=high,
+        return replace(
+            rope, type=kind, factor=factor, original_positions=original, low_freq_factor=low, high_freq_factor=high
         )
-        return rope, positions
     if theta == 1.0:
         raise fields.fail("rope_theta", "must be above 1 for yarn")
-    rope = RopeConfig(
-        theta=theta,
+    return replace(
+        rope,
         type=kind,
         factor=factor,
         original_positions=original,
@@ -80,7 +114,22 @@ def read_rope(config: Fields, positions: int, most: int) -> tuple[RopeConfig, in
         truncate=fields.flag("truncate", default=True),
         attention_factor=_yarn_attention_factor(fields, factor),
     )
-    return rope, min(max(positions, int(original * factor)), most)
+
+
+def _read_longrope(rope: RopeConfig, fields: Fields, original: int, positions: int, head_dim: int) -> RopeConfig:
+    """A factor for each frequency; how much sharper attention gets follows from how far the context grows."""
+    factor = fields.number("factor", 1e-6, 1e6, positions / original)
+    growth = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    pairs = rope.rotated(head_dim) // 2
+    return replace(
+        rope,
+        type="longrope",
+        factor=factor,
+        original_positions=original,
+        attention_factor=fields.number("attention_factor", 0, 1e3, growth),
+        short_factors=fields.numbers("short_factor", pairs, 1e-6, 1e6),
+        long_factors=fields.numbers("long_factor", pairs, 1e-6, 1e6),
+    )
 
 
 def _yarn_attention_factor(fields: Fields, factor: float) -> float:
@@ -95,25 +144,60 @@ def _yarn_attention_factor(fields: Fields, factor: float) -> float:
     return growth(mscale) / growth(mscale_all_dim) if mscale and mscale_all_dim else growth(1.0)
 
 
+class PositionTables:
+    """What depends on the position alone, for positions below `max_positions`: one tensor for all layers that agree."""
+
+    def __init__(self, max_positions: int, device: torch.device) -> None:
+        self._max_positions = max_positions
+        self._device = device
+        self._ropes: dict[tuple[RopeConfig | None, int], Tensor] = {}
+        self._growths: dict[QueryGrowth, Tensor] = {}
+
+    def rope(self, rope: RopeConfig | None, head_dim: int) -> Tensor:
+        """As `rope_table`; None: nothing is rotated, and there are no columns."""
+        if (rope, head_dim) not in self._ropes:
+            self._ropes[rope, head_dim] = (
+                torch.empty(self._max_positions, 0, device=self._device)
+                if rope is None
+                else rope_table(rope, head_dim, self._max_positions, self._device)
+            )
+        return self._ropes[rope, head_dim]
+
+    def growth(self, growth: QueryGrowth) -> Tensor:
+        """What queries are multiplied with: [max_positions] float32."""
+        if growth not in self._growths:
+            if self._device.type == "meta":
+                return torch.empty(self._max_positions, device=self._device)
+            position = torch.arange(self._max_positions, device=self._device)
+            periods = torch.floor(position / growth.positions)
+            self._growths[growth] = 1 + growth.beta * torch.log(1 + periods)
+        return self._growths[growth]
+
+
 def rope_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> Tensor:
-    """[max_positions, head_dim] float32: cosines of the head_dim / 2 angles of each position, then their sines."""
+    """[max_positions, rotated] float32: cosines of the rotated / 2 angles of each position, then their sines."""
+    rotated = rope.rotated(head_dim)
     if device.type == "meta":  # shapes alone; torch's own arange there imports its compiler, which takes seconds
-        return torch.empty(max_positions, head_dim, dtype=torch.float32, device=device)
-    frequencies = inverse_frequencies(rope, head_dim).to(device)
+        return torch.empty(max_positions, rotated, dtype=torch.float32, device=device)
+    frequencies = inverse_frequencies(rope, rotated, max_positions).to(device)
     angles = torch.arange(max_positions, dtype=torch.float32, device=device).unsqueeze(1) * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(rope.attention_factor)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each rotated pair: [head_dim / 2] float32, on the CPU so that all devices agree."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def inverse_frequencies(rope: RopeConfig, rotated: int, max_positions: int) -> Tensor:
+    """Radians per position of each rotated pair: [rotated / 2] float32, on the CPU so that all devices agree."""
+    exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     plain = 1.0 / (rope.theta**exponents)
     if rope.type == "linear":
         return plain / rope.factor
     if rope.type == "llama3":
         return _llama3(rope, plain)
     if rope.type == "yarn":
-        return _yarn(rope, plain, head_dim)
+        return _yarn(rope, plain, rotated)
+    if rope.type == "longrope":
+        # What is kept of a token must not change when its sequence grows: what may come decides, not what is there.
+        factors = rope.long_factors if max_positions > rope.original_positions else rope.short_factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents)
     return plain
 
 
@@ -124,17 +208,17 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
     return (1 - keep) * plain / rope.factor + keep * plain
 
 
-def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+def _yarn(rope: RopeConfig, plain: Tensor, rotated: int) -> Tensor:
     """As `_llama3`, but blended linearly over the dimensions between two rotation counts."""
 
     def dimension(turns: float) -> float:  # the pair that turns so often within the trained context
-        return head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return rotated * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rotated - 1)
     if low == high:
         high += 0.001  # the ramp is a step then
-    stretch = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    stretch = ((torch.arange(rotated // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return plain / rope.factor * stretch + plain * (1 - stretch)

@@ -7,7 +7,11 @@ from typing import Literal
 import msgspec
 
 from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.rule import GateClamp
 from aengine.model.ranks.shard import Shard
+from aengine.model.rope import QueryGrowth, RopeConfig
+
+Activation = Literal["silu", "gelu"]  # gelu: by its approximation with a hyperbolic tangent
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +24,12 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: Literal["none", "head", "all"] = "none"
     qkv_bias: bool = False
     out_bias: bool = False
+    fused: bool = False  # whether checkpoints have q, k and v in one tensor
+    rope: RopeConfig | None = RopeConfig()  # None: nothing is rotated
+    growth: QueryGrowth | None = None  # of queries, behind the rotation
+    scale: float | None = None  # of scores; None: head_dim ** -0.5
+    softcap: float | None = None  # of scores
+    sinks: bool = False  # whether each head has a score beside those of the keys
     window: int | None = None  # how many positions, its own included, a query sees; None: all before it
 
     @property
@@ -35,7 +45,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self, hidden: int) -> int:
         projection = self.queries + 2 * self.keys
         norms = {"none": 0, "head": 2 * self.head_dim, "all": self.queries + self.keys}[self.qk_norm]
-        biases = projection * self.qkv_bias + hidden * self.out_bias
+        biases = projection * self.qkv_bias + hidden * self.out_bias + self.heads * self.sinks
         return (projection + self.queries) * hidden + norms + biases
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
@@ -45,10 +55,12 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
-    """down(silu(gate) * up)."""
+    """down(activation(gate) * up)."""
 
     inner: int
+    activation: Activation = "silu"
     bias: bool = False
+    fused: bool = False  # whether checkpoints have gate and up in one tensor
 
     def parameters(self, hidden: int) -> int:
         return 3 * hidden * self.inner + (2 * self.inner + hidden) * self.bias
@@ -70,15 +82,21 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     router: Router
     correction: bool = False  # of the router's scores, in the checkpoint
     shared: MLPSpec | None = None  # that every token passes
+    clamp: GateClamp | None = None  # None: the gate is a plain SiLU
+    biases: bool = False  # of the router and of each expert
     shared_gate: bool = False  # whose result is weighted by a sigmoid
-    # Names in checkpoints.
+    # Names in checkpoints, and whether these hold the matrices turned round, columns of gate and up by turns.
+    turned: bool = False
     block: str = "mlp"
+    router_name: str = "gate"
+    shared_name: str = "shared_expert"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
 
     def parameters(self, hidden: int) -> int:
-        return 3 * hidden * self.inner * self.count + self._for_all_tokens(hidden)
+        biases = self.count * (2 * self.inner + hidden) * self.biases
+        return 3 * hidden * self.inner * self.count + biases + self._for_all_tokens(hidden)
 
     def active_parameters(self, hidden: int) -> int:
         return 3 * hidden * self.inner * self.router.top_k + self._for_all_tokens(hidden)
@@ -89,17 +107,50 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
 
     def _for_all_tokens(self, hidden: int) -> int:
         shared = 0 if self.shared is None else self.shared.parameters(hidden)
-        return hidden * (self.count + self.shared_gate) + self.count * self.correction + shared
+        return hidden * (self.count + self.shared_gate) + self.count * (self.correction + self.biases) + shared
+
+
+class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
+    """The norms of what attention and the feed-forward part take, and of what they give; None: there is none.
+
+    By their names in checkpoints.
+    """
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_ffn: str | None = "post_attention_layernorm"
+    after_ffn: str | None = None
+
+    @property
+    def count(self) -> int:
+        names = (self.before_attention, self.after_attention, self.before_ffn, self.after_ffn)
+        return sum(name is not None for name in names)
+
+
+class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the layers stand between, and what all their norms have in common."""
+
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    norm_offset: float = 0.0  # added to the weights of all norms
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention, then a feed-forward part, each behind a norm of its own."""
+    """Attention, then a feed-forward part, each between norms of its own."""
 
     attention: AttentionSpec
     ffn: MLPSpec | ExpertsSpec
+    norms: LayerNorms = LayerNorms()
+    residual_scale: float = 1.0  # of what each part adds
 
     def parameters(self, hidden: int) -> int:
-        return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + 2 * hidden
+        return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + self.norms.count * hidden
+
+    @property
+    def plain(self) -> bool:
+        """Whether each part comes back onto the residual stream as it is, behind a norm in front of it."""
+        return self.norms == LayerNorms() and self.residual_scale == 1.0
 
     def indivisible(self, ranks: int) -> str:
         """What cannot be dealt out to so many ranks; empty: everything can be."""
@@ -118,7 +169,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def active_parameters(self, hidden: int) -> int:
         """Of these, how many a token is multiplied with."""
-        return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + 2 * hidden
+        return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + self.norms.count * hidden
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Outputs and inputs of each product that all tokens pass, on each rank."""

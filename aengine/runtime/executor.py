@@ -37,6 +37,7 @@ class Forwarded:
     scores: Sequence[ChunkScores] = ()  # as in `Outcome`
     sums: Tensor | None = None
     pools: ChunkPools | None = None
+    own: bool = False  # of several ranks: the logits are of this one's tokens alone
 
     def outcome(self, draws: Draws | None) -> Outcome:
         """What the step brought, with its draws."""

@@ -57,7 +57,15 @@ class RankedExecutor:
         ranks = self._together([partial(rank.forward, plan) for rank in self._ranks])
         first = ranks[0]
         return RankedForwarded(
-            first.logits, first.row_list, first.rows, first.positions, first.scores, first.sums, first.pools, ranks
+            first.logits,
+            first.row_list,
+            first.rows,
+            first.positions,
+            first.scores,
+            first.sums,
+            first.pools,
+            first.own,
+            ranks,
         )
 
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:

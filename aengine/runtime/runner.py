@@ -18,11 +18,12 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
 from aengine.runtime.executor import Executor, Forwarded, Outcome
+from aengine.runtime.own_tokens import draw_from_own
 from aengine.runtime.pooling import pool_chunks, pooled_tokens, read_pools
 from aengine.runtime.rows import Rows
 from aengine.runtime.scoring import read_scores, score_chunks
 from aengine.runtime.traced import HostSpans, TracedExecutor
-from aengine.sampling.sampler import Draws, Sampler
+from aengine.sampling.sampler import Draws, Kind, Sampler
 from aengine.step_plan import RowLogprobs, StepPlan, StepResult
 from aengine.timeline import Timeline
 from aengine.types import DeviceMemory
@@ -78,11 +79,12 @@ class Head:
         self._hidden = hidden
         self._adapters = adapters if decoder.adapts_logits else None
 
-    def __call__(self, tokens: slice | Tensor | None) -> Tensor:
-        """Of some of the hidden states, None: of all; [n, vocab]."""
+    def __call__(self, tokens: slice | Tensor | None, own: bool = False) -> Tensor:
+        """Of some of the hidden states, None: of all; [n, vocab]. own: of this rank's own tokens alone."""
+        logits = self._decoder.own_logits if own else self._decoder.logits
         if tokens is None:
-            return self._decoder.logits(self._hidden, self._adapters)
-        return self._decoder.logits(self._hidden[tokens], None if self._adapters is None else self._adapters[tokens])
+            return logits(self._hidden, self._adapters)
+        return logits(self._hidden[tokens], None if self._adapters is None else self._adapters[tokens])
 
 
 class StepExecutor:
@@ -124,19 +126,25 @@ class StepExecutor:
         if pooled is not None:
             of_pools = hidden[pooled] if plan.scoring else hidden[draws:]
             pools = pool_chunks(plan, of_pools, self._decoder, rows.upload)
-        logits = None
+        logits, own = None, self._draws_from_own(plan, inputs.draw_row_list)
         if draws:
-            logits = head(inputs.draw_tokens if plan.scoring else None if pooled is None else slice(draws))
+            logits = head(inputs.draw_tokens if plan.scoring else None if pooled is None else slice(draws), own)
         self._advance(plan, inputs)
         self._copy_pages(plan)
-        return Forwarded(logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores, sums, pools)
+        return Forwarded(
+            logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores, sums, pools, own
+        )
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
         """The second half; the masks are those of `Sampler.sample`."""
         if forwarded.logits is None:
             return None
-        draws = self._sample(forwarded.logits, forwarded, masks)
+        if forwarded.own:
+            logits, rows, positions = forwarded.logits, forwarded.rows, forwarded.positions
+            draws = draw_from_own(self._decoder, self._sampler, logits, rows, positions)
+        else:
+            draws = self._sample(forwarded.logits, forwarded, masks)
         self._rows.last_token[forwarded.rows] = draws.token_ids
         return draws
 
@@ -145,6 +153,10 @@ class StepExecutor:
 
     def close(self) -> None:
         """Nothing runs beside the caller."""
+
+    def _draws_from_own(self, plan: StepPlan, rows: list[int]) -> bool:
+        """Whether every rank draws from the logits of its own tokens. With masks it may not be known yet."""
+        return self._decoder.ranks is not None and not plan.structured and self._sampler.kind(rows) is Kind.SIMPLE
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         return self._sampler.sample(logits.float(), draws.row_list, draws.rows, draws.positions, masks)

@@ -43,6 +43,33 @@ def draw_plain(logits: Tensor, noise: Noise, temperature: Tensor, log_min_p: Ten
     return gumbel(*noise).mul_(temperature).add_(logits).argmax(dim=-1)
 
 
+def candidates(logits: Tensor, noise: Noise, temperature: Tensor, first: int) -> Tensor:
+    """What `draw_plain` finds among some of the tokens, from `first` on: int32 [rows, 4], each row's best score as the
+    bits of a float32, its token, and 1 where something is NaN or +inf.
+
+    The codes of the noise are those tokens'; logits [rows, so many of them].
+    """
+    found = torch.zeros(len(logits), 4, dtype=torch.int32, device=logits.device)
+    if logits.shape[1]:
+        highest = logits.amax(dim=-1)
+        score, place = gumbel(*noise).mul_(temperature).add_(logits).max(dim=-1)
+        found[:, 0] = score.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).view(torch.int32)
+        found[:, 1] = place + first
+        found[:, 2] = highest.isnan() | highest.isposinf()
+    else:
+        found[:, 0] = torch.full((len(logits),), -torch.inf).view(torch.int32)
+    return found
+
+
+def choose(found: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of the candidates of several parts of the tokens, by their order: int32 [rows, parts, 4] -> ids [rows]
+    int64, and whether each row was finite [rows] bool.
+    """
+    scores, place = found[:, :, 0].contiguous().view(torch.float32).max(dim=-1)  # the first among equals
+    token_ids = found[:, :, 1].gather(1, place[:, None]).squeeze(1).long()
+    return token_ids, (found[:, :, 2] == 0).all(dim=-1) & (scores > -torch.inf)
+
+
 def draw_filtered(
     logits: Tensor, noise: Noise, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, width: int
 ) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.draw.cutoff import Cutoff
-from aengine.kernels.draw.gumbel import Draw
+from aengine.kernels.draw.gumbel import Draw, choose
 from aengine.kernels.draw.likeliest import likeliest
 from aengine.kernels.draw.penalties import penalize_seen
 from aengine.sampling.logprobs import DrawLogprobs
@@ -36,6 +36,14 @@ class FusedDraw:
         if filtered:
             floor = self._floors(logits, temperature, picked.top_k[:, 0], picked.top_p[:, 0], picked.log_min_p[:, 0])
         return self._draw(logits, temperature, picked.seed_low[:, 0], picked.seed_high[:, 0], positions, floor)
+
+    def candidates(self, logits: Tensor, picked: PickedParameters, positions: Tensor, first: int, valid: int) -> Tensor:
+        """`Draw.candidates` with these parameters."""
+        seeds = picked.seed_low[:, 0], picked.seed_high[:, 0]
+        return self._draw.candidates(logits, picked.temperature[:, 0], *seeds, positions, first, valid)
+
+    def choose(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        return choose(candidates)
 
     def penalize(
         self, logits: Tensor, draws: Tensor, row_index: Tensor, cells: Tensor, picked: PickedParameters

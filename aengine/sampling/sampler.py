@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.sampling.banned import BannedSequences
-from aengine.sampling.draw import Noise, draw_filtered, draw_greedy, draw_plain
+from aengine.sampling.draw import Noise, candidates, choose, draw_filtered, draw_greedy, draw_plain
 from aengine.sampling.groups import Groups, group
 from aengine.sampling.logprobs import DrawLogprobs, raw_logprobs
 from aengine.sampling.masks import AllowedTokens, allow_only
@@ -146,6 +146,25 @@ class Sampler:
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
         token_ids = draw_plain(logits, noise, picked.temperature, None)  # at temperature 0 the noise vanishes
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
+
+    def candidates(self, logits: Tensor, row_index: Tensor, positions: Tensor, first: int) -> Tensor:
+        """The first half of `draw_simple` where ranks share out the tokens: what each row would draw from some of them.
+
+        logits [draws, n] are those of the tokens from `first` on; what is beyond the vocabulary is not looked at.
+        Returns [draws, 4] float32, of which only the bits count, and none of which is a NaN. `choose` has the rest.
+        """
+        picked = self._parameters.pick(row_index)
+        valid = max(0, min(logits.shape[1], self._vocab_size - first))
+        if self._fused is not None:
+            return self._fused.candidates(logits, picked, positions, first, valid).view(torch.float32)
+        noise = self._noise(picked.seed_low, picked.seed_high, positions)
+        of_these = noise._replace(codes=noise.codes[first : first + valid])
+        return candidates(logits[:, :valid].float(), of_these, picked.temperature, first).view(torch.float32)
+
+    def choose(self, found: Tensor) -> Draws:
+        """The second half: what the ranks have found, side by side by rank [draws, 4 * ranks]."""
+        parts = found.view(torch.int32).unflatten(1, (-1, 4))
+        return Draws(*(choose(parts) if self._fused is None else self._fused.choose(parts)), None)
 
     def draw_filtered(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
         """`draw_simple` for rows of kind SIMPLE or FILTERED."""

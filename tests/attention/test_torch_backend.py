@@ -14,6 +14,7 @@ from torch import Tensor
 from aengine.attention import torch_backend
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8
 
 DIM = 8
@@ -22,7 +23,7 @@ SCALE = 0.3
 Work = list[tuple[int, int]]  # (context, query tokens): decodes have one query token
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None, rule: Scores = PLAIN) -> Tensor:
     """q [queries, heads, dim] are the last of the context; k, v [context, kv_heads, dim]; all float64."""
     queries, heads, _ = q.shape
     context, kv_heads, _ = k.shape
@@ -33,7 +34,11 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tens
         for head in range(heads):
             kv_head = head // (heads // kv_heads)
             scores = k[first : last + 1, kv_head] @ q[i, head] * SCALE
-            out[i, head] = scores.softmax(0) @ v[first : last + 1, kv_head]
+            if rule.softcap is not None:
+                scores = rule.softcap * torch.tanh(scores / rule.softcap)
+            weights = scores.exp()
+            sink = 0.0 if rule.sinks is None else rule.sinks[head].double().exp()
+            out[i, head] = weights @ v[first : last + 1, kv_head] / (weights.sum() + sink)
     return out
 
 
@@ -47,6 +52,8 @@ def check(
     slack: int = 0,
     seed: int = 0,
     codes: bool = False,
+    softcap: float | None = None,
+    sinks: bool = False,
 ) -> None:
     """Run one step of these decodes (context lengths) and chunks. `slack`: what the host overstates decodes by.
 
@@ -83,11 +90,12 @@ def check(
         context_lens=[context + (slack if row < len(decodes) else 0) for row, (context, _) in enumerate(work)],
     )
     backend = TorchAttention()
+    rule = Scores(softcap, torch.randn(kv_heads * group, generator=generator) if sinks else None)
     kept, value_scale = (caches.to(FP8), 0.3) if codes else (caches, 1.0)
-    layers = [backend.forward(q, kept[0], kept[1], batch, SCALE, window, value_scale) for _ in range(2)]
+    layers = [backend.forward(q, kept[0], kept[1], batch, SCALE, window, value_scale, rule) for _ in range(2)]
     expected = torch.cat(
         [
-            plain_attention(part.double(), kv[0].double(), kv[1].double() * value_scale, window)
+            plain_attention(part.double(), kv[0].double(), kv[1].double() * value_scale, window, rule)
             for part, kv in zip(q.split(counts), contents)
         ]
     )
@@ -111,6 +119,8 @@ def chunk(draw: st.DrawFn) -> tuple[int, int]:
     window=st.none() | st.integers(1, 41),
     slack=st.integers(0, 5),
     codes=st.booleans(),
+    softcap=st.none() | st.sampled_from([0.5, 3.0]),
+    sinks=st.booleans(),
 )
 def test_any_mix_of_decodes_and_chunks(
     decodes: list[int],
@@ -121,9 +131,11 @@ def test_any_mix_of_decodes_and_chunks(
     window: int | None,
     slack: int,
     codes: bool,
+    softcap: float | None,
+    sinks: bool,
 ) -> None:
     if decodes or chunks:
-        check(decodes, chunks, page_size, kv_heads, group, window, slack, codes=codes)
+        check(decodes, chunks, page_size, kv_heads, group, window, slack, codes=codes, softcap=softcap, sinks=sinks)
 
 
 @pytest.mark.parametrize("window", [None, 1, 16, 33])

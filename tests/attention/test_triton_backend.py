@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aengine.attention import flash_backend
 from aengine.attention.base import AttentionBatch
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, encode
 
 pytest.importorskip("triton")
@@ -72,7 +73,9 @@ def step(
     return torch.randn(sum(counts), heads, dim, device=device).to(dtype), caches[0], caches[1], batch
 
 
-def reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, window: int | None) -> Tensor:
+def reference(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, window: int | None, rule: Scores = PLAIN
+) -> Tensor:
     """Sequence by sequence in float64, bottom-right causal."""
     group = q.shape[1] // k_cache.shape[2]
     out, start = [], 0
@@ -85,7 +88,13 @@ def reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch
         key = torch.arange(context, device=q.device)
         hidden = (key > position) | (key <= position - (window or context + 1))
         scores = torch.einsum("qhd,khd->hqk", q[start : start + queries].double(), k) * SCALE
-        out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v))
+        if rule.softcap is not None:
+            scores = rule.softcap * torch.tanh(scores / rule.softcap)
+        scores = scores.masked_fill(hidden, -math.inf)
+        total = scores.logsumexp(-1, keepdim=True)
+        if rule.sinks is not None:
+            total = total.logaddexp(rule.sinks.double()[:, None, None])
+        out.append(torch.einsum("hqk,khd->qhd", (scores - total).exp(), v))
         start += queries
     return torch.cat(out)
 
@@ -164,6 +173,24 @@ def test_a_window_hides_what_is_older(window: int, path: str, device: torch.devi
     backend._prefill = prefill_path(path, device)
     out = backend.forward(q, k_cache, v_cache, batch, SCALE, window)
     assert error(out, reference(q, k_cache, v_cache, batch, window)) < 6e-3
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize("path", ["flash-attn-4", "torch flash"])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("softcap", "sinks"), [(1.5, False), (None, True)], ids=["cap", "sinks"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 4, 256), (64, 8, 64)])
+@pytest.mark.parametrize("case", ["both", "chunks that are worth copying their pages"])
+def test_scores_are_capped_and_sinks_take_their_share(
+    case: str, heads: int, kv_heads: int, dim: int, softcap: float | None, sinks: bool, window: int | None, path: str,
+    device: torch.device,
+) -> None:  # fmt: skip
+    q, k_cache, v_cache, batch = step(*STEPS[case], heads, kv_heads, dim, torch.bfloat16, device)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
+    backend._prefill = prefill_path(path, device)
+    rule = Scores(softcap, torch.randn(heads, device=device) * 3 if sinks else None)
+    out = backend.forward(q, k_cache, v_cache, batch, SCALE, window, scores=rule)
+    assert error(out, reference(q, k_cache, v_cache, batch, window, rule)) < 6e-3
 
 
 @pytest.mark.parametrize("case", STEPS)

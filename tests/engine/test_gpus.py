@@ -1,13 +1,20 @@
-"""The demo model spread over two GPUs gives in float32 what it gives on one."""
+"""Models spread over two GPUs give in float32 what they give on one."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from aengine import Engine, SamplingParams
+from aengine.model.hub import DEMO
+from bench.lora import write_adapter
+from tests.model.checkpoints import write_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,25 +22,75 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
-PROMPTS = ["The capital of France is", "Tell me a story about a fox.", "2 + 2 =", "Why is the sky blue?"] * 3
+VOCAB = 4096
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "moe_intermediate_size": 192,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.1,
+}
+RNG = random.Random(3)
+SHORT = [[RNG.randrange(VOCAB) for _ in range(RNG.randint(3, 40))] for _ in range(12)]
 KINDS = [
     SamplingParams(max_tokens=40, temperature=0.0),
     SamplingParams(max_tokens=40, temperature=0.9, seed=7, top_p=0.9, logprobs=2),
     SamplingParams(max_tokens=40, temperature=0.7, seed=3, frequency_penalty=0.5, n=2),
 ]
+# Together more than are summed at once, and nothing but plain draws: from each rank's own tokens.
+LONG = [[RNG.randrange(VOCAB) for _ in range(RNG.randint(500, 900))] for _ in range(14)]
+PLAIN = [
+    SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=20, temperature=0.9, seed=7, ignore_eos=True),
+]
+Ids = list[list[tuple[int, ...]]]
 
 
-async def ids(ranks: int, **knobs: object) -> list[list[tuple[int, ...]]]:
-    knobs = {"dtype": "float32", "kv_cache_gib": 0.5, "max_num_seqs": 16, "progress": False} | knobs
-    async with Engine(device="cuda", tensor_parallel_size=ranks, **knobs) as engine:
-        outputs = await asyncio.gather(
-            *(engine.complete(prompt, KINDS[number % len(KINDS)]) for number, prompt in enumerate(PROMPTS))
-        )
-        engine.check_integrity()
+def write_model(case: str, folder: Path) -> None:
+    write_checkpoint(case, folder, **SHAPE)
+    shutil.copy(Path(DEMO) / "tokenizer.json", folder)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3-moe"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp(request.param)
+    write_model(request.param, made)
+    return made
+
+
+async def ids(folder: Path, ranks: int, adapters: tuple[str | None, ...] = (None,), **knobs: Any) -> Ids:
+    """What each request draws, with the adapters by turns."""
+    knobs = {"dtype": "float32", "kv_cache_gib": 0.5, "max_num_seqs": 16, "progress": False, **knobs}
+    found: Ids = []
+    async with Engine(model=str(folder), device="cuda", tensor_parallel_size=ranks, **knobs) as engine:
         assert len(engine.devices()) == ranks
-    return [[choice.token_ids for choice in output.choices] for output in outputs]
+        for prompts, kinds in ((SHORT, KINDS), (LONG, PLAIN)):
+            outputs = await asyncio.gather(
+                *(
+                    engine.complete(prompt, kinds[number % len(kinds)], adapter=adapters[number % len(adapters)])
+                    for number, prompt in enumerate(prompts)
+                )
+            )
+            found += [[choice.token_ids for choice in output.choices] for output in outputs]
+            engine.check_integrity()
+    return found
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-async def test_two_gpus_draw_what_one_draws(graphs: bool) -> None:
-    assert await ids(2, cuda_graphs=graphs) == await ids(1, cuda_graphs=graphs)
+async def test_two_gpus_draw_what_one_draws(folder: Path, graphs: bool) -> None:
+    expected = await ids(folder, 1, cuda_graphs=graphs)
+    assert await ids(folder, 2, cuda_graphs=graphs) == expected
+
+
+async def test_adapters_change_the_same_on_two_gpus(tmp_path: Path) -> None:
+    write_model("qwen3", tmp_path)
+    lora = {f"a{rank}": str(tmp_path / f"a{rank}") for rank in (4, 16)}
+    for rank in (4, 16):
+        write_adapter(tmp_path / f"a{rank}", tmp_path, rank)
+    adapters = (None, *lora)
+    expected = await ids(tmp_path, 1, adapters, lora=lora)
+    assert expected != await ids(tmp_path, 2, lora=lora)
+    assert await ids(tmp_path, 2, adapters, lora=lora) == expected

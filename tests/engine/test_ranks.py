@@ -184,7 +184,7 @@ class Stumbling:
 
     def _around(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         def stumbling(one: ThreadCollective | StepExecutor, *arguments: Any) -> Any:
-            own = one if isinstance(one, ThreadCollective) else one._decoder._ranks
+            own = one if isinstance(one, ThreadCollective) else one._decoder.ranks
             if self.armed and own is not None and own.index == self._rank:
                 self._countdown -= 1
                 if self._countdown == 0:

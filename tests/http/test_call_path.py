@@ -15,7 +15,7 @@ from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-FUNCTIONS, FILES = 64, 21
+FUNCTIONS, FILES = 60, 18
 ROOM = Path(aengine.http.__file__).parent
 BESIDE = {ROOM / "loop_delay.py"}  # runs all the time, whoever asks for what
 

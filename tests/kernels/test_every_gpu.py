@@ -19,6 +19,8 @@ from aengine.kernels.attention import decode_attention, gather_pages, prefix_att
 from aengine.kernels.attention.decode_config import decode_config
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
+from aengine.kernels.collective.pulled import arrived_kernel
+from aengine.kernels.collective.two_parts import sum_two_parts
 from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.experts.config import experts_config, fp8_experts_config
@@ -334,6 +336,10 @@ def test_what_ranks_compute_together(compiler: Compiler, count: int, new: Callab
         collective.sum(new(rows, 4096))
         collective.sum_and_norm(new(rows, 4096), new(rows, 4096), norm)
         collective.gather(new(rows, 18992), count * 18992)
+    arrived_kernel[(1,)](
+        longs(count), ints(PROGRAMS), longs(2), 1, count, PROGRAMS, LANES // count // PROGRAMS, 32, num_warps=1
+    )
+    sum_two_parts(new(3, 5120), new(3, 5120), new(3, 5120), norms.TritonNorm(new(5120), 1e-6), new(3, 5120))
 
 
 def test_everything_small(compiler: Compiler) -> None:

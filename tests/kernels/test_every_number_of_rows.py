@@ -23,7 +23,7 @@ from tests.kernels.experts.test_triton_experts import spread
 pytestmark = pytest.mark.gpu
 
 # How far: rounding to bf16 alone makes 2.3e-3 of it; inputs of FP8 products are rounded as well.
-FORMATS = {"bf16": 2.8e-3, "fp8": 5e-2, "int4": 2.8e-3, "mxfp4": 2.8e-3}
+FORMATS = {"bf16": 2.8e-3, "fp8": 5e-2, "int4": 3e-3, "mxfp4": 2.8e-3}
 ROWS = [*range(1, 130), *range(130, 513, 7), 1023, 1024, 2048]
 TOKENS = [*range(1, 70), 96, 128, 200, 256, 333, 512, 1000, 2048]
 

@@ -13,17 +13,23 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
-WHERE = ("tests/kernels", "tests/sampling/test_fused.py", "tests/attention/test_flash4.py")
+WHERE = (
+    "tests/kernels",
+    "tests/sampling/test_fused.py",
+    "tests/sampling/test_shared_tokens.py",
+    "tests/attention/test_flash4.py",
+)
 TINY = " or ".join(
     (
         "test_norms.py",
+        "test_two_parts.py",
         "test_rope.py",
         "test_row_steps.py",
         "test_one_row.py",
         "test_route_rows.py",
         "test_single_rows.py",
         "test_gather_pages.py",
-        "(test_gumbel.py and (blocks or finite or floor))",
+        "(test_gumbel.py and (blocks or finite or floor or none))",
         "test_likeliest.py",
         "test_penalties.py",
         "(test_cutoff.py and ladders and ((sort and float32) or equals or broken))",
@@ -32,11 +38,12 @@ TINY = " or ".join(
         "(int4 and test_linear.py and narrow)",
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
         "(test_decode_attention.py and narrow-tiny-page-of-12)",
-        "(test_decode_attention.py and (page-of-4 or (hides and 16) or pairs or bytes or beyond or vanish))",
+        "(test_decode_attention.py and (page-of-4 or capped or (hides and 16) or pairs or bytes or beyond or vanish))",
         "(test_triton_delta.py and float32 and not uneven and (alike or (mix and 5) or (cut and 63)))",
         "(test_triton_delta.py and ((one_by_one and narrow and half) or (saved and float32 and uneven)))",
         "test_flash4.py",
         "test_fused.py",
+        "test_shared_tokens.py",
         "(test_triton_adapted.py and (undefined or alone or anew))",
         "(test_triton_adapted.py and float32 and (fused-1-16 or long-3-8) and mixed and (after or add_gated))",
         "(test_triton_adapted.py and fused-20-8 and mixed and (after or add_gated))",
@@ -60,6 +67,6 @@ TINY = " or ".join(
 def test_the_kernels_are_right_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", f"tiny and ({TINY})", *WHERE]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480, check=False)
     assert run.returncode == 0, run.stdout[-3000:]
     assert " passed" in run.stdout

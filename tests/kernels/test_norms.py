@@ -6,6 +6,7 @@ import torch
 from aengine.kernels.torch_kernels import TorchKernels
 from tests.kernels.conftest import relative_error, tolerance
 
+gelu = pytest.importorskip("aengine.kernels.gelu")
 norms = pytest.importorskip("aengine.kernels.norms")
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +32,24 @@ def test_silu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype,
     gate_up = torch.randn(tokens, 2 * inter, device=device).to(dtype) * 2
     out = norms.silu_mul(gate_up)
     assert relative_error(out, REFERENCE.silu_mul(gate_up)) < tolerance(dtype)
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(
+    ("tokens", "inter"), [pytest.param(3, 72, id="tiny"), pytest.param(1, 15360), pytest.param(130, 3000)]
+)
+def test_gelu_mul_is_the_references(tokens: int, inter: int, dtype: torch.dtype, device: torch.device) -> None:
+    gate_up = torch.randn(tokens, 2 * inter, device=device).to(dtype) * 2
+    out = gelu.gelu_mul(gate_up)
+    assert relative_error(out, REFERENCE.gelu_mul(gate_up)) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("tokens", [3])
+def test_a_weight_in_float32_beside_rows_of_less_tiny(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    x, weight = torch.randn(tokens, 96, device=device).to(dtype), torch.rand(96, device=device) + 1.0
+    out = norms.rms_norm(x, weight, 1e-6)
+    assert out.dtype == dtype
+    assert relative_error(out, REFERENCE.norm(weight, 1e-6)(x)) < tolerance(dtype)
 
 
 def test_no_tokens_is_no_work_tiny(device: torch.device) -> None:

@@ -47,6 +47,35 @@ def test_norm_rotation_and_cache_are_the_references(
     assert torch.equal(qkv, before)
 
 
+@pytest.mark.thinned
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "dim", "rotated"),
+    [
+        pytest.param(3, 16, 4, id="tiny"),
+        pytest.param(3, 16, 0, id="tiny-nothing"),
+        (130, 128, 64),
+        (7, 256, 64),
+        (5, 64, 48),
+    ],
+)
+def test_a_part_of_each_head_is_rotated(
+    tokens: int, dim: int, rotated: int, normed: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    qkv = torch.randn(tokens, 5 * dim, device=device).to(dtype)
+    weights = [torch.rand(dim, device=device).to(dtype) + 0.5 if normed else None for _ in "qk"]
+    cut = Heads(3, *weights, 1e-6)
+    angles = torch.rand(50, rotated // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions, slots = torch.arange(tokens, device=device) % 50, torch.arange(tokens, device=device)
+    pages = tokens // PAGE + 1
+    caches, expected_caches = torch.zeros(2, 2, pages, PAGE, 1, dim, device=device, dtype=dtype)
+    out = rope.qk_norm_rope_store(qkv, cut, cos_sin, positions, tuple(caches), slots)
+    expected = REFERENCE.qk_norm_rope_store(qkv, cut, cos_sin, positions, tuple(expected_caches), slots)
+    assert relative_error(out, expected) < tolerance(dtype)
+    assert relative_error(caches, expected_caches) < tolerance(dtype)
+
+
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim"), [pytest.param(3, 3, 1, 16, id="tiny"), (130, 32, 8, 128), (7, 14, 2, 64)]
 )

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -26,6 +49,10 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 from transformers.utils import logging
 
@@ -66,8 +93,58 @@ _DEMO_EXPERTS = {
     "tie_word_embeddings": True,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.5 + 0.7 * i for i in range(8)],
+}
+_GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 20,
+    "final_logit_softcapping": 5.0,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,  # the embeddings' scale would make every token follow itself
+}
+_GLM = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "head_dim": 32,
+    "first_k_dense_replace": 1,
+}
 
-CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, object]]] = {
+
+def _mistral3(**text: object) -> PreTrainedConfig:
+    """A language model in one that sees: what it sees with is as small as it can be."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tied = text.pop("tie_word_embeddings", False)
+    return Mistral3Config(
+        text_config={"model_type": "ministral3", "pad_token_id": None, **text},
+        vision_config={"model_type": "pixtral", "head_dim": 8, **vision},
+        tie_word_embeddings=tied,
+        image_token_index=1,
+    )
+
+
+def _gemma3(**text: object) -> PreTrainedConfig:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tied = text.pop("tie_word_embeddings", True)
+    return Gemma3Config(
+        text_config={"pad_token_id": None, **text},
+        vision_config={"image_size": 28, "patch_size": 14, **vision},
+        tie_word_embeddings=tied,
+        mm_tokens_per_image=4,
+        **{f"{name}_index": VOCAB - 3 + i for i, name in enumerate(("boi_token", "eoi_token", "image_token"))},
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-bias-untied": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16, "attention_bias": True}),
     "qwen3-yarn": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32, "rope_parameters": _YARN}),
@@ -96,10 +173,97 @@ CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, 
     ),
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen3-moe-first-dense": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"mlp_only_layers": [0]}),
+    "phi3": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": None, "partial_rotary_factor": 0.75}),
+    "phi3-window": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": None, "sliding_window": 20}),
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig,
+        {
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"num_hidden_layers": 4, "pad_token_id": None}),
+    "smollm3-window": (
+        SmolLM3ForCausalLM,
+        SmolLM3Config,
+        {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 20, "pad_token_id": None},
+    ),
+    "seed-oss": (SeedOssForCausalLM, SeedOssConfig, {"head_dim": 32, "pad_token_id": None}),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config, {"pad_token_id": None}),
+    "olmo3": (
+        Olmo3ForCausalLM,
+        Olmo3Config,
+        {"num_hidden_layers": 4, "sliding_window": 20, "pad_token_id": None, "rope_scaling": _YARN},
+    ),
+    "ministral3": (
+        Ministral3ForCausalLM,
+        Ministral3Config,
+        {"head_dim": 32, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.3}, "pad_token_id": None},
+    ),
+    "mistral3": (
+        Mistral3ForConditionalGeneration,
+        _mistral3,
+        {"head_dim": 16, "rope_parameters": _YARN | {"llama_4_scaling_beta": 0.3}},
+    ),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, _GEMMA | {"attn_logit_softcapping": 3.0}),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        _GEMMA
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        },
+    ),
+    # transformers leaves the cap of logits out there.
+    "gemma3-that-sees": (Gemma3ForConditionalGeneration, _gemma3, _GEMMA | {"final_logit_softcapping": None}),
+    "gpt-oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 20,
+            "swiglu_limit": 1.5,
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
+    "glm4-moe": (Glm4MoeForCausalLM, Glm4MoeConfig, _GLM),
+    "glm4-moe-qk-norm-groups": (
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        _GLM | {"use_qk_norm": True, "attention_bias": True, "n_group": 2, "topk_group": 1, "norm_topk_prob": False},
+    ),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}),
 }
+# Not to be resized: there is a factor for each pair of a head.
+LONGROPE_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
+    "phi3-within-the-trained-context": (
+        Phi3ForCausalLM,
+        Phi3Config,
+        {"pad_token_id": None, "original_max_position_embeddings": 256, "rope_parameters": _LONGROPE},
+    ),
+    "phi3-beyond-the-trained-context": (
+        Phi3ForCausalLM,
+        Phi3Config,
+        {
+            "pad_token_id": None,
+            "original_max_position_embeddings": 2,
+            "rope_parameters": _LONGROPE | {"attention_factor": 1.2},
+        },
+    ),
+}
 # For the demo model's tokenizer.
-DEMO_CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, object]]] = {
+DEMO_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
     "demo-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _DEMO_EXPERTS)
 }
 
@@ -116,14 +280,20 @@ class Reference:
 def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedModel:
     """Write the case's random model into `folder` and return it. sizes: in place of those in its configuration."""
     logging.disable_progress_bar()
-    model_type, config_type, changes = (CASES | DEMO_CASES)[case]
+    model_type, config_type, changes = (CASES | LONGROPE_CASES | DEMO_CASES)[case]
     torch.manual_seed(sum(case.encode()))
     model = model_type(config_type(**{**_SHAPE, **changes, **sizes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Biases start as 0 and norm weights as 1: both would hide a mistake.
             if parameter.dim() == 1:
-                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.25)
+                low = name.endswith("bias") or "gemma" in case  # whose norms add 1
+                parameter.normal_(0.0 if low else 1.0, 0.25)
+            elif name.endswith("bias"):  # of experts
+                parameter.normal_(0.0, 0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.25)
     model.save_pretrained(folder)
     return model
 

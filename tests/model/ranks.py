@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,14 @@ class Counted(ThreadCollective):
         return super().sum(part, residual)
 
 
+class InPieces(Counted):
+    """Of many tokens some are summed beside others."""
+
+    def pieces(self, tokens: int) -> Sequence[slice]:
+        third = tokens // 3
+        return [slice(0, third), slice(third, 2 * third), slice(2 * third, tokens)] if third else super().pieces(tokens)
+
+
 class Ranks:
     """The shards of one model."""
 
@@ -42,13 +50,14 @@ class Ranks:
         folder: Path,
         count: int,
         dtype: torch.dtype = torch.float32,
+        collective: type[Counted] = Counted,
         lora: LoraRoom | None = None,
         **options: Any,
     ) -> None:
         """lora: the room for adapters; options: of `load_shards`."""
         cpu, attention = torch.device("cpu"), TorchAttention()
         self._meeting = Meeting(count)
-        self.collectives = [Counted(rank, count, self._meeting) for rank in range(count)]
+        self.collectives = [collective(rank, count, self._meeting) for rank in range(count)]
         alone = [Placement(cpu, TorchKernels(), attention)]
         self.decoders = load_shards(
             folder,

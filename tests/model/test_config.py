@@ -41,7 +41,9 @@ def test_old_and_new_spelling_mean_the_same(tmp_path: Path) -> None:
     )
     assert old == new
     assert new.dtype == "bfloat16"
-    assert (new.rope.type, new.rope.theta, new.rope.original_positions) == ("llama3", 5e5, 64)
+    rope = new.layers[0].attention.rope
+    assert rope is not None
+    assert (rope.type, rope.theta, rope.original_positions) == ("llama3", 5e5, 64)
 
 
 def test_head_dim_follows_from_the_width_where_the_file_is_silent(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ class TestRefusedByName:
             ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
             ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype 'float8_e4m3fn'"),
             ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*current length"),
-            ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
+            ({"rope_scaling": {"rope_type": "proportional"}}, "'proportional'"),
             ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "'mrope'"),
             ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention'"),
         ],

@@ -12,7 +12,9 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
 from aengine.cache.kv import KVPool
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.blocks.attention import Attention
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import leave_empty
@@ -59,6 +61,7 @@ class ShapeAttention:
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         self.windows.append(window)
         return torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -115,4 +118,6 @@ def test_bfloat16_stays_near_float32(folder: Path, config: ModelConfig) -> None:
 
 def test_the_rotary_table_can_be_shorter_than_the_model_allows(config: ModelConfig) -> None:
     decoder = Decoder(config, TorchKernels(), TorchAttention(), device=META, max_positions=16)
-    assert decoder._cos_sin.shape == (16, config.layers[0].attention.head_dim)
+    [(attention, _), *_] = decoder._layers
+    assert isinstance(attention, Attention)
+    assert attention._cos_sin.shape == (16, config.layers[0].attention.head_dim)

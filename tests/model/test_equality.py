@@ -11,19 +11,31 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import load_model
 
-from .checkpoints import CASES, NEW_TOKENS, Reference, reference, write_checkpoint
+from .checkpoints import CASES, LONGROPE_CASES, NEW_TOKENS, Reference, reference, write_checkpoint
 from .harness import Harness, Running
 
-ALWAYS = ("qwen3", "llama3", "qwen2-window-upper-layer", "qwen3-moe")  # the others among the slow tests
+ALWAYS = (
+    "qwen3",
+    "llama3",
+    "qwen2-window-upper-layer",
+    "qwen3-moe",
+    "phi3",
+    "olmo3",
+    "mistral3",
+    "glm4-moe",
+)  # the others among the slow tests
+
+PROMPTS_OF_EACH_LENGTH = {"gemma3-that-sees": 16}  # where few of them continue clearly
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES],
+    params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES | LONGROPE_CASES],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Reference]:
     folder = tmp_path_factory.mktemp(request.param)
-    expected = reference(write_checkpoint(request.param, folder))
+    model = write_checkpoint(request.param, folder)
+    expected = reference(model, per_length=PROMPTS_OF_EACH_LENGTH.get(request.param, 8))
     decoder = load_model(
         folder,
         ModelConfig.from_folder(folder),

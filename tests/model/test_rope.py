@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from aengine.model.config import ModelConfig
-from aengine.model.rope import rope_table
+from aengine.model.rope import RopeConfig, rope_table
 
 HEAD_DIM = 32
 POSITIONS = 300
@@ -53,7 +53,12 @@ def test_equals_transformers(tmp_path: Path, scaling: dict[str, object], theta: 
     config.save_pretrained(tmp_path)
     position = torch.arange(POSITIONS).unsqueeze(0)
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), position)
-    ours = rope_table(ModelConfig.from_folder(tmp_path).rope, HEAD_DIM, POSITIONS, torch.device("cpu"))
+    ours = rope_table(
+        ModelConfig.from_folder(tmp_path).layers[0].attention.rope or RopeConfig(),
+        HEAD_DIM,
+        POSITIONS,
+        torch.device("cpu"),
+    )
     half = HEAD_DIM // 2
     # A frequency off by one unit in the last place turns by 300 times that at the last position.
     torch.testing.assert_close(ours, torch.cat((cos[0, :, :half], sin[0, :, :half]), 1), atol=3e-5, rtol=0)

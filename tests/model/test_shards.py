@@ -19,9 +19,9 @@ from aengine.model.decoder import Decoder
 
 from .checkpoints import CASES, write_checkpoint
 from .harness import Running
-from .ranks import Ranks
+from .ranks import Counted, InPieces, Ranks
 
-ALWAYS = ("qwen3", "llama-all-biases", "olmoe", "qwen2-moe")  # the others among the slow tests
+ALWAYS = ("qwen3", "llama-all-biases", "olmoe", "qwen2-moe", "phi3")  # the others among the slow tests
 COUNTS = (2, 4, 8)
 NEW_TOKENS = 12
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 131}
@@ -47,9 +47,11 @@ def expected_logits(model: PreTrainedModel, sequences: list[Running]) -> Tensor:
     return torch.stack(rows)
 
 
-def assert_equal(folder: Path, model: PreTrainedModel, count: int, vocab: int = 131) -> None:
+def assert_equal(
+    folder: Path, model: PreTrainedModel, count: int, vocab: int = 131, collective: type[Counted] = Counted
+) -> None:
     [alone] = Ranks(folder, 1).generate(prompts(vocab), NEW_TOKENS)
-    ranks = Ranks(folder, count).generate(prompts(vocab), NEW_TOKENS, chunk=11)
+    ranks = Ranks(folder, count, collective=collective).generate(prompts(vocab), NEW_TOKENS, chunk=11)
     for sequences in ranks:
         assert [one.tokens for one in sequences] == [one.tokens for one in alone]
         assert torch.equal(logits(sequences), logits(ranks[0]))  # to the last bit: they draw alike
@@ -66,6 +68,11 @@ def test_fewer_kv_heads_than_ranks(case: str, count: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
 def test_a_kv_head_for_each_rank(case: str, tmp_path: Path) -> None:
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **{**SIZES, "num_key_value_heads": 8}), 8)
+
+
+@pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
+def test_tokens_in_pieces_whose_sums_are_under_way_while_others_are_computed(case: str, tmp_path: Path) -> None:
+    assert_equal(tmp_path, write_checkpoint(case, tmp_path, **SIZES), 2, collective=InPieces)
 
 
 @pytest.mark.parametrize("tied", [False, True])

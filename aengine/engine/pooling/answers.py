@@ -15,7 +15,7 @@ from aengine.engine.loaded import Loaded
 from aengine.engine.pooling.request import PooledRequest
 from aengine.engine.pooling.scorer import Scorer, refuse_scores
 from aengine.engine.pooling.vectors import cosine, embedding_of, probabilities, vector_of
-from aengine.errors import InvalidRequestError
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.step_plan import Pool
 from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores
 
@@ -135,9 +135,14 @@ class PooledAnswers(ABC):
         ready = self._serving()
         if ready.pooling.refusal:
             raise InvalidRequestError(f"the model has no embeddings here: {ready.pooling.refusal}", "model")
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        request = await self._pooled(await self._encoded(texts), Pool(ready.pooling.kind), routing)
-        vectors = dict(zip(texts, _vectors(request, ready), strict=True))
+        ids: dict[str, list[int]] = {}
+        for name, texts in zip(("queries", "documents"), zip(*pairs, strict=True), strict=True):
+            if new := [text for text in dict.fromkeys(texts) if text not in ids]:
+                with renamed_param({"prompt": name}):
+                    ids |= zip(new, await self._encoded(new), strict=True)
+        _counted(sum(map(len, ids.values())), [], "documents")
+        request = await self._pooled(list(ids.values()), Pool(ready.pooling.kind), routing)
+        vectors = dict(zip(ids, _vectors(request, ready), strict=True))
         return Scores(tuple(cosine(vectors[one], vectors[other]) for one, other in pairs), request.usage())
 
     async def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:

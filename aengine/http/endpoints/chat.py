@@ -13,8 +13,9 @@ from aengine.errors import InvalidRequestError
 from aengine.http.bodies.chat import messages_for_template
 from aengine.http.bodies.requests import ChatRequest, template_options
 from aengine.http.endpoints.base import Endpoint
-from aengine.http.openai.chat import ChatChunkEncoder, chat_body
+from aengine.http.openai.chunks import ChatChunkEncoder
 from aengine.http.openai.tools import NO_TOOLS, tool_use
+from aengine.http.openai.whole import chat_body
 from aengine.http.streams.prompt_logprobs import with_prompt_logprobs
 
 _decoder = msgspec.json.Decoder(ChatRequest)

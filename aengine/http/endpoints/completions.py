@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import defaultdict
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
-from aengine.http.bodies.requests import CompletionRequest, UsageShown
+from aengine.http.bodies.requests import CompletionRequest
 from aengine.http.endpoints.base import Endpoint, submit_within_context
 from aengine.http.endpoints.prompts import Prompt, cut, split_prompts, text_of
 from aengine.http.engine_like import EngineLike, StreamLike
-from aengine.http.openai.chunks import ChunkEncoder
-from aengine.http.openai.logprobs import CompletionLogprobs, usage_body
+from aengine.http.openai.chunks import CompletionChunkEncoder
+from aengine.http.openai.whole import completion_body
 from aengine.http.streams.echo import EchoingStream
 from aengine.http.streams.gathered import GatheredStream
-from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, with_prompt_logprobs
+from aengine.http.streams.prompt_logprobs import with_prompt_logprobs
 from aengine.sampling_params import SamplingParams
-from aengine.text.answer.deltas import ContentDelta, Delta
-from aengine.types import Completion, Fragment
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -121,38 +117,3 @@ def _echoing(
 ) -> EchoingStream:
     ids = prompt if isinstance(prompt, list) else []
     return EchoingStream(stream, engine.tokenizer, text, ids, body.logprobs, mute=body.max_tokens == 0)
-
-
-class CompletionChunkEncoder(ChunkEncoder):
-    def __init__(self, head: dict[str, Any], stream: StreamLike, usage_shown: UsageShown) -> None:
-        super().__init__(head, stream, usage_shown)
-        self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)  # by choice
-
-    def event(self, fragment: Fragment) -> bytes:
-        if self._usage_shown == "always":
-            self._completion_tokens += len(fragment.token_ids)
-        if fragment.finish_reason is None and fragment.logprobs is None:
-            # Text may be held back: bytes of a character, the start of a stop string.
-            return self._piece(fragment.index, ContentDelta, fragment.text) if fragment.text else b""
-        logprobs = self._logprobs[fragment.index].body(fragment.logprobs)
-        return self._event(self._choice(fragment.index, ContentDelta(fragment.text), logprobs, fragment.finish_reason))
-
-    def _choice(
-        self, index: int, delta: Delta | None, logprobs: dict[str, Any] | None = None, reason: str | None = None
-    ) -> dict[str, Any]:
-        text = delta.text if isinstance(delta, ContentDelta) else ""
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-
-async def completion_body(head: dict[str, Any], completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
-    choices = [
-        {
-            "index": choice.index,
-            "text": choice.text,
-            "logprobs": await CompletionLogprobs().encoded_body(choice.logprobs),
-            "finish_reason": choice.finish_reason,
-            **prompt_logprobs_of(choice.index),
-        }
-        for choice in completion.choices
-    ]
-    return {**head, "choices": choices, "usage": usage_body(completion.usage)}

@@ -1,21 +1,22 @@
-"""Counts the requests that are being answered, waits for the last one, cuts them off, and resets readers that take
-nothing.
+"""Counts the requests that are being answered and their answers by status, waits for the last one, cuts them off, and
+resets readers that take nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Set
 from time import monotonic
 
 import anyio
 from anyio.abc import TaskStatus
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
 from aengine.http.door.errors import HTTPError, error_response
-from aengine.http.door.status_counts import StatusCounts
 from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.connection import connection_of, reset_connection, room_to_send
 
@@ -25,6 +26,9 @@ _ERROR_RESPONSE_SECONDS = 1.0
 _PIECE = 2**16  # bytes
 SHUTTING_DOWN = "the server is shutting down"
 ACTIVE_REQUEST = "aengine.active_request"  # in a request's scope: its `ActiveRequest`
+OTHER = "other"  # a method that HTTP does not define, or a path that leads nowhere
+LEFT = 499  # the client was gone before its answer began
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 
 
 class InFlight:
@@ -187,3 +191,26 @@ def cancel_error(scope: Scope) -> AengineError:
     """The error for the client of a response that is cancelled."""
     request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
     return EngineClosedError(SHUTTING_DOWN) if request is None else request.cancel_error
+
+
+class StatusCounts:
+    """Answers by method, path and status, of which there are few whatever clients ask for. Updated once an answer has
+    ended: one dictionary entry, nothing while it is being sent.
+    """
+
+    def __init__(self) -> None:
+        self.answers: Counter[tuple[str, str, int]] = Counter()  # (method, path as the routes write it, status)
+
+    def add(self, scope: Scope, status: int | None) -> None:
+        """Count the answer to a request; `status` is None if none was sent."""
+        if scope["type"] == "http":
+            method, route = scope.get("method", OTHER), scope.get("route")
+            path = route.path if isinstance(route, Route) else _path_of_refused(scope)
+            self.answers[method if method in _METHODS else OTHER, path, status or LEFT] += 1
+
+
+def _path_of_refused(scope: Scope) -> str:
+    """The route's path of a request that was refused before it was routed."""
+    app = scope.get("app")
+    routes = () if app is None else app.routes
+    return next((one.path for one in routes if isinstance(one, Route) and one.path == scope["path"]), OTHER)

@@ -1,8 +1,8 @@
 """The two kinds of responses: server-sent events, or one JSON document. However a response ends, its request ends in
 the engine.
 
-A client that leaves cancels it (door/disconnect.py). A generator's own `finally` would not do: where the cancellation
-meets a `send` that is blocked, it runs when the generator is collected.
+A client that leaves cancels it (hypercorn/receiving.py). A generator's own `finally` would not do: where the
+cancellation meets a `send` that is blocked, it runs when the generator is collected.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import AengineError
 from aengine.http.door.anthropic_errors import REQUEST_ID
-from aengine.http.door.disconnect import client_disconnected
 from aengine.http.door.errors import HTTPError, error_body_for
 from aengine.http.engine_like import StreamLike
 from aengine.http.hypercorn.in_flight import ACTIVE_REQUEST, ActiveRequest, cancel_error
+from aengine.http.hypercorn.receiving import client_disconnected
 from aengine.http.streams import sse
 from aengine.http.streams.fragments import collect, merge
 from aengine.http.streams.slices import document, sliced

@@ -25,7 +25,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aengine.kernels.attention.codes import PAIRS_ASM, code_pairs, divisor, in_float16
 from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
 from aengine.kernels.attention.row_parts import add_up_parts, finish_row, is_last, store_part, unpadded
-from aengine.kernels.attention.softmax import softmax_down
+from aengine.kernels.attention.scores import PLAIN, Scores
+from aengine.kernels.attention.softmax import softmax_down, with_sink
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -69,12 +70,14 @@ def _decode_kernel(
     part_ptr,  # [2, 2 * workers, KV_HEADS, GROUP, DIM] float32: parts, sums of neighbours
     weight_ptr,  # [2, 2 * workers, KV_HEADS, 2, GROUP] float32: maximum and total of each
     arrived_ptr,  # [2, 2 * workers, KV_HEADS] int32, zero between launches
+    sinks_ptr,  # [KV_HEADS * GROUP] float32, with SINKS
     rows,
     table_stride,
     q_stride,
     window,
     scale,
     value_scale,  # of FP8 caches
+    cap,  # with SOFTCAP, in base 2 as `scale`
     workers,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -90,6 +93,8 @@ def _decode_kernel(
     WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
     WINDOWED: tl.constexpr,
     SHARED: tl.constexpr,  # parts of what the shared positions gave, a power of two; 0: nothing is shared
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
     ASM: tl.constexpr,  # how `code_pairs` takes codes apart
     OVERLAP: tl.constexpr,
@@ -160,6 +165,9 @@ def _decode_kernel(
         if FP8 and q.dtype == tl.bfloat16:
             q, power = in_float16(q)
             row_scale = tl.maximum(row_scale * power, LEAST)
+        capped_scale = row_scale
+        if SOFTCAP:
+            capped_scale = tl.full([GROUP_PAD], cap, tl.float32)
         # Keys are the rows of every product and queries its columns: of these there are few, and eight are enough.
         q = tl.trans(q)
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
@@ -183,8 +191,10 @@ def _decode_kernel(
             pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
             k = tl.load(k_head + k_offsets).to(q.dtype)  # past the end something finite or not: its score is replaced
             scores = tl.dot(k, q, input_precision=PRECISION)
+            if SOFTCAP:
+                scores = 2 * tl.sigmoid(2 * scores * (row_scale / cap)[None, :]) - 1  # the hyperbolic tangent
             scores = tl.where(visible[:, None], scores, float("-inf"))
-            best, totals, shrink, weights = softmax_down(scores, row_scale, best, totals)
+            best, totals, shrink, weights = softmax_down(scores, capped_scale, best, totals)
             weights = weights.to(q.dtype)
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
             if PAIRS:
@@ -210,6 +220,8 @@ def _decode_kernel(
                     KV_HEADS * GROUP, GROUP, DIM, MERGE_GROUP, SHARED,
                 )  # fmt: skip
             else:
+                if SINKS:
+                    total = with_sink(best, total, sinks_ptr + head * GROUP, GROUP)
                 safe_total = divisor(total, v_ptr, value_scale)
                 out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
                 tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
@@ -243,6 +255,8 @@ def _decode_kernel(
                             first_worker, 0, groups, width, head, KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
                         )  # fmt: skip
                 if finished:
+                    if SINKS:
+                        merged_total = with_sink(merged_best, merged_total, sinks_ptr + head * GROUP, GROUP)
                     finish_row(
                         out_ptr, v_ptr, value_scale, shared_out_ptr, shared_lse_ptr, row_heads, rows, start,
                         merged_best, merged_total, merged,
@@ -289,13 +303,14 @@ class PagedDecode:
         config: DecodeConfig | None = None,
         out: Tensor | None = None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """q [rows, heads, dim] (heads contiguous), caches [pages, page_size, kv_heads, dim] (contiguous), page_table
         [rows, ...] int32, seq_lens [rows] int32 -> [rows, heads, dim]; rows of length 0 give zeros, rows of length -1,
         which must come last, are left alone.
 
         FP8 caches hold codes: the scale of keys is part of `scale`, which is above 0, and values are codes times
-        `value_scale`.
+        `value_scale`. scores: what becomes of them; beside `shared` they are plain.
 
         Lengths are read on the device only. Raises ValueError where the layout is not this one.
         """
@@ -321,13 +336,15 @@ class PagedDecode:
             seq_lens if shared is None else shared.starts,
             parts if shared is None else shared.out,
             weights if shared is None else shared.lse,
-            parts, weights, arrived,
-            rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, value_scale, workers,
+            parts, weights, arrived, weights if scores.sinks is None else scores.sinks,
+            rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, value_scale,
+            (scores.softcap or 0.0) * LOG2_E, workers,
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),
             BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
             WIDE=k_cache.numel() >= 2**31, WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
+            SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None,
             PRECISION="ieee" if q.element_size() > 2 else "tf32",
             ASM=PAIRS_ASM if launch.fp8 and q.element_size() == 2 else "",
             OVERLAP=launch.overlap, num_warps=config.warps,

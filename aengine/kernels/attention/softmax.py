@@ -23,6 +23,14 @@ def softmax_down(scores, scale, best, totals):
 
 
 @triton.jit
+def with_sink(best, total, sinks_ptr, GROUP: tl.constexpr):
+    """The total [heads] of a softmax in base 2, and one more score of each head, which has no value."""
+    group = tl.arange(0, total.shape[0])
+    sink = tl.load(sinks_ptr + group, mask=group < GROUP, other=0.0) * 1.4426950408889634
+    return total + tl.math.exp2(sink - best)
+
+
+@triton.jit
 def softmax_step(scores, best, total, acc):
     """One block into a running softmax in base 2, its keys side by side, with the values so far.
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from aengine.kernels.linear.base import Norm
+
+
+class SumUnderWay(Protocol):
+    """A sum that was begun beside other work of this rank."""
+
+    tokens: int
+
+    def finish(self, residual: Tensor, norm: Norm | None = None, normed: Tensor | None = None) -> None:
+        """The residual, the very one that it was begun with, becomes the sum; normed `norm` of it, where there is one.
+
+        To be called in the order in which sums were begun, on the stream that goes on with them.
+        """
+        ...
 
 
 class Collective(Protocol):
@@ -20,6 +34,14 @@ class Collective(Protocol):
 
     index: int  # of this rank
     count: int  # of ranks
+    under_way: deque[SumUnderWay]  # begun and not finished, the first of them first
+
+    def begin_step(self, rehearsal: bool, halves: bool) -> None:
+        """Forget what a step has left under way that failed. All ranks sum something before anything is begun.
+
+        rehearsal: of what is captured next. halves: whether it may come in pieces.
+        """
+        ...
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         """`residual` plus the sum over the ranks of their parts, each [tokens, width], rounded once: [tokens, width].
@@ -32,11 +54,12 @@ class Collective(Protocol):
         """`sum`, and `norm` of it: [tokens, width] each."""
         ...
 
-    def sum_product(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
-        """`sum(product(x), residual)`; of many tokens, the first are added up while the others are multiplied.
+    def pieces(self, tokens: int) -> Sequence[slice]:
+        """In which pieces so many tokens are best computed and summed: the one's sum beside the next one's products."""
+        ...
 
-        product: [tokens, n] -> [tokens, width], each token by itself. x [tokens, n].
-        """
+    def begin_sum(self, part: Tensor, residual: Tensor) -> SumUnderWay:
+        """`sum` of a piece, which others may be computed beside. Neither tensor changes hands before it is finished."""
         ...
 
     def gather(self, part: Tensor, width: int) -> Tensor:

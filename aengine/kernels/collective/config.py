@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from aengine.kernels.collective.mailboxes import LANE, LANES, PROGRAMS
 from aengine.kernels.launch import power_of_two
 
-FUSED_BYTES = 2 << 20
+FUSED_BYTES = 3 << 20
 FUSED_LANES = 1024  # of a row
+AT_ONCE_ROWS = 128  # with a norm, a processor each
 PUSHED_BORDERS = 32768, 65536  # lanes up to which programs take few, or some
 
 
@@ -30,7 +31,7 @@ class Pulled:
     programs: int
 
 
-OVERLAPPED_ROWS = 4096  # of a product from which on one half is added up beside the other half's product
+OVERLAPPED_ROWS = 4096  # of a step from which on one half is added up beside the other half's products
 ROW_TILE = 128  # rows that matrix products take at once
 BESIDE = Pulled(4096, 16, 32)  # processors enough for the link; the others multiply
 
@@ -48,14 +49,24 @@ def sum_borders(row: int, count: int) -> set[int]:
     """Up to how many rows of so many lanes sums are cut alike, with a norm and without, and beside products."""
     fused = FUSED_BYTES // (row * LANE * (count - 1))
     lanes = (*PUSHED_BORDERS, _most_pushed(count))
-    return {rows for rows in (fused, *(most // row for most in lanes), OVERLAPPED_ROWS - 1) if rows}
+    return {rows for rows in (AT_ONCE_ROWS, fused, *(most // row for most in lanes), OVERLAPPED_ROWS - 1) if rows}
+
+
+def sum_pieces(rows: int) -> list[slice]:
+    """Which rows are added up together, beside others' products."""
+    if rows < OVERLAPPED_ROWS:
+        return [slice(0, rows)]
+    half = rows // 2 // ROW_TILE * ROW_TILE
+    return [slice(0, half), slice(half, rows)]
 
 
 def norm_config(rows: int, row: int, count: int) -> Pushed | None:
     """For rows of so many lanes; None where a norm of its own is faster."""
     if rows * row * LANE * (count - 1) > FUSED_BYTES or row > FUSED_LANES:
         return None
-    return Pushed(row, min(16, max(1, power_of_two(row) // 32)))
+    warps = min(16, max(1, power_of_two(row) // 32))
+    # Where rows fill no power of two and processors take turns, fewer threads that all have something to do are faster.
+    return Pushed(row, warps // 2 if rows > AT_ONCE_ROWS and row != power_of_two(row) and warps > 1 else warps)
 
 
 def gather_config(lanes: int, count: int) -> Pushed | Pulled:

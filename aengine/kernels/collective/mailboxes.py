@@ -13,6 +13,9 @@ from aengine.errors import ConfigError
 PROGRAMS = 256
 LANES = 1 << 21  # of a mailbox for one call: 32 MB
 LANE = 16  # bytes
+# Parts that a copy engine has brought: as many of them as are under way at once, and one more (`peers.py`).
+SLOTS = 3
+SLOT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Mailbox:
     addresses: Tensor  # int64 [ranks]: of the lanes of every rank
     turns: Tensor  # int32 [programs]: which of its two regions each program uses next
     control: Tensor  # int64 [2]: whether somebody gave up; how long to wait, in nanoseconds
+    slots: Sequence[Tensor] = ()  # of two ranks, of each: uint8 [SLOTS, SLOT_BYTES], on its device
 
     def renew(self, patience: float) -> None:
         """As it was when it was opened. The device is to be at rest, as are all others.
@@ -52,12 +56,16 @@ def open_mailboxes(devices: Sequence[torch.device], patience: float) -> list[Mai
             torch.zeros(1, device=device).to(other)  # from now on each may read and write what the other has
     shape = (2, len(devices), PROGRAMS, LANES // len(devices) // PROGRAMS, LANE // 4)
     lanes = [torch.empty(shape, dtype=torch.int32, device=device) for device in devices]
+    slots = [
+        torch.empty(SLOTS, SLOT_BYTES, dtype=torch.uint8, device=device) for device in devices if len(devices) == 2
+    ]
     boxes = [
         Mailbox(
             own,
             torch.tensor([other.data_ptr() for other in lanes], dtype=torch.int64, device=device),
             torch.empty(PROGRAMS, dtype=torch.int32, device=device),
             torch.empty(2, dtype=torch.int64, device=device),
+            slots,
         )
         for device, own in zip(devices, lanes, strict=True)
     ]

@@ -7,7 +7,8 @@ the first time does, when it is loaded (`begin_anew` says how to rehearse).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -15,18 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.errors import ConfigError
+from aengine.kernels.collective.base import SumUnderWay
+from aengine.kernels.collective.beside import Added, Exchanged, copy_across
 from aengine.kernels.collective.config import (
     BESIDE,
-    OVERLAPPED_ROWS,
-    ROW_TILE,
     Pulled,
     Pushed,
     gather_config,
     norm_config,
     sum_config,
+    sum_pieces,
 )
-from aengine.kernels.collective.mailboxes import LANE, Mailbox, open_mailboxes, renew
-from aengine.kernels.collective.pulled import pulled_gather_kernel, pulled_sum_kernel
+from aengine.kernels.collective.mailboxes import LANE, SLOT_BYTES, SLOTS, Mailbox, open_mailboxes, renew
+from aengine.kernels.collective.pulled import arrived_kernel, pulled_gather_kernel, pulled_sum_kernel
 from aengine.kernels.collective.pushed import pushed_gather_kernel, pushed_sum_kernel
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
@@ -56,6 +58,11 @@ def begin_anew(collectives: Sequence[PeerCollective], patience: float) -> None:
 class PeerCollective:
     """`Collective` of one such GPU.
 
+    Sums that are begun: two ranks have their copy engines exchange parts while processors multiply, and add up what has
+    arrived; more ranks add up on a side stream. A part is copied into the slots of the other rank by turns. Let A copy
+    its part n + 3. It knows that B has made its part n + 2, and B finished the sum n before: at most two are under way.
+    Between steps the sum of the tokens' embeddings, on the stream of all else, keeps ranks together.
+
     Parts are float16, bfloat16 or float32, contiguous, and where they are summed in rows of whole lanes of 16 bytes;
     other ones raise `ValueError`. Sums take the place of their parts. Calls are in one order on the device, too: on one
     stream, or on several that wait for each other.
@@ -69,45 +76,66 @@ class PeerCollective:
         self.index = index
         self.box = box
         self.failed = box.control.view(torch.int32)[:1]
+        self.under_way: deque[SumUnderWay] = deque()
+        self._last: torch.cuda.Event | None = None  # of the sums that were begun
+        self._slot = 0  # for the next part
+        self._in_pieces = False
         overlap = launch_for(box.lanes.device).overlap
         self._common = (box.addresses, box.turns, box.control, index)  # of every kernel's arguments
-        self._constants = {
-            "COUNT": self.count,
-            "PROGRAMS": programs,
-            "CAPACITY": self._capacity,
-            "OVERLAP": overlap,
-            "launch_pdl": overlap,
-        }
+        self._unchained = {"COUNT": self.count, "PROGRAMS": programs, "CAPACITY": self._capacity}
+        self._constants = {**self._unchained, "OVERLAP": overlap, "launch_pdl": overlap}
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
-        """For sums beside products."""
-        return torch.cuda.Stream(self.box.lanes.device, priority=-1)
+        """For sums beside products. Of no other priority than theirs: that would cost steps of one row 3 %."""
+        return torch.cuda.Stream(self.box.lanes.device)
+
+    def begin_step(self, rehearsal: bool, halves: bool) -> None:
+        self.under_way.clear()
+        # What was never rehearsed may load modules while other ranks wait: no more products than it has to have.
+        self._in_pieces = halves and (rehearsal or torch.cuda.is_current_stream_capturing())
+        self._slot = 0  # on all ranks, also where one had begun more sums than another
 
     def sum(self, part: Tensor, residual: Tensor | None = None, config: Pushed | Pulled | None = None) -> Tensor:
         lanes = _lanes(part, residual)
         config = config or sum_config(lanes, self.count)
         if not lanes:
             return part
+        self._keep_order()
         if isinstance(config, Pushed):
             self._push(part, residual, None, None, 0.0, lanes, config)
             return part
         self._pull(part, residual, part, config)
         return part
 
-    def sum_product(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
-        if len(x) < OVERLAPPED_ROWS:
-            return self.sum(product(x), residual)
-        half = len(x) // 2 // ROW_TILE * ROW_TILE
-        device, parts = x.device, []
-        for rows in (slice(half), slice(half, None)):
-            parts.append(product(x[rows]))
-            _lanes(parts[-1], residual)
-            self._side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(self._side):  # beside the other half's product
-                self._pull(parts[-1], residual[rows], residual[rows], BESIDE)
-        torch.cuda.current_stream(device).wait_stream(self._side)
-        return residual
+    def pieces(self, tokens: int) -> Sequence[slice]:
+        return sum_pieces(tokens) if self._in_pieces else [slice(0, tokens)]
+
+    def begin_sum(self, part: Tensor, residual: Tensor) -> SumUnderWay:
+        _lanes(part, residual)
+        if len(self.under_way) >= SLOTS - 1:
+            raise RuntimeError(f"{SLOTS - 1} sums are under way; the first of them is to be finished")
+        size = part.numel() * part.element_size()
+        self._side.wait_stream(torch.cuda.current_stream(part.device))
+        with torch.cuda.stream(self._side):
+            if not self.box.slots or size > SLOT_BYTES:
+                self._pull(part, residual, residual, BESIDE)
+                return Added(part, residual, self._record(), self.under_way)
+            own, other = (self.box.slots[rank][self._slot, :size] for rank in (self.index, 1 - self.index))
+            self._slot = (self._slot + 1) % SLOTS
+            copy_across(part, other)
+            arrived_kernel[(1,)](*self._common, THREADS=32, num_warps=1, **self._unchained)
+            own = own.view(part.dtype).view(part.shape)
+            return Exchanged(part, residual, self._record(), self.under_way, own, self.index == 0)
+
+    def _record(self) -> torch.cuda.Event:
+        self._last = self._side.record_event()
+        return self._last
+
+    def _keep_order(self) -> None:
+        """What comes now uses the mailboxes behind what is under way."""
+        if self.under_way and self._last is not None:
+            torch.cuda.current_stream(self.box.lanes.device).wait_event(self._last)
 
     def sum_and_norm(
         self, part: Tensor, residual: Tensor | None, norm: Norm, config: Pushed | None = None
@@ -117,6 +145,7 @@ class PeerCollective:
         if config is None or norm.weight.dtype != part.dtype or not lanes:
             x = self.sum(part, residual)
             return x, norm(x)
+        self._keep_order()
         normed = torch.empty_like(part)
         self._push(part, residual, norm.weight, normed, norm.eps, lanes, config)
         return part, normed
@@ -132,6 +161,7 @@ class PeerCollective:
         config = config or gather_config(lanes, self.count)
         if not lanes:
             return out
+        self._keep_order()
         if isinstance(config, Pushed):
             grid = self._grid(lanes, config)
             pushed_gather_kernel[grid](

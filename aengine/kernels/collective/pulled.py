@@ -60,6 +60,33 @@ def _leave(
     store_lanes(where, words, lane < 2 * COUNT)
 
 
+@keep_variants
+@triton.jit(do_not_specialize=["rank"])
+def arrived_kernel(
+    boxes_ptr,  # int64 [COUNT]: addresses of the ranks' mailboxes
+    turns_ptr,  # int32 [PROGRAMS]
+    control_ptr,  # int64 [2]
+    rank,
+    COUNT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """One program: say that what this rank's stream has copied is there, and wait until all others have said so."""
+    lane = tl.arange(0, THREADS)
+    turn = tl.load(turns_ptr)
+    box = tl.load(boxes_ptr + rank)
+    fence(lane)
+    zero = tl.full([], 0, tl.int64)
+    lost = gave_up(control_ptr)
+    _meet(zero, zero, 0, lost, boxes_ptr, box, rank, turn, control_ptr, THREADS, COUNT, PROGRAMS, CAPACITY)
+    fence(lane)
+    word = tl.full([THREADS], EMPTY, tl.int32)
+    words = word, word, word, word
+    store_lanes(region(box, turn, lane, COUNT, PROGRAMS, CAPACITY), words, lane < COUNT)
+    tl.store(turns_ptr, 1 - turn)
+
+
 @triton.jit
 def _sent_address(
     number, source, own_box, turn, like, COUNT: tl.constexpr, PROGRAMS: tl.constexpr, CAPACITY: tl.constexpr

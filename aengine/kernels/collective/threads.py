@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from aengine.kernels.collective.base import SumUnderWay
 from aengine.kernels.linear.base import Norm
 
 
@@ -41,7 +43,11 @@ class ThreadCollective:
     def __init__(self, index: int, count: int, meeting: Meeting) -> None:
         self.index = index
         self.count = count
+        self.under_way: deque[SumUnderWay] = deque()
         self._meeting = meeting
+
+    def begin_step(self, rehearsal: bool, halves: bool) -> None:
+        self.under_way.clear()
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         parts = self._meeting.exchange(self.index, part)
@@ -57,9 +63,29 @@ class ThreadCollective:
         x = self.sum(part, residual)
         return x, norm(x)
 
-    def sum_product(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
-        return self.sum(product(x), residual)
+    def pieces(self, tokens: int) -> Sequence[slice]:
+        return [slice(0, tokens)]  # nothing is beside anything
+
+    def begin_sum(self, part: Tensor, residual: Tensor) -> SumUnderWay:
+        residual.copy_(self.sum(part, residual))
+        return Summed(residual, self.under_way)
 
     def gather(self, part: Tensor, width: int) -> Tensor:
         parts = self._meeting.exchange(self.index, part)
         return torch.cat(list(parts), dim=-1)[:, :width].contiguous()
+
+
+class Summed:
+    """`SumUnderWay` that is complete from the beginning."""
+
+    def __init__(self, residual: Tensor, queue: deque[SumUnderWay]) -> None:
+        self.tokens = len(residual)
+        self._place = residual.data_ptr()
+        self._queue = queue
+        queue.append(self)
+
+    def finish(self, residual: Tensor, norm: Norm | None = None, normed: Tensor | None = None) -> None:
+        if self._queue.popleft() is not self or residual.data_ptr() != self._place:
+            raise RuntimeError("sums are finished in the order in which they were begun, where they were begun")
+        if norm is not None and normed is not None:
+            normed.copy_(norm(residual))

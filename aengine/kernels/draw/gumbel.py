@@ -24,6 +24,7 @@ from aengine.kernels.variants import keep_variants
 
 BLOCK = 1024
 PIECES = 64  # at most
+LONG_PIECE = 38  # blocks that are worth no further cut where there are rows enough
 STAGES = 3
 
 
@@ -93,7 +94,7 @@ def _best(values, ids):
 
 @keep_variants
 @triton.jit(
-    do_not_specialize=["parameter_stride", "pieces"],
+    do_not_specialize=["parameter_stride", "pieces", "first", "valid"],
     do_not_specialize_on_alignment=["positions_ptr", "ids_ptr", "finite_ptr"],  # parts of a step's numbers
 )
 def _draw_kernel(
@@ -105,12 +106,15 @@ def _draw_kernel(
     floor_ptr,  # [rows] float32, or None
     ids_ptr,  # [rows] int64
     finite_ptr,  # [rows] bool
+    candidates_ptr,  # int32 [rows, 4]: in place of both, or None
     best_ptr,  # [rows, PIECES] float32
     best_id_ptr,  # [rows, PIECES] int32
     bad_ptr,  # [rows, PIECES] int32: 1 where something is NaN or +inf
     arrived_ptr,  # [rows] int32, zero between launches
     parameter_stride,
     pieces,
+    first,  # the token of the first column
+    valid,  # columns that are tokens
     VOCAB: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -137,8 +141,9 @@ def _draw_kernel(
     highest = tl.full([BLOCK], float("-inf"), tl.float32)
     step = temperature * (-0.6931472 * 2.0**-23)
     for start in tl.range(piece * length, piece * length + length, BLOCK, num_stages=STAGES):
-        ids = start + lanes
-        x = tl.load(logits + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
+        columns = start + lanes
+        ids = first + start + lanes
+        x = tl.load(logits + columns, mask=columns < valid, other=float("-inf")).to(tl.float32)
         highest = tl.maximum(highest, x, propagate_nan=tl.PropagateNan.ALL)
         if floor_ptr is not None:
             x = tl.where(x < floor, float("-inf"), x)
@@ -170,9 +175,45 @@ def _draw_kernel(
             tl.load(best_id_ptr + slots, mask=used, other=0x7FFFFFFF, cache_modifier=".cg"),
         )
         bad_any = tl.max(tl.load(bad_ptr + slots, mask=used, other=0, cache_modifier=".cg"), axis=0)
-        # A row of nothing but -inf or NaN has no best: any valid id will do.
-        tl.store(ids_ptr + row, tl.where(value_id == 0x7FFFFFFF, 0, value_id).to(tl.int64))
-        tl.store(finite_ptr + row, (bad_any == 0) & (value > float("-inf")))
+        if candidates_ptr is None:
+            # A row of nothing but -inf or NaN has no best: any valid id will do.
+            tl.store(ids_ptr + row, tl.where(value_id == 0x7FFFFFFF, 0, value_id).to(tl.int64))
+            tl.store(finite_ptr + row, (bad_any == 0) & (value > float("-inf")))
+        else:
+            tl.store(candidates_ptr + row * 4, value.to(tl.int32, bitcast=True))
+            tl.store(candidates_ptr + row * 4 + 1, value_id)
+            tl.store(candidates_ptr + row * 4 + 2, bad_any)
+            tl.store(candidates_ptr + row * 4 + 3, 0)
+
+
+@keep_variants
+@triton.jit(do_not_specialize=["rows"])
+def _choose_kernel(
+    candidates_ptr,  # int32 [rows, COUNT, 4]
+    ids_ptr,  # [rows] int64
+    finite_ptr,  # [rows] bool
+    rows,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    value = tl.full([BLOCK], float("-inf"), tl.float32)
+    value_id = tl.zeros([BLOCK], tl.int32)
+    bad_any = tl.zeros([BLOCK], tl.int32)
+    for rank in tl.static_range(COUNT):  # by their tokens: later ids lose to earlier equals
+        place = candidates_ptr + (row * COUNT + rank) * 4
+        other = tl.load(place, mask=inside, other=0).to(tl.float32, bitcast=True)
+        other_id = tl.load(place + 1, mask=inside, other=0)
+        bad_any |= tl.load(place + 2, mask=inside, other=0)
+        value_id = tl.where(other > value, other_id, value_id)
+        value = tl.maximum(other, value)
+    tl.store(ids_ptr + row, value_id.to(tl.int64), mask=inside)
+    tl.store(finite_ptr + row, (bad_any == 0) & (value > float("-inf")), mask=inside)
 
 
 class Draw:
@@ -202,18 +243,73 @@ class Draw:
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
         finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+        self._launch(logits, temperature, seed_low, seed_high, positions, floor, ids, finite, None, 0, vocab)
+        return ids, finite
+
+    def candidates(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        seed_low: Tensor,
+        seed_high: Tensor,
+        positions: Tensor,
+        first: int,
+        valid: int,
+    ) -> Tensor:
+        """The same of some tokens, from `first` on: int32 [rows, 4], a row's best score as the bits of a float32, its
+        token, and 1 where something is NaN or +inf. `choose` takes it from there.
+
+        logits [rows, n], of which `valid` columns are looked at, at most all.
+        """
+        found = torch.empty(len(logits), 4, dtype=torch.int32, device=logits.device)
+        self._launch(
+            logits, temperature, seed_low, seed_high, positions, None, found, found, found, first,
+            max(0, min(valid, logits.shape[1])),
+        )  # fmt: skip
+        return found
+
+    def _launch(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        seed_low: Tensor,
+        seed_high: Tensor,
+        positions: Tensor,
+        floor: Tensor | None,
+        ids: Tensor,
+        finite: Tensor,
+        candidates: Tensor | None,
+        first: int,
+        valid: int,
+    ) -> None:
+        rows, vocab = logits.shape
         if rows == 0:
-            return ids, finite
+            return
         launch = launch_for(logits.device)
         # Few rows are cut finer, to use the whole device; long pieces need less exact noise.
         pieces = min(PIECES, power_of_two(-(-vocab // BLOCK)))
-        while pieces > 4 and rows * pieces > 6 * launch.processors:
+        least = max(1, min(4, power_of_two(-(-vocab // (LONG_PIECE * BLOCK)))))
+        while pieces > least and rows * pieces > 6 * launch.processors:
             pieces //= 2
         _draw_kernel[(rows * pieces,)](
-            logits, temperature, seed_low, seed_high, positions, floor, ids, finite,
-            self._best, self._best_id, self._bad, self._arrived, temperature.stride(0), pieces,
+            logits, temperature, seed_low, seed_high, positions, floor, ids, finite, candidates,
+            self._best, self._best_id, self._bad, self._arrived, temperature.stride(0), pieces, first, valid,
             VOCAB=vocab, PIECES=PIECES, BLOCK=BLOCK, STAGES=STAGES, OVERLAP=launch.overlap,
             # A product and a sum, rounded one after the other, as the reference does; four programs a processor.
             num_warps=4, maxnreg=128, enable_fp_fusion=False, launch_pdl=launch.overlap,
         )  # fmt: skip
-        return ids, finite
+
+
+def choose(candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of what `Draw.candidates` found among several parts of the tokens, by their order: int32
+    [rows, parts, 4] -> ids [rows] int64 and whether each row was finite [rows] bool.
+    """
+    rows, parts = candidates.shape[:2]
+    ids = torch.empty(rows, dtype=torch.int64, device=candidates.device)
+    finite = torch.empty(rows, dtype=torch.bool, device=candidates.device)
+    if rows:
+        overlap = launch_for(candidates.device).overlap
+        _choose_kernel[(triton.cdiv(rows, 32),)](
+            candidates, ids, finite, rows, COUNT=parts, BLOCK=32, OVERLAP=overlap, num_warps=1, launch_pdl=overlap
+        )
+    return ids, finite

@@ -25,7 +25,8 @@ from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
 MAX_EXPERTS = 512
-FEW_TOKENS = 64  # up to which the columns are split
+FEW_TOKENS = 256  # up to which the columns are split: by then a program for every processor
+TALL_TOKENS = 64  # up to which a program may have more than 16 of them
 MOST_SPLITS = 16
 
 
@@ -144,7 +145,7 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
             height //= 2
         stages = min(3, max(1, (launch.shared_memory - 1024) // ((height + padded) * 64 * 2)))
         return RouteConfig(height, 64, 1, stages, 8 if padded > 128 else 4)
-    height = min(32, max(16, power_of_two(tokens)))
+    height = 16 if TALL_TOKENS < tokens <= FEW_TOKENS else min(32, max(16, power_of_two(tokens)))
     piece = 256 if padded <= 128 else 128 if padded <= 256 else 64
     splits = 1
     while tokens <= FEW_TOKENS and splits < MOST_SPLITS and hidden % (32 * splits) == 0 and hidden // splits > piece:
@@ -157,7 +158,7 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
 
 def route_borders(launch: Launch) -> tuple[int, ...]:
     """Numbers of tokens beyond each of which a router may be cut differently."""
-    return MAX_TOKENS, 16, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
+    return MAX_TOKENS, 16, TALL_TOKENS, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
 
 
 class Route:
@@ -218,23 +219,30 @@ class TritonRoute:
     """The choice of one layer's experts."""
 
     def __init__(
-        self, weight: Tensor, correction: Tensor | None, router: Router, route: Route, route_rows: RouteRows
+        self,
+        weight: Tensor,
+        correction: Tensor | None,
+        router: Router,
+        route: Route,
+        route_rows: RouteRows,
+        bias: Tensor | None = None,
     ) -> None:
-        """weight [experts, hidden], correction [experts]; route, route_rows: shared by all layers of a model, for their
-        scratch."""
+        """weight [experts, hidden], correction and bias [experts]; route, route_rows: shared by all layers of a model,
+        for their scratch."""
         self._weight = weight
         self._correction = correction
+        self._bias = bias
         self._router = router
         self._route = route
         self._route_rows = route_rows
 
     def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        if self._route_rows.supports(x, self._weight, self._router):
+        if self._bias is None and self._route_rows.supports(x, self._weight, self._router):
             return self._route_rows(
                 x, norm, self._weight, self._router, self._correction, slots=slots, first_slot=first_slot
             )
         h = norm(x)
         ids, weights = self._route(
-            h, self._weight, self._router, correction=self._correction, slots=slots, first_slot=first_slot
+            h, self._weight, self._router, self._bias, self._correction, slots=slots, first_slot=first_slot
         )
         return h, ids, weights

@@ -6,15 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.experts.rule import SILU, ExpertRule
+
 
 class TorchExperts:
     """Experts whose matrices are as in the checkpoint; it asks the device which of them have tokens."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> None:
         """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]."""
         self.experts, self.hidden, _ = down.shape
         self.gate_up_weight = gate_up
         self.down_weight = down
+        self.rule = rule
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         tokens, top_k = ids.shape
@@ -26,7 +29,7 @@ class TorchExperts:
             pairs = (flat == expert).nonzero().flatten()
             own = pairs // top_k
             gate, up = self.gate_up(expert, h[own], own).chunk(2, dim=-1)
-            rows[pairs] = self.down(expert, F.silu(gate) * up, own)
+            rows[pairs] = self.down(expert, self._activated(gate, up), own)
         wide = torch.promote_types(torch.float32, h.dtype)
         total = torch.zeros_like(h, dtype=wide) if residual is None else residual.to(wide)
         for j in range(top_k):
@@ -35,8 +38,13 @@ class TorchExperts:
 
     def gate_up(self, expert: int, x: Tensor, tokens: Tensor) -> Tensor:
         """x [n, hidden] of so many of the step's tokens, in one expert: [n, 2 * inter]."""
-        return F.linear(x, self.gate_up_weight[expert])
+        bias = None if self.rule.biases is None else self.rule.biases[0][expert]
+        return F.linear(x, self.gate_up_weight[expert], bias)
 
     def down(self, expert: int, x: Tensor, tokens: Tensor) -> Tensor:
         """x [n, inter] of so many of the step's tokens, in one expert: [n, hidden]."""
-        return F.linear(x, self.down_weight[expert])
+        bias = None if self.rule.biases is None else self.rule.biases[1][expert]
+        return F.linear(x, self.down_weight[expert], bias)
+
+    def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(gate) * up if self.rule.clamp is None else self.rule.clamp(gate, up)

@@ -12,14 +12,15 @@ from aengine.kernels.linear.base import Norm
 class TorchRoute:
     """Norm, logits in float32, then the choice."""
 
-    def __init__(self, weight: Tensor, correction: Tensor | None, router: Router) -> None:
-        """weight [experts, hidden], correction [experts]; both may be filled later."""
+    def __init__(self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None) -> None:
+        """weight [experts, hidden], correction and bias [experts]; all may be filled later."""
         self._weight = weight
         self._correction = correction
         self._router = router
+        self._bias = bias
 
     def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
         h = norm(x)
-        logits = F.linear(h.float(), self._weight.float())
+        logits = F.linear(h.float(), self._weight.float(), None if self._bias is None else self._bias.float())
         ids, weights = route_reference(logits, self._router, self._correction)
         return h, ids.masked_fill_((slots < first_slot).unsqueeze(1), -1), weights

@@ -28,6 +28,7 @@ from aengine.kernels.variants import keep_variants
 
 FEW_ROWS = 16  # the least height of a matrix product
 MAX_ROWS = 64
+WHOLE, LONG = 4096, 5120  # columns of one row up to which a program has all of its weights on the way, or may have
 ROW_BORDERS = (FEW_ROWS, 2 * FEW_ROWS, MAX_ROWS)  # beyond each, other cuts
 
 
@@ -183,24 +184,29 @@ class LinearConfig:
 
 
 @lru_cache
-def linear_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> LinearConfig | OneRowConfig | None:
+def linear_config(
+    m: int, n: int, k: int, element_size: int, launch: Launch, normed: bool = False
+) -> LinearConfig | OneRowConfig | None:
     """How to cut a weight [n, k] for m rows; None: a library does better. Measured on an H200 (bench/KERNELS.md).
 
-    Where there is less shared memory, fewer copies are on their way at once.
+    Where there is less shared memory, fewer copies are on their way at once. normed: a norm comes before it, and along
+    with it where that is faster.
     """
-    config = _measured(m, n, k, element_size, launch.processors)
+    config = _measured(m, n, k, element_size, launch.processors, normed)
     while config and config.stages > 1 and config.shared_memory(m, element_size) > launch.shared_memory:
         config = replace(config, stages=config.stages - 1)
     return config
 
 
-def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> LinearConfig | OneRowConfig | None:
+def _measured(
+    m: int, n: int, k: int, element_size: int, processors: int, normed: bool
+) -> LinearConfig | OneRowConfig | None:
     if not 0 < m <= MAX_ROWS or k % 16:
         return None
     if element_size > 2:
         return LinearConfig(block_n=32, block_k=32, splits=1, stages=3, warps=4, early=16) if m <= FEW_ROWS else None
     if m == 1 and k >= 1024:
-        return _one_row(n, k)
+        return _one_row(n, k, normed)
     tiles = -(-n // 64)
     if m > FEW_ROWS:
         return _more_rows(m, n, k, tiles, processors)
@@ -214,11 +220,13 @@ def _measured(m: int, n: int, k: int, element_size: int, processors: int) -> Lin
     return LinearConfig(64, 128, splits, 3, 4, _early(k // splits, 128))
 
 
-def _one_row(n: int, k: int) -> OneRowConfig:
+def _one_row(n: int, k: int, normed: bool) -> OneRowConfig:
     """The same for a single row: rows of the weight are asked for as a whole, unless they are long."""
-    if k <= 4096 and (n > k or 2 * n * k <= LIGHT):
+    light = k <= WHOLE and 2 * n * k <= LIGHT
+    if k <= LONG and (n > k or light or (normed and 4 * n >= 3 * k)):  # a norm that goes along is a launch less
         columns = 512 if k % 1024 else 1024  # eight for each thread: more threads than that would share x unevenly
-        block_n = 2 if n <= 2048 or 4 * n * k <= LIGHT else 8 if k <= 1024 else 4
+        few = n <= 2048 or (n <= 3072 and k > 2048) or 4 * n * k <= LIGHT
+        block_n = 2 if few else 8 if k <= 1024 else 4
         return OneRowConfig(block_n, columns, 1, columns // 256, k)
     return OneRowConfig(4 if n >= 2048 else 2, 512, 3, 2, 1024)
 
@@ -272,7 +280,7 @@ class SmallLinear:
         if len(x) != 1 or not weight.is_contiguous():
             return False
         n, k = weight.shape
-        config = linear_config(1, n, k, x.element_size(), launch_for(x.device))
+        config = linear_config(1, n, k, x.element_size(), launch_for(x.device), normed=True)
         # Where x is longer, the sum of its squares holds up the stream of weights by more than a launch takes.
         return isinstance(config, OneRowConfig) and config.early >= k
 
@@ -304,7 +312,7 @@ class SmallLinear:
         x = x.contiguous()
         (m, k), n = x.shape, weight.shape[0]
         launch = launch_for(x.device)
-        config = config or linear_config(m, n, k, x.element_size(), launch)
+        config = config or linear_config(m, n, k, x.element_size(), launch, norm is not None)
         if config is None:
             raise ValueError(f"a product of {m} rows with a weight [{n}, {k}] is not for this kernel")
         if isinstance(config, OneRowConfig):

@@ -40,7 +40,7 @@ class _Adapted(TorchExperts):
     """The experts in one pass, whose tokens have these adapters."""
 
     def __init__(self, experts: TorchExperts, weights: ExpertAdapters, places: Tensor) -> None:
-        super().__init__(experts.gate_up_weight, experts.down_weight)
+        super().__init__(experts.gate_up_weight, experts.down_weight, experts.rule)
         self._weights = weights
         self._places = places
 

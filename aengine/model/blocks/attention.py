@@ -4,33 +4,50 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.kernels.attention.scores import Scores
 from aengine.kernels.heads import Heads
 from aengine.kernels.linear.base import Norm
+from aengine.model.blocks.ends import Addition, taken
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import AttentionSpec
+from aengine.model.rope import PositionTables
+from aengine.model.spec import LayerSpec
 
 
 class Attention:
-    """Norm, projection, attention over what the layer keeps in the KV pool, and the projection back onto x."""
+    """Projection, attention over what the layer keeps in the KV pool, and the projection back onto x, between norms."""
 
     def __init__(
-        self, make: Parameters, layer: str, hidden: int, spec: AttentionSpec, eps: float, index: int, last: bool
+        self,
+        make: Parameters,
+        layer: str,
+        hidden: int,
+        layer_spec: LayerSpec,
+        eps: float,
+        index: int,
+        last: bool,
+        tables: PositionTables,
     ) -> None:
         """layer: its name in checkpoints; index: its place in the KV pool; last: no block behind it attends."""
+        spec, norms = layer_spec.attention, layer_spec.norms
         self._kernels = make.kernels
-        self._norm = make.norm(f"{layer}.input_layernorm", hidden, eps)
+        self._norm = make.optional_norm(layer, norms.before_attention, hidden, eps)
         name = f"{layer}.self_attn"
         queries, keys = Part(spec.heads, spec.head_dim), Part(spec.kv_heads, spec.head_dim)
-        parts = {f"{name}.q_proj": queries, f"{name}.k_proj": keys, f"{name}.v_proj": keys}
+        parts: dict[str, Part | tuple[Part, ...]] = (
+            {f"{name}.qkv_proj": (queries, keys, keys)}
+            if spec.fused
+            else {f"{name}.q_proj": queries, f"{name}.k_proj": keys, f"{name}.v_proj": keys}
+        )
         self._qkv = make.linear(parts, hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear({f"{name}.o_proj": Part(hidden)}, spec.queries, spec.out_bias, split="inputs")
         heads = make.shard.units(spec.heads)
         self._heads = Heads(heads)
+        self._dim = spec.head_dim
         self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
         if spec.qk_norm == "head":
-            q_norm, k_norm = (make.tensor(f"{name}.{part}_norm.weight", spec.head_dim) for part in "qk")
+            q_norm, k_norm = (make.norm_weight(f"{name}.{part}_norm", Part(1, spec.head_dim)) for part in "qk")
             self._heads = Heads(heads, q_norm, k_norm, eps)
         elif spec.qk_norm == "all":
             first, second = heads * spec.head_dim, make.shard.units(spec.kv_heads) * spec.head_dim
@@ -39,23 +56,45 @@ class Attention:
                 (slice(first, first + second), make.wide_norm(f"{name}.k_norm", keys, eps)),
             ]
         self._kv_scales = make.kv_scales(name)
-        self._scale = spec.head_dim**-0.5
+        self._cos_sin = tables.rope(spec.rope, spec.head_dim)
+        self._growth = None if spec.growth is None else tables.growth(spec.growth)
+        self._scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self._window = spec.window
+        self._scores = Scores(spec.softcap, make.sinks(name, Part(spec.heads)) if spec.sinks else None)
         self._index = index
         self._last = last
+        self._add = Addition.after(make, layer, norms.after_attention, hidden, eps, layer_spec.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        qkv = self._qkv.after(self._norm, x)
-        for columns, norm in self._wide_norms:
-            qkv[:, columns] = norm(qkv[:, columns])
-        cache, scales = step.kv.layer(self._index), self._kv_scales.loaded
-        q = self._kernels.qk_norm_rope_store(
-            qkv, self._heads, step.cos_sin, step.positions, cache, step.batch.slots, scales
-        )  # [tokens, heads, dim]
+        q, cache, scales = self._queries(x, step), step.kv.layer(self._index), self._kv_scales.loaded
         scale = self._scale * scales.key  # of keys, whatever they are kept as
-        attended = step.attention.forward(q, *cache, step.batch, scale, self._window, scales.value).flatten(1)
+        attended = step.attention.forward(
+            q, *cache, step.batch, scale, self._window, scales.value, self._scores
+        ).flatten(1)
         if self._last:
             attended, x = step.narrow(attended, x)
             if not len(x):
                 return x
-        return self._out.add_to(attended, x)
+        if self._add.fused:
+            return self._out.add_to(attended, x)
+        return self._add.of(lambda rows: self._out(attended[rows]), x)
+
+    def _queries(self, x: Tensor, step: Step) -> Tensor:
+        """[tokens, heads, dim]; keys and values go where the step says."""
+        pieces = step.pieces(len(x))
+        if len(pieces) == 1:
+            return self._project(x, step, step.positions, step.batch.slots)
+        q = x.new_empty(len(x), self._heads.count, self._dim)
+        for rows in pieces:
+            self._project(x[rows], step, step.positions[rows], step.batch.slots[rows], q[rows])
+        return q
+
+    def _project(self, x: Tensor, step: Step, positions: Tensor, slots: Tensor, out: Tensor | None = None) -> Tensor:
+        qkv = taken(self._qkv, self._norm, x)
+        for columns, norm in self._wide_norms:
+            qkv[:, columns] = norm(qkv[:, columns])
+        cache, scales = step.kv.layer(self._index), self._kv_scales.loaded
+        q = self._kernels.qk_norm_rope_store(qkv, self._heads, self._cos_sin, positions, cache, slots, scales, out)
+        if self._growth is not None:
+            q.mul_(self._growth[positions].to(q.dtype)[:, None, None])
+        return q

@@ -17,7 +17,7 @@ class MixtureOfExperts:
         """layer: its name in checkpoints."""
         name = f"{layer}.{spec.block}"
         self._norm = make.norm(f"{layer}.post_attention_layernorm", hidden, eps)
-        self._route = make.route(f"{name}.gate", hidden, spec)
+        self._route = make.route(f"{name}.{spec.router_name}", hidden, spec)
         self._experts = make.experts(f"{name}.experts", hidden, spec)
         self._shared = None if spec.shared is None else SharedExpert(make, name, hidden, spec)
         self._sum = make.sum()
@@ -30,7 +30,8 @@ class MixtureOfExperts:
             return self._experts.add_to(h, ids, weights, x)
         # One sum for all that a rank has to add.
         part = None if self._shared is None else self._shared(h)
-        return self._sum(self._experts.add_to(h, ids, weights, part), x)
+        part = self._experts.add_to(h, ids, weights, part)
+        return self._sum.of(part.__getitem__, x)
 
 
 class SharedExpert:
@@ -44,11 +45,11 @@ class SharedExpert:
             raise ValueError("there is no shared expert")
         self._kernels = make.kernels
         inner, bias = Part(spec.shared.inner), spec.shared.bias
-        parts = {f"{name}.shared_expert.gate_proj": inner, f"{name}.shared_expert.up_proj": inner}
+        parts = {f"{name}.{spec.shared_name}.gate_proj": inner, f"{name}.{spec.shared_name}.up_proj": inner}
         self._gate_up = make.linear(parts, hidden, bias, split="outputs")
-        down = {f"{name}.shared_expert.down_proj": Part(hidden)}
-        self._down = make.linear(down, inner.width, bias, split="inputs", summed=False)
-        gate = {f"{name}.shared_expert_gate": Part(1)}
+        down = {f"{name}.{spec.shared_name}.down_proj": Part(hidden)}
+        self._down = make.linear(down, inner.width, bias, split="inputs")
+        gate = {f"{name}.{spec.shared_name}_gate": Part(1)}
         self._gate = make.linear(gate, hidden, floats=True) if spec.shared_gate else None
 
     def __call__(self, h: Tensor) -> Tensor:

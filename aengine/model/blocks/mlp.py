@@ -4,22 +4,41 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.model.blocks.ends import Addition, taken
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
-from aengine.model.spec import MLPSpec
+from aengine.model.spec import LayerSpec, MLPSpec
 
 
 class MLP:
-    """Norm, gate and up as one product, SiLU(gate) * up, and the projection back onto x."""
+    """Gate and up as one product, SiLU(gate) * up, and the projection back onto x, between norms."""
 
-    def __init__(self, make: Parameters, layer: str, hidden: int, spec: MLPSpec, eps: float) -> None:
+    def __init__(
+        self, make: Parameters, layer: str, hidden: int, layer_spec: LayerSpec, spec: MLPSpec, eps: float
+    ) -> None:
         """layer: its name in checkpoints."""
-        self._norm = make.norm(f"{layer}.post_attention_layernorm", hidden, eps)
-        inner = Part(spec.inner)
-        parts = {f"{layer}.mlp.gate_proj": inner, f"{layer}.mlp.up_proj": inner}
+        self._kernels = make.kernels
+        self._activation = spec.activation
+        norms, inner = layer_spec.norms, Part(spec.inner)
+        self._norm = make.optional_norm(layer, norms.before_ffn, hidden, eps)
+        parts: dict[str, Part | tuple[Part, ...]] = (
+            {f"{layer}.mlp.gate_up_proj": (inner, inner)}
+            if spec.fused
+            else {f"{layer}.mlp.gate_proj": inner, f"{layer}.mlp.up_proj": inner}
+        )
         self._gate_up = make.linear(parts, hidden, spec.bias, split="outputs")
         self._down = make.linear({f"{layer}.mlp.down_proj": Part(hidden)}, spec.inner, spec.bias, split="inputs")
+        self._add = Addition.after(make, layer, norms.after_ffn, hidden, eps, layer_spec.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self._down.add_gated_to(self._gate_up.after(self._norm, x), x)
+        if not self._add.fused:
+            return self._add.of(lambda rows: self._part(x[rows]), x)
+        gate_up = taken(self._gate_up, self._norm, x)
+        if self._activation == "silu":
+            return self._down.add_gated_to(gate_up, x)
+        return self._down.add_to(self._kernels.gelu_mul(gate_up), x)
+
+    def _part(self, x: Tensor) -> Tensor:
+        gate_up = taken(self._gate_up, self._norm, x)
+        return self._down.gated(gate_up) if self._activation == "silu" else self._down(self._kernels.gelu_mul(gate_up))

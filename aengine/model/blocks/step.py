@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +20,6 @@ class Step:
     """The tokens of a step, what was kept of those before them, and which of them are wanted in the end."""
 
     positions: Tensor  # [tokens] int64
-    cos_sin: Tensor  # [max_positions, head_dim] float32: the rotary table
     batch: AttentionBatch
     kv: KVPool
     attention: AttentionBackend
@@ -32,6 +32,10 @@ class Step:
         """Where each token's K and V went, of the tokens that still go on: [tokens] int64; padding: inside page 0."""
         slots = self.batch.slots
         return slots if self.wanted is None or len(slots) == tokens else slots.index_select(0, self.wanted)
+
+    def pieces(self, tokens: int) -> Sequence[slice]:
+        """In which pieces so many tokens are computed until they meet in attention."""
+        return [slice(0, tokens)] if self.ranks is None else self.ranks.pieces(tokens)
 
     def narrow(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Behind the last attention nobody looks at tokens that are not wanted: they go no further.

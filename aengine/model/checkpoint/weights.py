@@ -7,6 +7,7 @@ straight to their places.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +22,11 @@ from aengine.errors import WeightsError
 from aengine.model.checkpoint.pieces import Piece, Place, cut
 from aengine.model.checkpoint.safetensors import TensorEntry, read_header
 from aengine.model.checkpoint.staging import BUFFER_BYTES, copy_pieces, staging_ring
+from aengine.model.families.wrappers import alone
 from aengine.model.fields import read_json_object
 from aengine.model.groups import Entry, Group, Plain, entries_of
+
+log = logging.getLogger("aengine")
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -45,8 +49,11 @@ class _Source:
 class Checkpoint:
     """The weights of one folder, matched to the parameters of one model."""
 
-    def __init__(self, folder: Path, groups: Iterable[Group], tied: bool) -> None:
-        """Read the headers only. `groups` are the parameters that the model has.
+    def __init__(
+        self, folder: Path, groups: Iterable[Group], tied: bool, wrapped: bool = False, aside: tuple[str, ...] = ()
+    ) -> None:
+        """Read the headers only. `groups` are the parameters that the model has. wrapped: whether it is the language
+        model of one that sees as well; aside: what the names of tensors begin with that are left where they are.
 
         Raises `WeightsError`, naming the tensor, when one is missing, unexpected, there twice, of another
         shape or another dtype, and when a file is damaged. The output matrix of a model with `tied`
@@ -55,10 +62,15 @@ class Checkpoint:
         self._sources: dict[str, _Source] = {}
         entries = entries_of(groups)
         unexpected: list[str] = []
+        left: list[str] = []
         for path in _files(folder):
             for spelled, found in read_header(path).items():
                 # Files saved from the bare decoder lack the prefix.
-                name = spelled if spelled in entries or spelled == _HEAD else f"model.{spelled}"
+                name = alone(spelled) if wrapped else spelled
+                if aside and name.startswith(aside):
+                    left.append(spelled)
+                    continue
+                name = name if name in entries or name == _HEAD else f"model.{name}"
                 entry = entries.get(_EMBEDDING if tied and name == _HEAD else name)
                 if entry is None:
                     if not _DERIVED.fullmatch(spelled):
@@ -69,6 +81,8 @@ class Checkpoint:
                     raise WeightsError(f"{path}: {spelled} is also in {self._sources[name].path.name}")
                 _check(source, entry)
                 self._sources[name] = source
+        if left:
+            log.info("%s: left aside %d tensors of parts that are not used: %s", folder, len(left), _listed(left))
         there = set(self._sources)
         for name, entry in entries.items():
             if entry.instead_of and name in there:

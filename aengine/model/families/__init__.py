@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from aengine.model.families import llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe
+from aengine.model.families import (
+    gemma,
+    glm4_moe,
+    gpt_oss,
+    granite,
+    llama,
+    ministral3,
+    mistral,
+    mixtral,
+    olmo2,
+    olmo3,
+    olmoe,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+)
 from aengine.model.fields import Fields
-from aengine.model.spec import LayerSpec
+from aengine.model.spec import EndsSpec, LayerSpec
 
 # By the name in `architectures`.
 FAMILIES: dict[str, Callable[[Fields], list[LayerSpec]]] = {
@@ -18,4 +37,28 @@ FAMILIES: dict[str, Callable[[Fields], list[LayerSpec]]] = {
     "Qwen2MoeForCausalLM": qwen2_moe.layers,
     "Qwen3MoeForCausalLM": qwen3_moe.layers,
     "OlmoeForCausalLM": olmoe.layers,
+    "Olmo2ForCausalLM": olmo2.layers,
+    "Olmo3ForCausalLM": olmo3.layers,
+    "Phi3ForCausalLM": phi3.layers,
+    "GraniteForCausalLM": granite.layers,
+    "SmolLM3ForCausalLM": smollm3.layers,
+    "SeedOssForCausalLM": seed_oss.layers,
+    "Ministral3ForCausalLM": ministral3.layers,
+    "Glm4MoeForCausalLM": glm4_moe.layers,
+    "Gemma2ForCausalLM": gemma.gemma2,
+    "Gemma3ForCausalLM": gemma.gemma3,
+    "GptOssForCausalLM": gpt_oss.layers,
+}
+# What stands before their first layer and behind their last one, where it is not the usual.
+ENDS: dict[str, Callable[[Fields], EndsSpec]] = {
+    "GraniteForCausalLM": granite.ends,
+    "Gemma2ForCausalLM": gemma.ends,
+    "Gemma3ForCausalLM": gemma.ends,
+}
+# What config.json means where it is silent, where other families mean something else.
+DEFAULTS: dict[str, Mapping[str, object]] = {
+    "SmolLM3ForCausalLM": smollm3.DEFAULTS,
+    "Gemma2ForCausalLM": gemma.GEMMA2,
+    "Gemma3ForCausalLM": gemma.GEMMA3,
+    "GptOssForCausalLM": gpt_oss.DEFAULTS,
 }

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from aengine.kernels.experts.routing import Router
-from aengine.model.families.parts import MAX_WIDTH, layer_count
+from aengine.model.families.parts import MAX_WIDTH, known_activation, layer_count
 from aengine.model.fields import Fields
 
-_MAX_EXPERTS = 512  # what the router's kernel takes
+MAX_EXPERTS = 512  # what the router's kernel takes
 
 
 def expert_count(fields: Fields) -> int:
     """Spelled num_local_experts by transformers 5, num_experts before."""
+    known_activation(fields)
     key = "num_local_experts" if fields.present("num_local_experts") else "num_experts"
-    return fields.integer(key, 1, _MAX_EXPERTS)
+    return fields.integer(key, 1, MAX_EXPERTS)
 
 
 def expert_width(fields: Fields, key: str = "moe_intermediate_size") -> int:

@@ -39,3 +39,15 @@ def layer_types(fields: Fields) -> list[bool]:
     if len(types) != (layers := layer_count(fields)):
         raise fields.fail("layer_types", f"names {len(types)} layers of {layers}")
     return [kind == "sliding_attention" for kind in types]
+
+
+def rope_sections(fields: Fields) -> tuple[Fields | None, Fields | None]:
+    """The rope settings of layers that slide, and of those that do not, which alone a `rope_scaling` is of.
+
+    None: the file has none but its rope_theta.
+    """
+    plain = Fields({}, fields.source)
+    section = fields.section("rope_parameters")
+    if section is None or not (section.present("sliding_attention") or section.present("full_attention")):
+        return plain, fields.section("rope_scaling") or section
+    return section.section("sliding_attention") or plain, section.section("full_attention") or plain

@@ -82,7 +82,7 @@ class AdapterMemory:
         made = ExpertAdapters([], [])
         for expert in range(spec.count):
             gate, up, down = (f"{name}.{expert}.{part}" for part in (spec.gate, spec.up, spec.down))
-            rows = Stored(spec.inner, hidden, rows=share.columns)
+            rows = Stored(spec.inner, hidden, rows=None if share.columns is None else (share.columns,))
             columns = Stored(hidden, spec.inner, columns=share.columns)
             if not share.experts[0] <= expert < share.experts[1]:  # another rank has it
                 self.sites[gate] = Site({gate: rows, up: rows}, None)
@@ -125,9 +125,12 @@ def _fillings(site: Site, weights: AdapterWeights, factors: Factors | None, plac
         return
     row = at = 0  # of the whole matrix, and of what is kept of it
     for index, part in enumerate(site.parts.values()):
-        columns, rows = part.columns or (0, part.inputs), part.rows or (0, part.outputs)
+        columns, rows = part.columns or (0, part.inputs), part.rows or ((0, part.outputs),)
         own = first[index * weights.rank : (index + 1) * weights.rank]
         yield Filling(own, factors.a[index][:, slice(*columns)])
         width = weights.outputs[index]
-        yield Filling(second[at : at + width], factors.b[row + rows[0] : row + rows[1]])
+        put = at
+        for start, stop in rows:
+            yield Filling(second[put : min(put + stop - start, at + width)], factors.b[row + start : row + stop])
+            put += stop - start
         row, at = row + part.outputs, at + width

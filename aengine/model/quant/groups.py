@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.errors import UnsupportedModelError
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.weights import Mxfp4Weight, QuantizedWeight
 from aengine.model.dense import Storage, Stored
 from aengine.model.groups import Entry
@@ -82,10 +83,11 @@ class QuantizedExperts:
 
     def __init__(
         self, experts: LoadedExperts, name: str, spec: ExpertsSpec, forms: tuple[LinearFormat, LinearFormat],
-        storage: Storage, share: ExpertsShare,
+        storage: Storage, share: ExpertsShare, rule: ExpertRule = SILU,
     ) -> None:  # fmt: skip
         """name: of them all in the checkpoint; forms: of gate and up, and of down; share: what a rank has of them."""
         gate_up, down = forms
+        self._rule = rule
         hidden, inner = experts.hidden, spec.inner
         split: Split | None = None
         gates: list[Range] = []
@@ -133,7 +135,7 @@ class QuantizedExperts:
         elif self._by_turns and isinstance(gate_up, Mxfp4Weight):
             gate_up = Mxfp4Weight(gate_first(gate_up.codes), gate_first(gate_up.scale))
         down = self._fused[1].unpack() or self._down.take()
-        self._experts.load(self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype))
+        self._experts.load(self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype, self._rule))
 
 
 def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:

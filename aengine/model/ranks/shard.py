@@ -21,6 +21,11 @@ class Part:
         return self.units * self.size
 
 
+def width(parts: Part | tuple[Part, ...]) -> int:
+    """Of all outputs of a tensor."""
+    return sum(part.width for part in parts) if isinstance(parts, tuple) else parts.width
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One of `count` shares."""
@@ -37,6 +42,15 @@ class Shard:
         units = self.units(part.units)
         first = self.index * part.units // self.count
         return first * part.size, (first + units) * part.size
+
+    def ranges(self, parts: Part | tuple[Part, ...]) -> tuple[Range, ...]:
+        """This rank's outputs of a tensor that has several parts, one behind the other."""
+        found, at = [], 0
+        for part in parts if isinstance(parts, tuple) else (parts,):
+            first, last = self.range(part)
+            found.append((at + first, at + last))
+            at += part.width
+        return tuple(found)
 
     def rows(self, total: int, multiple: int = 1) -> Range:
         """The same of rows that need not be a multiple of the ranks: the last ranks may have fewer, or none."""

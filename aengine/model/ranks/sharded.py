@@ -9,19 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.collective.base import Collective
-from aengine.kernels.collective.config import OVERLAPPED_ROWS
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
-from aengine.kernels.lora.base import TokenAdapters
 
 
 class PreparedNorm:
-    """A norm whose result the sum in front of it has computed as well, in one launch."""
+    """A norm whose result comes with the sum in front of it, in one launch."""
 
-    def __init__(self, norm: Norm) -> None:
+    def __init__(self, norm: Norm, ranks: Collective) -> None:
         self.norm = norm
         self.weight = norm.weight
         self.eps = norm.eps
+        self._ranks = ranks
         self._prepared: tuple[Tensor, Tensor] | None = None  # of what, and the result
 
     def prepare(self, x: Tensor, normed: Tensor) -> None:
@@ -29,17 +28,28 @@ class PreparedNorm:
         self._prepared = x, normed
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Of x whose sum is under way as well, in one piece or several: it is finished first."""
+        if self._ranks.under_way:
+            return self._finish(x)
         prepared, self._prepared = self._prepared, None
-        return self.norm(x) if prepared is None or prepared[0] is not x else prepared[1]
+        same = prepared is not None and prepared[0].data_ptr() == x.data_ptr() and prepared[0].shape == x.shape
+        return prepared[1] if prepared is not None and same else self.norm(x)
+
+    def _finish(self, x: Tensor) -> Tensor:
+        normed, at = torch.empty_like(x), 0
+        while at < len(x):
+            piece = self._ranks.under_way[0]
+            rows = slice(at, at + piece.tokens)
+            piece.finish(x[rows], self.norm, normed[rows])
+            at += piece.tokens
+        return normed
 
 
 class Sum:
     """The sum over all ranks that ends a block, with the norm that begins the next one."""
 
-    def __init__(self, ranks: Collective, tokens: TokenAdapters | None = None) -> None:
-        """tokens: whose adapters products look at, those of all rows at once; None: there are no adapters."""
+    def __init__(self, ranks: Collective) -> None:
         self._ranks = ranks
-        self._tokens = tokens
         self.norm: PreparedNorm | None = None
 
     def __call__(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -49,53 +59,38 @@ class Sum:
         self.norm.prepare(x, normed)
         return x
 
-    def of(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
-        """The sum of `product(x)`; of many tokens, beside the product itself."""
-        if len(x) < OVERLAPPED_ROWS or (self._tokens is not None and self._tokens.places is not None):
-            return self(product(x), residual)
-        return self._ranks.sum_product(product, x, residual)
+    def of(self, part: Callable[[slice], Tensor], residual: Tensor) -> Tensor:
+        """The sum of what each rank makes of these tokens, on top of the residual, which may be used up.
+
+        part: of some of them, [tokens, width]. Of many tokens the sum may still be under way: the norm finishes it.
+        """
+        pieces = self._ranks.pieces(len(residual))
+        if len(pieces) == 1:
+            return self(part(pieces[0]), residual)
+        begun = [self._ranks.begin_sum(part(rows), residual[rows]) for rows in pieces]
+        if self.norm is None:
+            for rows, one in zip(pieces, begun):
+                one.finish(residual[rows])
+        return residual
 
 
-class SummedLinear:
-    """A linear whose columns are dealt out: every rank multiplies its part of x, and the products are added up.
+class Head:
+    """The linear that scores tokens, of which every rank has some."""
 
-    Only the first rank's has the bias.
-    """
-
-    def __init__(self, linear: Linear, total: Sum) -> None:
-        self.inputs = linear.inputs
-        self.outputs = linear.outputs
-        self._linear = linear
-        self._sum = total
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._sum(self._linear(x))
-
-    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._sum.of(self._linear, x, residual)
-
-    def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        return self._sum.of(self._linear.gated, gate_up, residual)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        return self._sum(self._linear.gated(gate_up))
-
-    def after(self, norm: Norm, x: Tensor) -> Tensor:
-        return self._sum(self._linear.after(norm, x))
-
-
-class GatheredLinear:
-    """A linear whose rows are dealt out, for what needs the outputs of all of them."""
-
-    def __init__(self, linear: Linear, ranks: Collective, outputs: int) -> None:
-        """outputs: of all ranks together."""
-        self.inputs = linear.inputs
-        self.outputs = outputs
+    def __init__(self, linear: Linear, ranks: Collective | None, tokens: int) -> None:
+        """tokens: of all ranks together, in order; the last ones may have fewer than outputs, or none."""
+        self.first = 0 if ranks is None else ranks.index * linear.outputs  # which token is this rank's first
         self._linear = linear
         self._ranks = ranks
+        self._tokens = tokens
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._ranks.gather(self._linear(x), self.outputs)
+    def own(self, x: Tensor) -> Tensor:
+        """x [n, hidden] -> the logits of this rank's tokens, and of columns that stand for none: [n, outputs]."""
+        return self._linear(x)
+
+    def whole(self, own: Tensor) -> Tensor:
+        """The logits of all tokens: [n, tokens]."""
+        return own if self._ranks is None else self._ranks.gather(own, self._tokens)
 
 
 class SomeExperts:

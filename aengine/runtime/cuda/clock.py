@@ -15,8 +15,10 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from aengine.errors import EngineFailedError
+from aengine.errors import DeviceLostError, EngineFailedError
+from aengine.runtime.cuda.lost import WAITED_IN_VAIN
 
 FILES = 8  # more than steps can be in flight; a FILE holds at most one byte
 WATCHDOG_SECONDS = 1.0
@@ -42,12 +44,16 @@ class DeviceClock:
         self._files = [self._libc.fdopen(os.dup(write), b"w") for _ in range(FILES)]
         os.close(write)
         self._next_file = itertools.cycle(self._files)
-        self._pending: deque[tuple[Sequence[torch.cuda.Event], asyncio.Future[None]]] = deque()
+        self._pending: deque[tuple[Sequence[torch.cuda.Event], Tensor, asyncio.Future[None]]] = deque()
         self._watchdog: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._read, self._on_bytes)
 
-    def watch(self, events: Sequence[torch.cuda.Event]) -> asyncio.Future[None]:
-        """A future that is done once all the recorded events have happened. Raises `EngineFailedError`."""
+    def watch(self, events: Sequence[torch.cuda.Event], failed: Tensor) -> asyncio.Future[None]:
+        """A future that is done once all the recorded events have happened. Raises `EngineFailedError`.
+
+        failed: int32 [ranks] on the host, each valid once the event of its rank has happened. Where one is not 0 then,
+        the future raises `DeviceLostError` without the events of the others, who may never come.
+        """
         if len(self._pending) >= FILES:
             raise EngineFailedError(f"{len(self._pending)} device events are pending, at most {FILES} can be")
         future: asyncio.Future[None] = self._loop.create_future()
@@ -58,7 +64,7 @@ class DeviceClock:
         code = self._cuda.cuLaunchHostFunc(self._side.cuda_stream, self._fflush, file)
         if code:
             raise EngineFailedError(f"cuLaunchHostFunc returned CUDA error {code}")
-        self._pending.append((events, future))
+        self._pending.append((events, failed, future))
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(WATCHDOG_SECONDS, self._check)
         return future
@@ -66,7 +72,7 @@ class DeviceClock:
     def _on_bytes(self) -> None:
         for _ in os.read(self._read, 64):
             if self._pending:
-                _, future = self._pending.popleft()
+                *_, future = self._pending.popleft()
                 if not future.done():
                     future.set_result(None)
 
@@ -74,14 +80,15 @@ class DeviceClock:
         """Host functions are not called once the context is in error: find out by asking the events."""
         self._watchdog = None
         try:
-            for events, _ in self._pending:
-                for event in events:
-                    event.query()
+            for events, failed, _ in self._pending:
+                happened = [event.query() for event in events]
+                if any(itertools.compress(failed.tolist(), happened)):
+                    raise DeviceLostError(WAITED_IN_VAIN)
             for stream in self._streams:
                 stream.query()
-        except RuntimeError as error:
+        except (RuntimeError, DeviceLostError) as error:
             while self._pending:
-                _, future = self._pending.popleft()
+                *_, future = self._pending.popleft()
                 if not future.done():
                     future.set_exception(error)
         if self._pending:

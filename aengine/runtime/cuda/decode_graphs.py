@@ -20,6 +20,7 @@ from aengine.kernels.attention.prefix_attention import SharedRuns
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.decoder import Decoder
+from aengine.runtime.own_tokens import draw_from_own
 from aengine.runtime.rows import Rows
 from aengine.sampling.sampler import Draws, Kind, Sampler
 from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
@@ -53,7 +54,7 @@ class ForwardKind(NamedTuple):
 @dataclass(slots=True)
 class _Captured:
     forward: dict[ForwardKind, torch.cuda.CUDAGraph]
-    logits: Tensor  # [size, vocab] in the model's dtype
+    logits: Tensor  # [size, n] in the model's dtype: of the rank's own tokens
     draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]]
 
 
@@ -148,7 +149,7 @@ class DecodeGraphs:
         self._graphs[size] = _Captured(forward, logits, draws)
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
-        """Replay the forward pass for these rows: logits [n, vocab] and the rows as a tensor [n] int64.
+        """Replay the forward pass for these rows: logits as `Head.own` gives them and the rows as a tensor [n] int64.
 
         The logits stay valid until the next replay.
         """
@@ -188,7 +189,7 @@ class DecodeGraphs:
         self._current = list(rows)
 
     def _forward(self, size: int, kind: ForwardKind, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
-        """Logits [size, vocab], and where the drawn tokens will stand [size] int64."""
+        """The logits of the rank's own tokens, [size, n], and where the drawn tokens will stand [size] int64."""
         rows, index = self._rows, self._row_index[:size]
         adapters = rows.adapter[index] if kind.adapted and rows.adapter is not None else None
         inputs = begin_decode(index, rows.last_token, rows.length, rows.page_table, self._kv.page_size)
@@ -205,11 +206,13 @@ class DecodeGraphs:
         hidden = self._decoder.forward(
             inputs.token_ids, inputs.positions, attention, self._kv, rehearsal=rehearsal, adapters=adapters
         )
-        return self._decoder.logits(hidden, adapters), inputs.next_positions
+        return self._decoder.own_logits(hidden, adapters), inputs.next_positions
 
     def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> Draws:
         rows, index = self._rows, self._row_index[: len(logits)]
-        draw = self._sampler.draw_simple if kind is Kind.SIMPLE else self._sampler.draw_filtered
-        draws = draw(logits, index, positions)
+        if kind is Kind.SIMPLE:
+            draws = draw_from_own(self._decoder, self._sampler, logits, index, positions)
+        else:
+            draws = self._sampler.draw_filtered(self._decoder.head.whole(logits), index, positions)
         end_decode(index, draws.token_ids, rows.last_token, rows.length, rows.padding)
         return draws

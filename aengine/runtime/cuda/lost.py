@@ -11,6 +11,9 @@ from aengine.errors import DeviceLostError
 _STAYING = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999})
 
 
+WAITED_IN_VAIN = "the device is lost: a GPU waited in vain for another one"
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether every further step would raise as well."""
     if isinstance(error, torch.AcceleratorError):

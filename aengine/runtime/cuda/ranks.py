@@ -85,12 +85,18 @@ class DeviceRanks:
 def keep_pinned_memory(ranks: int) -> None:
     """Let torch keep host memory of all sizes that uploads have: taking more of it may wait for the devices.
 
-    Torch keeps it by powers of two, from a single cell on, and a replay uploads up to three times for each rank (rows,
-    pages, shared runs), two steps of which may be on the way. What is larger comes with prompts, once a step.
+    Torch keeps it by powers of two, from a single cell on, and a step uploads a few times for each rank (rows, pages,
+    parameters, shared runs), two steps of which may be on the way. What is larger comes with prompts, once a step.
     """
     blocks = [
         torch.empty(1 << power, dtype=torch.uint8, pin_memory=True)
         for power in range(2, 23)
-        for _ in range((6 if power <= 16 else 2) * ranks)
+        for _ in range((12 if power <= 16 else 4 if power <= 20 else 2) * ranks)
     ]
+    del blocks
+
+
+def keep_small_memory(device: torch.device) -> None:
+    """Let torch keep so much of a device's memory for small tensors, which come from segments of their own."""
+    blocks = [torch.empty(1 << 20, dtype=torch.uint8, device=device) for _ in range(32)]
     del blocks

@@ -16,6 +16,7 @@ from torch import Tensor
 from aengine.errors import DeviceLostError
 from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
+from aengine.runtime.cuda.lost import WAITED_IN_VAIN
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, PrefillShape
 from aengine.runtime.executor import Executor, Forwarded, Outcome
 from aengine.runtime.pooling import pool_chunks
@@ -56,7 +57,8 @@ class GraphedExecutor(StepExecutor):
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
         if (decode := self._decode_graphs_for(plan)) is not None:
-            logits, row_index = self._replay_decode(plan, decode)
+            own, row_index = self._replay_decode(plan, decode)
+            logits = self._decoder.head.whole(own)
             lengths = self._rows.length[row_index] + 1
             self._rows.length[row_index] = lengths
             return Forwarded(logits, plan.decode, row_index, lengths)
@@ -95,9 +97,11 @@ class GraphedExecutor(StepExecutor):
         self._copy_pages(plan)
         if adapters is not None:
             adapters = adapters[draw_rows] if self._decoder.adapts_logits else None
-        logits = self._decoder.logits(hidden[: len(row_list)], adapters) if row_list else None
+        own = self._draws_from_own(plan, row_list)
+        head = self._decoder.own_logits if own else self._decoder.logits
+        logits = head(hidden[: len(row_list)], adapters) if row_list else None
         pools = pool_chunks(plan, hidden[len(row_list) :], self._decoder, rows.upload) if plan.pooled else None
-        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums, pools=pools)
+        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums, pools=pools, own=own)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY
@@ -143,7 +147,7 @@ class CudaStep:
         with self._runner.device_errors():
             await pending.done
             if pending.failed.any():
-                raise DeviceLostError("the device is lost: a GPU waited in vain for another one")
+                raise DeviceLostError(WAITED_IN_VAIN)
             return read_outcome(pending.outcome, self._runner.logprob_count, self.plan)
 
 
@@ -226,7 +230,7 @@ class CudaRunner:
         events = [stream.record_event() for stream in self._streams]
         if self._clock is None:  # made on the loop that launches
             self._clock = DeviceClock(self._streams)
-        return PendingOutcome(self._clock.watch(events), host, failed)
+        return PendingOutcome(self._clock.watch(events, failed), host, failed)
 
     def logprob_count(self, row: int) -> int | None:
         """How many logprobs the request in `row` wants of each token; None: none at all."""

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -16,6 +17,9 @@ from aengine.attention.flash4 import Flash4
 from aengine.attention.flash4_offline import compile_flash4, launch_kinds
 from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_is_installed, flash4_runs_on
 from aengine.attention.triton_backend import TritonAttention
+from aengine.kernels.collective.base import SumUnderWay
+from aengine.kernels.collective.config import sum_pieces
+from aengine.kernels.collective.threads import Summed
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.offline import Share, compile_utilities, compiling
@@ -78,12 +82,19 @@ class _AbsentRanks:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.under_way: deque[SumUnderWay] = deque()
+
+    def begin_step(self, rehearsal: bool, halves: bool) -> None:
+        self.under_way.clear()
 
     def sum(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         return part
 
-    def sum_product(self, product: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor) -> Tensor:
-        return product(x)
+    def pieces(self, tokens: int) -> Sequence[slice]:
+        return sum_pieces(tokens)
+
+    def begin_sum(self, part: Tensor, residual: Tensor) -> SumUnderWay:
+        return Summed(residual, self.under_way)
 
     def sum_and_norm(self, part: Tensor, residual: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         return part, part
@@ -131,7 +142,9 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
         attention,
         device,
         tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
-        windows=list(dict.fromkeys(model.windows)),
+        layers=list(
+            dict.fromkeys((one.attention.window, one.attention.softcap, one.attention.sinks) for one in model.layers)
+        ),
         heads=shard.units(heads.heads),
         kv_heads=shard.units(heads.kv_heads),
         dim=heads.head_dim,

@@ -26,7 +26,7 @@ from aengine.model.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
 from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, capture, make_executor
-from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory
+from aengine.runtime.cuda.ranks import DeviceRanks, keep_pinned_memory, keep_small_memory
 from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.startup.compile_ahead import compile_ahead
@@ -37,7 +37,7 @@ from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import check_length, size_pool
 from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
-from aengine.runtime.startup.warm_up import greediest_steps, uncaptured_steps, with_adapters
+from aengine.runtime.startup.warm_up import greediest_largest_step, greediest_steps, uncaptured_steps, with_adapters
 
 PATIENCE = 2.5  # seconds that a GPU waits for another, far more than a host takes between launching for both
 
@@ -131,7 +131,11 @@ def start_cuda(
         executors.warm_up(
             with_adapters(greediest_steps(), lora)
         )  # compiles what no graph holds: draws that decide something on the host
-        if collectives:
+        if collectives:  # torch keeps what steps take: to take more of a device may wait for others'
+            largest = greediest_largest_step(config, steps.most, pool.max_model_len)
+            executors.warm_up(with_adapters([largest], lora))
+            for gpu in gpus:
+                keep_small_memory(gpu)
             keep_pinned_memory(len(gpus))
             devices.wait_for_each_other(PATIENCE)
             executors.warm_up(with_adapters(greediest_steps(), lora))  # the first steps whose results mean something

@@ -112,6 +112,11 @@ def border_steps(
     return steps
 
 
+def greediest_largest_step(config: EngineConfig, max_step_tokens: int, max_model_len: int) -> StepPlan:
+    """What takes the most memory that a step can take, and no graph holds."""
+    return _in_page_0(largest_steps(config, max_step_tokens, max_model_len)[-1])
+
+
 def greediest_steps() -> list[StepPlan]:
     """One row, one token, and a draw with everything that a draw can have; without filters."""
     return [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,7 +21,7 @@ from aengine.text.answer.lark import PLACED
 from aengine.text.grammar.matcher import SLOW_SECONDS, Mask, line_of, reason, take_in
 from aengine.text.grammar.matcher import Matcher as Matcher
 from aengine.text.grammar.source import GrammarLimits, grammar_source
-from aengine.text.grammar.threads import CompileThreads
+from aengine.text.grammar.threads import CompileThreads, lower_priority
 from aengine.text.tokens.tokenizer import Tokenizer
 
 MAX_CACHED = 32
@@ -83,7 +81,7 @@ class Grammars:
         self._fills = MEASURE_EVERY  # since each mask of one was measured
         self._measures = False  # in the next fill, what each mask costs
         self._slow_fills = ThreadPoolExecutor(
-            max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=_lower_priority
+            max(1, threads // 4), thread_name_prefix="aengine-slow-masks", initializer=lower_priority
         )
         # Its threads give way as the one that makes them does.
         self._slow_executor = self._slow_fills.submit(LLExecutor, num_threads=max(1, threads // 4)).result()
@@ -227,9 +225,3 @@ class _RefusedError(ValueError):
         line = line_of(message)
         placed = None if line is None else PLACED.search(line)
         self.where = None if placed is None else placed[1]
-
-
-def _lower_priority() -> None:
-    """Lower this thread's priority, where threads have priorities of their own."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -1,10 +1,13 @@
-"""Runs compilations in threads of their own, each with a deadline and a deep stack."""
+"""Runs compilations in threads of their own, each with a deadline and a deep stack; a long one gives way to steps."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from aengine.errors import QueueFullError
@@ -12,6 +15,8 @@ from aengine.errors import QueueFullError
 T = TypeVar("T")
 
 MAX_THREADS = 4
+USUAL_SECONDS = 1.0  # after which a compilation gives way; most are done by then
+_LOWERED_BY = 5  # no more: it still has to be done before its deadline
 STACK_BYTES = 256 * 2**20  # address space, not memory: the compiler recurses, and without room it ends the process
 
 
@@ -28,9 +33,12 @@ class CompileThreads:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         began = False
+        gives_way: asyncio.TimerHandle | None = None
 
         def settle(result: T | None, error: Exception | None) -> None:
             self._places.release()
+            if gives_way is not None:
+                gives_way.cancel()
             if done.done():
                 return  # nobody waits any more
             if error is not None:
@@ -52,7 +60,8 @@ class CompileThreads:
                 await self._places.acquire()
                 began = True
                 try:
-                    _start(body)
+                    thread = _start(body)
+                    gives_way = loop.call_later(USUAL_SECONDS, lower_priority, thread.native_id, _LOWERED_BY)
                 except RuntimeError:  # the system gives no more threads
                     self._places.release()
                     raise
@@ -63,10 +72,24 @@ class CompileThreads:
             raise QueueFullError("too many grammars are being compiled", retry_after=seconds) from None
 
 
-def _start(body: Callable[[], None]) -> None:
+def lower_priority(thread_id: int | None = None, by: int = 10) -> None:
+    """Lower the priority of a thread, this one without a number, where threads have priorities of their own: on a CPU,
+    steps need every core.
+
+    by: of 5, a third of the share of a usual thread is left where they compete; of 10, a tenth.
+    """
+    if sys.platform == "linux":
+        with suppress(ProcessLookupError):  # it has ended
+            thread_id = thread_id or threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + by)
+
+
+def _start(body: Callable[[], None]) -> threading.Thread:
     """Start a daemon thread: what cannot be stopped must not keep the process alive."""
     usual = threading.stack_size(STACK_BYTES)
     try:
-        threading.Thread(target=body, name="aengine-grammar", daemon=True).start()
+        thread = threading.Thread(target=body, name="aengine-grammar", daemon=True)
+        thread.start()
+        return thread
     finally:
         threading.stack_size(usual)

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 import aengine
+from aengine.engine import arguments
 from aengine.engine.pooling import answers
 from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError
 from tests.engine.conftest import idle
@@ -184,6 +185,26 @@ async def test_embeddings_are_compared(tmp_path: Path) -> None:
         assert (await engine.rerank(QUERY, documents, top_n=1)).results[0].score == close(max(expected))
         with pytest.raises(InvalidRequestError, match="instruction"):
             await engine.score(QUERY, documents, instruction="Find towns")
+
+
+async def test_each_side_of_what_is_compared_is_bounded_and_named_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "qwen3", "none")
+    monkeypatch.setattr(arguments, "MAX_INPUTS", 3)
+    queries, documents = ["a", "b", "c"], ["d", "e", "a"]
+    async with running(tmp_path) as engine:
+        assert len((await engine.score(queries, documents)).values) == 3
+        with pytest.raises(InvalidRequestError, match="documents must be 1 to 3 texts"):
+            await engine.score("a", [*documents, "f"])
+        long = "word " * 999
+        for name, sides in {"queries": (long, documents), "documents": (QUERY, [long])}.items():
+            with pytest.raises(ContextLengthError, match=f"given as {name}") as refused:
+                await engine.score(*sides)
+            assert refused.value.param == name
+        monkeypatch.setattr(answers, "MAX_TOKENS", 4)
+        with pytest.raises(InvalidRequestError, match="more than 4 tokens together"):
+            await engine.score(queries, documents)
 
 
 async def test_control_tokens_in_a_document_are_text(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from aengine.http.door.disconnect import DisconnectMiddleware
 from aengine.http.endpoints.generate import GenerateEventEncoder
 from aengine.http.hypercorn.connection import connection_of
-from aengine.http.hypercorn.framing import Framing
 from aengine.http.hypercorn.in_flight import InFlight
+from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.streams.responses import EventStreamResponse
 from aengine.types import Fragment
 from tests.http.fake_engine import FakeStream
@@ -93,11 +92,11 @@ async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
     stream = FakeStream("r", prompt_tokens=1, one_by_one=False)
     stream.put(Fragment("x", (1,)))
     reply = EventStreamResponse(stream, GenerateEventEncoder(1), heartbeat=10, max_backlog=1000)
-    in_flight = InFlight(DisconnectMiddleware(reply))
+    in_flight = InFlight(Receiving(reply, 1.0))
     async with anyio.create_task_group() as tasks:
         await tasks.start(in_flight.watch_readers, 0.05)
         async with asyncio.timeout(30):
-            await in_flight({"type": "http", "headers": []}, nothing, send)
+            await in_flight({"type": "http", "http_version": "2", "headers": []}, nothing, send)
         tasks.cancel_scope.cancel()
     (event,) = told
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "reader_timeout"
@@ -108,7 +107,7 @@ async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -
     """The answer comes before the body has, and hypercorn's queue of body messages is full when the client leaves."""
     answer = Response(bytes(20 * LONG))
 
-    in_flight = InFlight(Framing(answer, 1.0))
+    in_flight = InFlight(Receiving(answer, 1.0))
     async with hosting(with_lifespan(in_flight)) as (port, _), anyio.create_task_group() as tasks:
         watching = await tasks.start(in_flight.watch_readers, 0.5)
         raw = socket.socket()

@@ -45,6 +45,10 @@ PATHS = [
     ("/v1/completions", {"prompt": "a", "stream": True}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
     ("/v1/completions", {"prompt": ["a", "b"], "stream": True}),
+    ("/v1/responses", {"input": "a", "stream": True}),
+    ("/v1/responses", {"input": "a"}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "stream": True}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
 ]
 
 
@@ -96,6 +100,8 @@ class HaltingEngine(FakeEngine):
         self.halt = Halt()
         if where == "encode":
             self.tokenizer.encode = self.wait  # type: ignore[method-assign]
+        if where in ("embed", "score", "rerank"):
+            setattr(self, where, self.wait)
 
     async def wait(self, *_: object, **__: object) -> Any:
         await self.halt.wait()
@@ -119,6 +125,12 @@ class HaltingEngine(FakeEngine):
         ("encode", "/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1}),
         ("encode", "/tokenize", {"prompt": "a"}),
         ("encode_chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
+        ("encode_chat", "/v1/responses", {"input": "a"}),
+        ("encode_chat", "/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
+        ("encode_chat", "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
+        ("embed", "/v1/embeddings", {"input": ["a", "b"]}),
+        ("score", "/score", {"text_1": "a", "text_2": ["b"]}),
+        ("rerank", "/rerank", {"query": "a", "documents": ["b"]}),
     ],
 )
 async def test_before_the_reply_begins(leave: object, where: str, path: str, body: dict[str, Any]) -> None:

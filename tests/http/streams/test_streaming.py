@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from aengine.errors import EngineFailedError
-from aengine.http.door.disconnect import DisconnectMiddleware
 from aengine.http.endpoints.generate import GenerateEventEncoder
+from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.streams.responses import DocumentResponse, EventStreamResponse
 from aengine.types import Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
@@ -60,8 +60,10 @@ def answer(reply: Response, wire: Wire) -> asyncio.Task[None]:
         await receive()
         await reply(scope, receive, send)
 
-    watched = DisconnectMiddleware(app)
-    return asyncio.ensure_future(watched({"type": "http", "headers": []}, wire.receive, wire.send))
+    watched = Receiving(app, 1.0)
+    return asyncio.ensure_future(
+        watched({"type": "http", "http_version": "1.1", "headers": []}, wire.receive, wire.send)
+    )
 
 
 def start(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from aengine.kernels.attention.decode_config import DecodeConfig
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import encode
 from tests.kernels.conftest import relative_error, tolerance
 
@@ -19,6 +20,7 @@ def reference(
     seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
+    rule: Scores = PLAIN,
 ) -> torch.Tensor:
     """One row at a time, in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
@@ -29,7 +31,10 @@ def reference(
         low = max(0, length - window) if window else 0
         k, v = (cache[page_table[row].long()].flatten(0, 1)[low:length].double() for cache in (k_cache, v_cache))
         scores = torch.einsum("hd,shd->hs", q[row].double(), k.repeat_interleave(group, 1)) * scale
-        out[row] = torch.einsum("hs,shd->hd", scores.softmax(-1), v.repeat_interleave(group, 1))
+        if rule.softcap is not None:
+            scores = rule.softcap * torch.tanh(scores / rule.softcap)
+        total = scores.logsumexp(-1) if rule.sinks is None else scores.logsumexp(-1).logaddexp(rule.sinks.double())
+        out[row] = torch.einsum("hs,shd->hd", (scores - total[:, None]).exp(), v.repeat_interleave(group, 1))
     return out
 
 
@@ -102,6 +107,29 @@ def test_a_window_hides_what_is_older(lengths: list[int], dim: int, window: int,
     inputs = paged(lengths, 4, 2, dim, 16, torch.float32, device)
     out = decode_attention.PagedDecode()(*inputs, 0.3, window=window)
     assert relative_error(out, reference(*inputs, 0.3, window)) < tolerance(torch.float32)
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize(("softcap", "sinks"), [(0.7, False), (None, True), (2.0, True)], ids=["cap", "sinks", "both"])
+@pytest.mark.parametrize(
+    ("lengths", "heads", "kv_heads", "dim"),
+    [
+        pytest.param([5, 0, 90, 300, 1], 4, 2, 16, id="tiny"),
+        pytest.param([40, 41, 4096, 1001, 0, 16], 64, 8, 64, id="group-of-8"),
+        pytest.param([777] * 70, 16, 8, 256, id="dim-256"),
+        pytest.param([30_000], 8, 4, 128, id="long"),
+    ],
+)
+def test_scores_are_capped_and_sinks_take_their_share(
+    lengths: list[int], heads: int, kv_heads: int, dim: int, softcap: float | None, sinks: bool, window: int | None,
+    dtype: torch.dtype, device: torch.device,
+) -> None:  # fmt: skip
+    inputs = paged(lengths, heads, kv_heads, dim, 16, dtype, device)
+    rule = Scores(softcap, torch.randn(heads, device=device) * 3 if sinks else None)
+    out = decode_attention.PagedDecode()(*inputs, dim**-0.5, window=window, scores=rule)
+    assert relative_error(out, reference(*inputs, dim**-0.5, window, rule)) < tolerance(dtype)
+    assert not out[inputs[4] == 0].any()
 
 
 @pytest.mark.parametrize("crowd", [1, 4])

@@ -45,6 +45,48 @@ def test_draws_are_the_argmax_of_logits_and_the_samplers_noise(rows: int, vocab:
         assert torch.equal(ids, reference(logits, temperature, **of_rows).argmax(dim=1))
 
 
+def in_parts(
+    logits: torch.Tensor, temperature: torch.Tensor, count: int, **of_rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The draw of so many parts of the tokens, the last of which have columns that stand for none."""
+    rows, vocab = logits.shape
+    each = -(-vocab // count)
+    wide = torch.nn.functional.pad(logits, (0, count * each - vocab), value=torch.inf)
+    found = [
+        gumbel.Draw(rows, logits.device).candidates(
+            wide[:, first : first + each].contiguous(), temperature, **of_rows, first=first, valid=vocab - first
+        )
+        for first in range(0, count * each, each)
+    ]
+    return gumbel.choose(torch.stack(found, dim=1))
+
+
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize(("rows", "vocab"), [*SHAPES, pytest.param(3, 9, id="tiny-none")])
+def test_the_best_of_all_parts_candidates_is_the_draw(rows: int, vocab: int, count: int, device: torch.device) -> None:
+    logits = (torch.randn(rows, vocab, device=device) * 2).round()  # many equals
+    temperature = torch.rand(rows, device=device)
+    temperature[::2] = 0.0
+    of_rows = parameters(rows, device)
+    ids, finite = in_parts(logits, temperature, count, **of_rows)
+    assert finite.all()
+    assert torch.equal(ids, gumbel.Draw(rows, device)(logits, temperature, **of_rows)[0])
+
+
+@pytest.mark.parametrize("column", [0, 3999])
+def test_a_row_is_finite_where_all_of_its_parts_are_tiny(column: int, device: torch.device) -> None:
+    logits = torch.zeros(5, 4000, device=device)
+    logits[1, column] = torch.nan
+    logits[2, column] = torch.inf
+    logits[3] = -torch.inf
+    logits[4] = -torch.inf
+    logits[4, column] = 1.0
+    ids, finite = in_parts(logits, torch.zeros(5, device=device), 2, **parameters(5, device))
+    assert finite.tolist() == [True, False, False, False, True]
+    assert ids[4] == column
+    assert ((ids >= 0) & (ids < 4000)).all()
+
+
 def test_the_noise_is_bit_for_bit_the_samplers_tiny(device: torch.device) -> None:
     """With flat logits the noise alone decides; every id must be the same, for many seeds."""
     rows, vocab = 40, 2500

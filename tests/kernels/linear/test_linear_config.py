@@ -17,3 +17,9 @@ def test_a_single_rows_blocks_end_where_the_columns_do(n: int, k: int) -> None:
     config = linear_config(1, n, k, 2, H200)
     assert k % config.block_k == 0
     assert config.early == k  # all of a row is asked for at once
+
+
+@pytest.mark.parametrize(("n", "k"), [(3072, 4096), (5120, 5120)])
+def test_rows_that_are_normed_are_asked_for_at_once_more_often(n: int, k: int) -> None:
+    assert linear_config(1, n, k, 2, H200, normed=True).early == k
+    assert linear_config(1, n, k, 2, H200).early < k

@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
 
 from ..checkpoints import write_checkpoint
 from ..ranks import Ranks
@@ -90,14 +92,32 @@ def test_what_no_block_adds_is_refused_by_name(
         logits(tmp_path)
 
 
-def test_gpt_oss_is_refused_by_its_name_before_its_weights_are_looked_at(tmp_path: Path) -> None:
-    config = {
-        "architectures": ["GptOssForCausalLM"],
-        "num_local_experts": 32,
-        "experts_per_token": 4,
-        "swiglu_limit": 7.0,
-        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.router"]},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=r"architecture \['GptOssForCausalLM'\] is not supported"):
-        ModelConfig.from_folder(tmp_path)
+def write_gpt_oss(folder: Path, twin: Path) -> None:
+    """gpt-oss as it is published, and its twin, dequantised."""
+    write_checkpoint("gpt-oss", twin)
+    config, plain = json.loads((twin / "config.json").read_text()), load_file(twin / _FILE)
+    stored = dict(plain)
+    for name in [name for name in plain if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        encoded = mxfp4(stored.pop(name).transpose(1, 2).contiguous())
+        stored |= {f"{name}{suffix}": part for suffix, part in encoded.tensors.items()}
+        plain[name] = encoded.meant.transpose(1, 2).contiguous()
+    folder.mkdir()
+    unchanged = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": unchanged}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    save_file(stored, folder / _FILE, {"format": "pt"})
+    save_file(plain, twin / _FILE, {"format": "pt"})
+
+
+def test_gpt_oss_with_its_biases_is_its_dequantised_twin(tmp_path: Path) -> None:
+    write_gpt_oss(tmp_path / "quantised", tmp_path / "twin")
+    for ours, expected in zip(logits(tmp_path / "quantised"), logits(tmp_path / "twin"), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
+
+
+def test_gpt_oss_is_refused_where_its_experts_have_no_kernels(tmp_path: Path) -> None:
+    triton_kernels = pytest.importorskip("aengine.kernels.triton_kernels")
+    write_checkpoint("gpt-oss", tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="biases and clamped gates are computed on a CPU alone"):
+        Decoder(config, triton_kernels.TritonKernels(), TorchAttention())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from aengine.runtime.cuda.lost import is_lost
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
+from aengine.runtime.cuda import clock
 from aengine.runtime.cuda.runner import CudaRunner, CudaStep, PendingOutcome
 from aengine.runtime.executor import Outcome
 
@@ -70,3 +72,31 @@ async def test_a_gpu_that_waited_in_vain_for_another_loses_the_device(rank: int)
     with pytest.raises(DeviceLostError, match="waited in vain") as raised:
         await step.result()
     assert is_lost(raised.value)
+
+
+class Event:
+    def __init__(self, happened: bool) -> None:
+        self._happened = happened
+
+    def query(self) -> bool:
+        return self._happened
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_step_of_which_one_gpu_gave_up_does_not_wait_for_the_silent_one(lost: bool) -> None:
+    watch = clock.DeviceClock.__new__(clock.DeviceClock)  # the rest of one takes a GPU
+    loop = asyncio.get_running_loop()
+    watch._loop, watch._streams = loop, []
+    first, second = loop.create_future(), loop.create_future()
+    said, unsaid = torch.tensor([int(lost), 0], dtype=torch.int32), torch.tensor([1, 1], dtype=torch.int32)
+    one, none = [Event(True), Event(False)], [Event(False), Event(False)]
+    watch._pending = deque([(one, said, first), (none, unsaid, second)])  # type: ignore[list-item]
+    watch._check()
+    if watch._watchdog is not None:
+        watch._watchdog.cancel()
+    assert [first.done(), second.done()] == [lost, lost]
+    if lost:
+        for future in (first, second):
+            with pytest.raises(DeviceLostError, match="waited in vain"):
+                await future

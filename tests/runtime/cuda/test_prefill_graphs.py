@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.attention.torch_backend import TorchAttention
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
@@ -39,9 +40,10 @@ class FixedShapeAttention(TorchAttention):
         scale: float,
         window: int | None,
         value_scale: float = 1.0,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         if batch.chunks is None:
-            return super().forward(q, k_cache, v_cache, batch, scale, window, value_scale)
+            return super().forward(q, k_cache, v_cache, batch, scale, window, value_scale, scores)
         chunks = batch.chunks
         decodes = int((batch.seq_lens >= 0).sum())
         starts = chunks.query_starts.tolist()
@@ -56,7 +58,7 @@ class FixedShapeAttention(TorchAttention):
             query_lens=[1] * decodes + [starts[i + 1] - starts[i] for i in kept],
             context_lens=lens.tolist(),
         )
-        return super().forward(q, k_cache, v_cache, plain, scale, window, value_scale)
+        return super().forward(q, k_cache, v_cache, plain, scale, window, value_scale, scores)
 
 
 class Uncaptured:

@@ -23,6 +23,7 @@ from aengine.kernels.linear.fp8.config import tile_borders
 from aengine.runtime.cuda.capture import GraphSizes
 from aengine.runtime.startup.warm_up import (
     decode_steps,
+    greediest_largest_step,
     greediest_steps,
     largest_steps,
     long_chunks,
@@ -73,6 +74,14 @@ def test_the_greediest_of_the_largest_steps_scores_one_prompt() -> None:
     assert not plain.scoring
     assert greediest.scoring
     assert [bool(chunk.score_ids) for chunk in greediest.prefill] == [True] + [False] * 255
+
+
+def test_the_step_that_takes_the_most_memory_is_replayed_by_no_graph_and_owns_no_page() -> None:
+    config = EngineConfig(max_num_seqs=16)
+    step = greediest_largest_step(config, 8192, 40960)
+    assert step.num_tokens == 8192
+    assert step.of_all_tokens
+    assert {page for new in step.new_rows for page in new.pages} == {0}
 
 
 @pytest.mark.parametrize("launch", [Launch(48, True, 227 * 1024, (9, 0)), Launch(128, False, 99 * 1024, (8, 9))])

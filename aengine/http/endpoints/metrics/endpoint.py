@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.door.status_counts import StatusCounts
 from aengine.http.endpoints.metrics.adapters import adapter_families, vllm_adapter_info
 from aengine.http.endpoints.metrics.families import histogram_family
 from aengine.http.endpoints.metrics.vllm import vllm_families
+from aengine.http.hypercorn.in_flight import StatusCounts
 from aengine.http.state import ServerState
 from aengine.latency import Latencies
 from aengine.types import DeviceMemory, Stats

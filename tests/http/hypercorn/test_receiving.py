@@ -8,11 +8,11 @@ import anyio
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aengine.http.door.disconnect import DisconnectMiddleware, client_disconnected
+from aengine.http.hypercorn.receiving import Receiving, client_disconnected
 
 pytestmark = pytest.mark.anyio
 
-SCOPE: Scope = {"type": "http"}
+SCOPE: Scope = {"type": "http", "http_version": "1.1", "headers": []}
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 LAST: Message = {"type": "http.response.body", "body": b""}
 
@@ -39,7 +39,7 @@ class Client:
 
     async def ask(self, app: ASGIApp) -> None:
         async with asyncio.timeout(10):
-            await DisconnectMiddleware(app)(dict(SCOPE), self.receive, self.send)
+            await Receiving(app, 1.0)(dict(SCOPE), self.receive, self.send)
 
 
 async def read(receive: Receive) -> bytes:
@@ -93,7 +93,7 @@ async def test_the_last_message_is_not_cut_in_two() -> None:
             await asyncio.sleep(0.01)
         client.heard.append(message)
 
-    await DisconnectMiddleware(app)(dict(SCOPE), client.receive, send)
+    await Receiving(app, 1.0)(dict(SCOPE), client.receive, send)
     assert client.heard == [START, LAST]
 
 
@@ -104,7 +104,7 @@ async def test_nothing_is_watched_before_the_body_has_been_read() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0.01)
         assert await receive() == {"type": "http.request", "body": b"a", "more_body": True}
-        await send(START)
+        await send(dict(START))
         await send(LAST)
 
     await client.ask(app)

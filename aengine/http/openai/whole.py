@@ -1,0 +1,59 @@
+"""Whole answers of `/v1/completions` and `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aengine.http.openai.chunks import call_body, delta_body, finish_reason
+from aengine.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, usage_body
+from aengine.http.openai.reading import ChoiceReader
+from aengine.http.streams.prompt_logprobs import PromptLogprobsOf
+from aengine.text.answer.deltas import Answer, ReasoningDelta
+from aengine.types import Choice, Completion
+
+
+async def completion_body(head: dict[str, Any], completion: Completion, prompt_logprobs_of: PromptLogprobsOf) -> object:
+    choices = [
+        {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": await CompletionLogprobs().encoded_body(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+            **prompt_logprobs_of(choice.index),
+        }
+        for choice in completion.choices
+    ]
+    return {**head, "choices": choices, "usage": usage_body(completion.usage)}
+
+
+async def chat_body(
+    head: dict[str, Any], completion: Completion, readers: Sequence[ChoiceReader], logprobs: ChatLogprobs | None
+) -> object:
+    """The whole body of an answer that is not streamed."""
+    choices = [await _choice_body(choice, readers[choice.index], logprobs) for choice in completion.choices]
+    usage = usage_body(completion.usage, sum(reader.thought_tokens for reader in readers))
+    return {**head, "choices": choices, "usage": usage}
+
+
+async def _choice_body(choice: Choice, reader: ChoiceReader, logprobs: ChatLogprobs | None) -> dict[str, Any]:
+    parser = reader.parser
+    await reader.count_thought(choice.token_ids)
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    if not parser.plain:
+        message |= _message_body(parser.read(choice.text))
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": None if logprobs is None else await logprobs.encoded_body(choice.logprobs),
+        "finish_reason": finish_reason(choice.finish_reason, parser),
+    }
+
+
+def _message_body(answer: Answer) -> dict[str, Any]:
+    body: dict[str, Any] = {"content": answer.content or None}
+    if answer.reasoning:
+        body |= delta_body(ReasoningDelta(answer.reasoning))
+    if answer.calls:
+        body["tool_calls"] = [call_body(call) for call in answer.calls]
+    return body

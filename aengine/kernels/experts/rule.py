@@ -1,0 +1,36 @@
+"""What experts of some models compute beside their two products and the SiLU between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GateClamp:
+    """min(gate, limit) * sigmoid(alpha * that) * (up, within the limit on both sides, + 1)."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        gate = gate.clamp(max=self.limit)
+        return gate * torch.sigmoid(gate * self.alpha) * (up.clamp(-self.limit, self.limit) + 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertRule:
+    """clamp: None: SiLU(gate) * up. biases: of gate and up, [experts, 2 * inter], gate's first, and of down,
+    [experts, hidden], which may be filled later; None: there are none."""
+
+    clamp: GateClamp | None = None
+    biases: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.clamp is None and self.biases is None
+
+
+SILU = ExpertRule()

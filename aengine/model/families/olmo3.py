@@ -1,0 +1,28 @@
+"""OLMo 3: OLMo 2 with a sliding window in three of four layers, whose rotation is never scaled."""
+
+from __future__ import annotations
+
+from aengine.model.families import olmo2
+from aengine.model.families.parts import layer_count, layers_of, mlp
+from aengine.model.families.windows import layer_types, rope_sections, sliding_window
+from aengine.model.fields import Fields
+from aengine.model.spec import LayerSpec
+
+_THETA = 500_000.0  # where the file is silent
+
+
+def layers(fields: Fields) -> list[LayerSpec]:
+    slides = (
+        layer_types(fields)
+        if fields.present("layer_types")
+        else [(layer + 1) % 4 != 0 for layer in range(layer_count(fields))]
+    )
+    near, far = (olmo2.heads(fields, rope, _THETA) for rope in rope_sections(fields))
+    window = sliding_window(fields)
+    return layers_of(
+        fields,
+        lambda i: near if slides[i] else far,
+        mlp(fields),
+        [window if slide else None for slide in slides],
+        olmo2.NORMS,
+    )

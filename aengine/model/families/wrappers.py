@@ -1,0 +1,65 @@
+"""Models that see, of which the language model is used: where config.json and the weights have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aengine.errors import UnsupportedModelError
+from aengine.model.fields import Fields, shown
+from aengine.model.quant.config import QUANTIZATION_KEYS
+
+# What the names of its tensors begin with, and what they would begin with if it stood alone; the first that fits.
+LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
+# Settings that a file may have beside `text_config` or in it.
+_TIED = "tie_word_embeddings"
+_SHARED = (_TIED, "dtype", "torch_dtype", "eos_token_id", "bos_token_id", *QUANTIZATION_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """families: by `model_type` of the language model; aside: what the names of all other tensors begin with."""
+
+    families: Mapping[str, str]
+    aside: tuple[str, ...]
+
+    def family(self, fields: Fields) -> str:
+        """The architecture of the language model. Raises `UnsupportedModelError` for an unknown one."""
+        text = fields.section("text_config")
+        if text is None:
+            raise fields.fail("text_config", "is missing")
+        kind = text.text("model_type", next(iter(self.families)))
+        if kind not in self.families:
+            raise UnsupportedModelError(
+                f"{text.source}: model_type {shown(kind)} is not supported; supported are {', '.join(self.families)}"
+            )
+        return self.families[kind]
+
+
+_VISION = ("vision_tower.", "multi_modal_projector.")
+_SEEING = (*_VISION, *(f"model.{name}" for name in _VISION))
+
+WRAPPERS = {
+    "Mistral3ForConditionalGeneration": Wrapper(
+        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _SEEING
+    ),
+    "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "Gemma3ForCausalLM"}, _SEEING),
+}
+
+
+def text_model(values: Mapping[str, object], source: str) -> dict[str, object]:
+    """The settings of the language model, with those that the file has for all of its parts."""
+    text = Fields(values, source).section("text_config")
+    shared = {key: values[key] for key in _SHARED if values.get(key) is not None}
+    own = {} if text is None else dict(text.items())
+    if _TIED in shared:  # as transformers has it, where both say something
+        own.pop(_TIED, None)
+    return shared | own
+
+
+def alone(name: str) -> str:
+    """What a tensor of a wrapped language model would be called if that stood alone."""
+    for outer, inner in LANGUAGE_MODEL.items():
+        if name.startswith(outer):
+            return inner + name.removeprefix(outer)
+    return name

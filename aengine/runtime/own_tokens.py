@@ -1,0 +1,19 @@
+"""Draws of ranks that have the logits of some tokens each: one candidate a row goes around, not the logits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aengine.model.decoder import Decoder
+from aengine.sampling.sampler import Draws, Sampler
+
+
+def draw_from_own(decoder: Decoder, sampler: Sampler, own: Tensor, rows: Tensor, positions: Tensor) -> Draws:
+    """`Sampler.draw_simple` from all ranks' logits, the same on each of them.
+
+    own [draws, n]: of this rank's tokens, as `Decoder.head` gives them; rows, positions [draws] int64.
+    """
+    if decoder.ranks is None:
+        return sampler.draw_simple(own, rows, positions)
+    found = sampler.candidates(own, rows, positions, decoder.head.first)
+    return sampler.choose(decoder.ranks.gather(found, decoder.ranks.count * found.shape[1]))

@@ -1,0 +1,68 @@
+"""What a checkpoint holds beside the language model stays where it is, and only that."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aengine.attention.torch_backend import TorchAttention
+from aengine.errors import UnsupportedModelError, WeightsError
+from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.checkpoint.weights import Checkpoint
+from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
+from tests.model.checkpoints import write_checkpoint
+
+
+def read(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    groups = Decoder(config, TorchKernels(), TorchAttention()).groups
+    Checkpoint(folder, groups, config.tie_word_embeddings, config.wrapped, config.aside)
+
+
+def add(folder: Path, name: str) -> None:
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), name: torch.zeros(2)}, path)
+
+
+def change(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_what_a_model_sees_with_is_left_aside_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_checkpoint("mistral3", tmp_path)
+    with caplog.at_level(logging.INFO, "aengine"):
+        read(tmp_path)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "aengine"]
+    assert "left aside" in line
+    assert "multi_modal_projector" in line
+
+
+def test_what_belongs_to_no_known_part_is_refused(tmp_path: Path) -> None:
+    write_checkpoint("mistral3", tmp_path)
+    add(tmp_path, "audio_tower.weight")
+    with pytest.raises(WeightsError, match="audio_tower"):
+        read(tmp_path)
+
+
+def test_an_unknown_language_model_is_refused_with_the_list(tmp_path: Path) -> None:
+    write_checkpoint("mistral3", tmp_path)
+    change(tmp_path, text_config={"model_type": "mistral4"})
+    with pytest.raises(UnsupportedModelError, match="'mistral4' is not supported; supported are mistral, ministral3"):
+        read(tmp_path)
+
+
+def test_layers_that_draft_are_left_aside_only_where_the_file_names_them(tmp_path: Path) -> None:
+    write_checkpoint("glm4-moe", tmp_path, num_hidden_layers=2)
+    add(tmp_path, "model.layers.2.enorm.weight")
+    change(tmp_path, num_nextn_predict_layers=1)
+    read(tmp_path)
+    change(tmp_path, num_nextn_predict_layers=0)
+    with pytest.raises(WeightsError, match="enorm"):
+        read(tmp_path)
