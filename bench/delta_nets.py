@@ -1,4 +1,4 @@
-"""What lies between the projections of a delta net, at Qwen3.5-9B's shape: decodes against their bytes, chunks by kernel.
+"""What lies between the projections of a delta net of Qwen3.5-9B: decodes against their bytes, chunks by kernel.
 
 python -m bench.delta_nets
 """
