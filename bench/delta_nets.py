@@ -74,7 +74,7 @@ def chunks(lens: Sequence[int]) -> dict[str, object]:
     net, blocks, out = TritonDelta(own), Blocks.of(batch), random_half(sum(lens), HEADS.values)
     parts = convolve(qkv, pool, own, batch, blocks)
     within = solve_within(qkv, parts, b, a, pool, own, batch, blocks)
-    config = across_config(HEADS, len(lens), 2, launch_for(DEVICE))
+    config = across_config(HEADS, 2, launch_for(DEVICE))
     us = {
         "convolution": graph_time([lambda: convolve(qkv, pool, own, batch, blocks)] * 4),
         "within": graph_time([lambda: solve_within(qkv, parts, b, a, pool, own, batch, blocks)] * 4),

@@ -132,6 +132,6 @@ def convolve(qkv: Tensor, state: DeltaState, weights: DeltaWeights, batch: State
         batch.saves, blocks.chunks, blocks.tokens, qkv.stride(0), state.conv.stride(0),
         KEY_HEADS=heads.key_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim, CHANNELS=heads.channels,
         WIDTH=weights.conv.shape[1], BLOCK=BLOCK, BLOCK_D=power_of_two(max(heads.key_dim, heads.value_dim)),
-        OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+        OVERLAP=overlap, num_warps=4, maxnreg=128, launch_pdl=overlap,
     )  # fmt: skip
     return out

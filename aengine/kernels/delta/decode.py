@@ -156,7 +156,7 @@ def _decode_kernel(
     q_scale = tl.math.rsqrt(queries + 1e-6) * (KEY_DIM**-0.5)
     query *= q_scale
     match *= q_scale * tl.math.rsqrt(keys + 1e-6)
-    if THROUGH_MEMORY:  # what is smaller than the threads Triton computes anew in each that has a part of the state
+    if THROUGH_MEMORY:
         unit = unit_ptr + tl.program_id(0) * (2 * BLOCK_K) + k
         tl.store(unit, query)
         tl.store(unit + BLOCK_K, key)
@@ -192,6 +192,9 @@ class DecodeConfig:
     """How one shape is cut up."""
 
     warps: int
+    # Whether q and k go to the threads that have the state through memory, as they always do where threads outnumber
+    # their elements: Triton would compute them anew in each.
+    through_memory: bool = False
     registers: int | None = None  # of a thread, at most
 
 
@@ -210,8 +213,8 @@ def delta_decode(
     heads = weights.heads
     overlap, programs = launch_for(qkv.device).overlap, batch.num_decodes * heads.value_heads
     block_k, block_v = power_of_two(heads.key_dim), power_of_two(heads.value_dim)
-    repeated = config.warps * 32 > block_k
-    unit = torch.empty((programs, 2, block_k) if repeated else 1, dtype=torch.float32, device=qkv.device)
+    through_memory = config.through_memory or config.warps * 32 > block_k
+    unit = torch.empty((programs, 2, block_k) if through_memory else 1, dtype=torch.float32, device=qkv.device)
     _decode_kernel[(programs,)](
         qkv, z, b, a, out, unit, state.conv, state.recurrence,
         weights.conv, weights.a_log, weights.dt_bias, weights.norm,
@@ -219,6 +222,6 @@ def delta_decode(
         qkv.stride(0), z.stride(0), b.stride(0), a.stride(0), state.conv.stride(0), state.recurrence.stride(0),
         weights.eps,
         KEY_HEADS=heads.key_heads, VALUE_HEADS=heads.value_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim,
-        WIDTH=weights.conv.shape[1], BLOCK_K=block_k, BLOCK_V=block_v, THROUGH_MEMORY=repeated, OVERLAP=overlap,
+        WIDTH=weights.conv.shape[1], BLOCK_K=block_k, BLOCK_V=block_v, THROUGH_MEMORY=through_memory, OVERLAP=overlap,
         num_warps=config.warps, maxnreg=config.registers, launch_pdl=overlap,
     )  # fmt: skip

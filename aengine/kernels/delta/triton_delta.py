@@ -27,11 +27,13 @@ class TritonDelta:
         weights = self._weights
         out = qkv.new_empty(len(qkv), weights.heads.values)
         if batch.num_decodes:
-            delta_decode(out, qkv, z, b, a, state, weights, batch, decode_config(weights.heads, batch.num_decodes))
+            delta_decode(
+                out, qkv, z, b, a, state, weights, batch, decode_config(weights.heads, state.recurrence.element_size())
+            )
         if batch.num_chunks and len(qkv):
             blocks = batch.plan(Blocks, lambda: Blocks.of(batch))
             parts = convolve(qkv, state, weights, batch, blocks)
             within = solve_within(qkv, parts, b, a, state, weights, batch, blocks)
-            config = across_config(weights.heads, batch.num_chunks, qkv.element_size(), launch_for(qkv.device))
+            config = across_config(weights.heads, qkv.element_size(), launch_for(qkv.device))
             carry_across(out, parts, z, within, state, weights, batch, blocks, config)
         return out

@@ -193,6 +193,6 @@ def solve_within(
         KEY_HEADS=heads.key_heads, VALUE_HEADS=heads.value_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim,
         WIDTH=weights.conv.shape[1], BLOCK=BLOCK, BLOCK_K=power_of_two(heads.key_dim),
         BLOCK_V=power_of_two(heads.value_dim), PRECISION="ieee" if exact else "tf32",
-        INVERSE_PRECISION="ieee" if exact else "tf32", OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+        INVERSE_PRECISION="ieee" if exact else "tf32", OVERLAP=overlap, num_warps=4, maxnreg=128, launch_pdl=overlap,
     )  # fmt: skip
     return Within(solved, seen, fade, beta)
