@@ -79,7 +79,13 @@ def test_steps_mix_decodes_chunks_and_padding() -> None:
     _, errors = it.run(net, [], [Entry(0, 90, 3, 0), Entry(1, 33, 4, 0), Entry(2, 2, 5, 0), Entry(-1, 3, 0, 0)])
     assert max(errors) < EXACT
     decodes = [Entry(2, 1, 5, 5, at=2), Entry(-1, 1, 0, 0), Entry(0, 1, 3, 3, at=90)]
-    chunks = [Entry(1, 97, 4, 4, at=33), Entry(-1, 0, 0, 0), Entry(3, 20, 7, 0), Entry(-1, 4, 0, 0), Entry(-1, 0, 0, 0)]
+    chunks = [
+        Entry(1, 97, 4, 4, at=33, saves={31: 8, 95: 9}),
+        Entry(-1, 0, 0, 0),
+        Entry(3, 20, 7, 0),
+        Entry(-1, 4, 0, 0),
+        Entry(-1, 0, 0, 0),
+    ]
     for absent in (0, 5):
         kept = it.state.recurrence.clone(), it.state.conv.clone()
         _, errors = it.run(net, decodes, chunks, absent=absent)

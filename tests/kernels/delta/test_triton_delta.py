@@ -100,7 +100,7 @@ def test_steps_mix_decodes_chunks_and_padding(
     assert max(errors) < exactness(dtype)
     decodes = [Entry(2, 1, 5, 5, at=2), Entry(-1, 1, 0, 0), Entry(0, 1, 3, 3, at=90)]
     chunks = [
-        Entry(1, 97, 4, 4, at=33),
+        Entry(1, 97, 4, 4, at=33, saves={31: 8, 95: 9}),
         Entry(-1, 0, 0, 0),
         Entry(3, 20, 7, 0),
         Entry(-1, 70, 0, 0),
@@ -157,7 +157,10 @@ def test_a_graph_takes_any_step_of_its_size(device: torch.device) -> None:
     nothing = Entry(-1, 0, 0, 0)
     steps: list[tuple[list[Entry], list[Entry]]] = [
         ([], [Entry(0, 100, 3, 0, saves={64: 6}), Entry(1, 40, 4, 0), Entry(-1, 20, 0, 0), nothing]),
-        ([Entry(0, 1, 3, 3, at=100)], [Entry(1, 110, 4, 4, at=40), Entry(2, 40, 5, 0), Entry(-1, 9, 0, 0), nothing]),
+        (
+            [Entry(0, 1, 3, 3, at=100)],
+            [Entry(1, 110, 4, 4, at=40, saves={24: 8}), Entry(2, 40, 5, 0), Entry(-1, 9, 0, 0), nothing],
+        ),
         ([Entry(0, 1, 3, 3, at=101)], [Entry(0, 86, 7, 6, at=64), Entry(-1, 73, 0, 0), nothing, nothing]),
     ]
     for decodes, chunks in steps:
