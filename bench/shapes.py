@@ -6,6 +6,19 @@ import json
 import random
 from pathlib import Path
 
+# The text of Qwen3.5: three layers of linear attention to one of full.
+_HYBRID: dict[str, object] = {
+    "vocab_size": 248320,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
 SHAPES: dict[str, dict[str, object]] = {
     "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288},
     "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072}
@@ -19,6 +32,13 @@ SHAPES: dict[str, dict[str, object]] = {
     "moe235b": {"hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "intermediate_size": 12288}
     | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_key_value_heads": 4}
     | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "norm_topk_prob": True},
+    "qwen3.5-9b": {"hidden_size": 4096, "num_hidden_layers": 32, "num_key_value_heads": 4, "intermediate_size": 12288}
+    | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
+    | _HYBRID,
+    "qwen3.5-35b-a3b": {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2}
+    | {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_experts": 256}
+    | {"num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+    | _HYBRID,
     "gemma3-12b": {"hidden_size": 3840, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 15360}
     | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262208}
     | {"sliding_window": 1024, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}

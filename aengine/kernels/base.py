@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from aengine.kernels.delta.base import DeltaNet, DeltaWeights
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
@@ -79,6 +80,10 @@ class Kernels(Protocol):
     def route(self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None) -> Route:
         """The choice of experts by a router's weight [experts, hidden], the correction [experts] of its scores and the
         bias [experts] of its product, all of which may be filled later."""
+        ...
+
+    def delta_net(self, weights: DeltaWeights) -> DeltaNet:
+        """What lies between the projections of a layer of linear attention."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.delta.base import DeltaWeights
+from aengine.kernels.delta.torch_delta import TorchDelta
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
@@ -75,6 +77,9 @@ class TorchKernels:
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
     ) -> TorchRoute:
         return TorchRoute(weight, correction, router, bias)
+
+    def delta_net(self, weights: DeltaWeights) -> TorchDelta:
+        return TorchDelta(weights)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels import gelu, norms, rope
+from aengine.kernels.delta.base import DeltaWeights
+from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
@@ -101,6 +103,9 @@ class TritonKernels:
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
     ) -> TritonRoute:
         return TritonRoute(weight, correction, router, self._route, self._route_rows, bias)
+
+    def delta_net(self, weights: DeltaWeights) -> TritonDelta:
+        return TritonDelta(weights)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)

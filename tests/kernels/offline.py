@@ -11,6 +11,8 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope, triton_kernels
 from aengine.kernels.attention import decode_attention, prefix_attention
 from aengine.kernels.collective import peers
+from aengine.kernels.delta import across, convolve, triton_delta, within
+from aengine.kernels.delta import decode as delta_decode
 from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.experts import (
     few_rows,
@@ -44,6 +46,7 @@ KERNELS = (  # those that ask the device
     *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, plan, route),
     *(route_rows, single_rows, triton_experts, weighted_sum),
     *(expand, shrink, shrink_row, triton_adapted),
+    *(across, convolve, delta_decode, triton_delta, within),
 )
 MARKS = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),

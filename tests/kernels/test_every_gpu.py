@@ -21,6 +21,7 @@ from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
 from aengine.kernels.collective.pulled import arrived_kernel
 from aengine.kernels.collective.two_parts import sum_two_parts
+from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
 from aengine.kernels.experts.config import experts_config, fp8_experts_config
 from aengine.kernels.experts.fp8.experts import Fp8Experts
@@ -126,6 +127,17 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     assert config is not None
     small_linear.SmallLinear()(half(m, k), half(n, k))
     assert compiler.shared[-1] <= config.shared_memory(m, 2)
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_delta_nets(compiler: Compiler, kept: torch.dtype) -> None:
+    heads = DeltaHeads(16, 32, 128, 128)
+    count, values = heads.channels, heads.value_heads
+    weights = DeltaWeights(heads, half(count, 4), half(values), half(values), half(heads.value_dim), 1e-6)
+    recurrence = maker(kept)(9, values, heads.key_dim, heads.value_dim)
+    batch = StateBatch(ints(12), ints(12), ints(5), longs(300), ints(300), num_decodes=8)
+    x = half(300, count + heads.values + 2 * values).split((count, heads.values, values, values), dim=1)
+    TritonKernels().delta_net(weights)(*x, DeltaState(half(9, 4, count), recurrence), batch)
 
 
 @pytest.mark.parametrize("rank", [16, 64, 256])

@@ -39,6 +39,8 @@ TINY = " or ".join(
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
         "(test_decode_attention.py and narrow-tiny-page-of-12)",
         "(test_decode_attention.py and (page-of-4 or capped or (hides and 16) or pairs or bytes or beyond or vanish))",
+        "(test_triton_delta.py and float32 and not uneven and (alike or (mix and 5) or (cut and 63)))",
+        "(test_triton_delta.py and ((one_by_one and narrow and half) or (saved and float32 and uneven)))",
         "test_flash4.py",
         "test_fused.py",
         "test_shared_tokens.py",

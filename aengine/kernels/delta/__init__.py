@@ -1,0 +1,1 @@
+"""Gated delta nets: linear attention whose memory of a sequence is one matrix a head."""

@@ -1,0 +1,186 @@
+"""The kernels of delta nets against float64 token by token: every shape, every way through a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from aengine.kernels.delta.base import DeltaHeads, DeltaState, StateBatch
+from aengine.kernels.delta.triton_delta import TritonDelta
+from tests.kernels.delta.reference import Entry, World, reference
+
+pytestmark = pytest.mark.gpu
+
+HEADS = [
+    pytest.param(DeltaHeads(1, 2, 16, 16), id="tiny"),
+    pytest.param(DeltaHeads(2, 2, 24, 40), id="tiny-uneven"),
+    pytest.param(DeltaHeads(16, 32, 128, 128), id="9b"),
+]
+
+
+def exactness(*dtypes: torch.dtype) -> float:
+    return 5e-6 if all(dtype == torch.float32 for dtype in dtypes) else 2e-2
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("kept", ["float32", "half"])
+def test_tokens_one_by_one(heads: DeltaHeads, kept: str, dtype: torch.dtype, device: torch.device) -> None:
+    half = torch.bfloat16 if device.type == "cuda" else torch.float16
+    states = torch.float32 if kept == "float32" else half
+    it = World(heads, [7, 3], dtype, device, kept=states)
+    net = TritonDelta(it.weights)
+    for t in range(7):
+        second = [Entry(1, 1, slot=4, source=4 if t else 0, at=t)] if t < 3 else []
+        padding = [Entry(-1, 1, 0, 0)]
+        _, errors = it.run(net, [Entry(0, 1, slot=3, source=3 if t else 0, at=t), *padding, *second])
+        assert max(errors) < exactness(dtype, states)
+    assert it.state.recurrence[0].isnan().all()
+    assert it.state.conv[0].isnan().all()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("tokens", [1, 2, 64, 65, 150])
+@pytest.mark.parametrize("decay", [0.01, 1.0, 50.0])
+def test_a_chunk_gives_what_its_tokens_give_one_by_one(
+    heads: DeltaHeads, tokens: int, decay: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    it = World(heads, [tokens], dtype, device, decay=decay)
+    _, errors = it.run(TritonDelta(it.weights), [], [Entry(0, tokens, slot=3, source=0)])
+    # Sums of g over a block reach -3,000: in float32 that is exact to 2e-4.
+    assert max(errors) < max(exactness(dtype), 2e-4 if decay > 1 else 0.0)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("cut", [1, 2, 3, 30, 62, 63, 64, 65, 68, 127, 128, 129])
+def test_a_sequence_may_be_cut_anywhere(heads: DeltaHeads, cut: int, dtype: torch.dtype, device: torch.device) -> None:
+    it = World(heads, [140], dtype, device)
+    net = TritonDelta(it.weights)
+    _, first = it.run(net, [], [Entry(0, cut, slot=3, source=0)])
+    _, rest = it.run(net, [], [Entry(0, 139 - cut, slot=4, source=3, at=cut)])
+    _, last = it.run(net, [Entry(0, 1, slot=4, source=4, at=139)])
+    assert max(first + rest + last) < exactness(dtype)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_states_are_saved_on_the_way_and_read_again_bit_by_bit(
+    heads: DeltaHeads, dtype: torch.dtype, device: torch.device
+) -> None:
+    it = World(heads, [201, 70], dtype, device)
+    net = TritonDelta(it.weights)
+    chunks = [
+        Entry(0, 200, slot=3, source=0, saves={64: 5, 192: 6, 200: 7}),
+        Entry(1, 70, slot=4, source=0, saves={64: 8}),
+    ]
+    whole, errors = it.run(net, [], chunks)
+    assert max(errors) < exactness(dtype)
+    for start, source in ((64, 5), (192, 6)):
+        again, errors = it.run(net, [], [Entry(0, 200 - start, slot=9, source=source, at=start)])
+        assert max(errors) < exactness(dtype)
+        assert torch.equal(it.state.conv[9], it.state.conv[3])
+        if dtype == torch.float32:  # what is kept in halves was not when it was carried on
+            assert torch.equal(it.state.recurrence[9], it.state.recurrence[3])
+            assert torch.equal(again, whole[start:200])
+    _, errors = it.run(net, [Entry(0, 1, slot=10, source=7, at=200, saves={1: 11})])
+    assert max(errors) < exactness(dtype)
+    assert torch.equal(it.state.recurrence[10], it.state.recurrence[11])
+    assert torch.equal(it.state.conv[10], it.state.conv[11])
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("absent", [0, 5])
+def test_steps_mix_decodes_chunks_and_padding(
+    heads: DeltaHeads, absent: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    it = World(heads, [100, 130, 5, 20], dtype, device)
+    net = TritonDelta(it.weights)
+    _, errors = it.run(net, [], [Entry(0, 90, 3, 0), Entry(1, 33, 4, 0), Entry(2, 2, 5, 0), Entry(-1, 3, 0, 0)])
+    assert max(errors) < exactness(dtype)
+    decodes = [Entry(2, 1, 5, 5, at=2), Entry(-1, 1, 0, 0), Entry(0, 1, 3, 3, at=90)]
+    chunks = [
+        Entry(1, 97, 4, 4, at=33, saves={31: 8, 95: 9}),
+        Entry(-1, 0, 0, 0),
+        Entry(3, 20, 7, 0),
+        Entry(-1, 70, 0, 0),
+        Entry(-1, 0, 0, 0),
+    ]
+    _, errors = it.run(net, decodes, chunks, absent=absent)
+    assert max(errors) < exactness(dtype)
+    assert it.state.recurrence[0].isnan().all()
+    assert it.state.conv[0].isnan().all()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_tokens_that_are_all_alike_stay_exact(heads: DeltaHeads, dtype: torch.dtype, device: torch.device) -> None:
+    """Each finds all of itself in what those before it wrote: the hardest system there is."""
+    it = World(heads, [130], dtype, device, decay=1e-4)
+    s = it.sequences[0]
+    s.qkv[:], s.z[:], s.a[:], s.b[:] = s.qkv[:1].clone(), s.z[:1].clone(), s.a[:1].clone(), 4.0
+    s.out, s.states = reference(it.weights, s.qkv, s.z, s.b, s.a)
+    _, (result, state) = it.run(TritonDelta(it.weights), [], [Entry(0, 130, slot=3, source=0)])
+    assert state < 4 * exactness(dtype)
+    if dtype == torch.float32:  # what q reads of k may be next to nothing
+        assert result < 4 * exactness(dtype)
+
+
+class Captured:
+    """A graph of the whole net for steps of one size, whatever they are made of."""
+
+    def __init__(self, it: World, tokens: int, decodes: int, chunks: int) -> None:
+        self._net, heads = TritonDelta(it.weights), it.heads
+        self._batch, _ = it.batch([], [Entry(-1, tokens, 0, 0)] + [Entry(-1, 0, 0, 0)] * (chunks - 1), decodes)
+        widths = (heads.channels, heads.values, heads.value_heads, heads.value_heads)
+        self._inputs = [torch.zeros(tokens, width, dtype=it.dtype, device=it.device) for width in widths]
+        self._net(*self._inputs, it.state, self._batch)
+        torch.cuda.synchronize()
+        self._batch.plans.clear()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._out = self._net(*self._inputs, it.state, self._batch)
+
+    def __call__(self, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, state: DeltaState, batch: StateBatch) -> Tensor:
+        for own, new in zip(self._inputs, (qkv, z, b, a), strict=True):
+            own.copy_(new)
+        for name in ("slots", "sources", "starts", "positions", "saves"):
+            getattr(self._batch, name).copy_(getattr(batch, name))
+        self._graph.replay()
+        return self._out
+
+
+def test_a_graph_takes_any_step_of_its_size(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("there are no graphs without a GPU")
+    it = World(DeltaHeads(2, 4, 128, 128), [150, 150, 40], torch.bfloat16, device)
+    net = Captured(it, tokens=160, decodes=3, chunks=4)
+    nothing = Entry(-1, 0, 0, 0)
+    steps: list[tuple[list[Entry], list[Entry]]] = [
+        ([], [Entry(0, 100, 3, 0, saves={64: 6}), Entry(1, 40, 4, 0), Entry(-1, 20, 0, 0), nothing]),
+        (
+            [Entry(0, 1, 3, 3, at=100)],
+            [Entry(1, 110, 4, 4, at=40, saves={24: 8}), Entry(2, 40, 5, 0), Entry(-1, 9, 0, 0), nothing],
+        ),
+        ([Entry(0, 1, 3, 3, at=101)], [Entry(0, 86, 7, 6, at=64), Entry(-1, 73, 0, 0), nothing, nothing]),
+    ]
+    for decodes, chunks in steps:
+        _, errors = it.run(net, decodes, chunks, absent=3 - len(decodes))
+        assert max(errors) < exactness(torch.bfloat16)
+    assert it.state.recurrence[0].isnan().all()
+
+
+def test_the_same_step_gives_the_same_bits(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("the interpreter has one order")
+    it = World(DeltaHeads(4, 8, 128, 128), [300, 40], torch.bfloat16, device)
+    net = TritonDelta(it.weights)
+    it.run(net, [], [Entry(1, 39, 4, 0)])
+    before = it.state.recurrence.clone(), it.state.conv.clone()
+    seen = []
+    for _ in range(5):
+        it.state.recurrence.copy_(before[0])
+        it.state.conv.copy_(before[1])
+        out, _ = it.run(net, [Entry(1, 1, 4, 4, at=39)], [Entry(0, 300, 3, 0)])
+        seen.append((out, it.state.recurrence[3].clone(), it.state.recurrence[4].clone()))
+    for later in seen[1:]:
+        assert all(map(torch.equal, seen[0], later))
