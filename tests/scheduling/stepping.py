@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aengine.cache.radix import packed
+from aengine.cache.snapshots import SnapshotRoom
 from aengine.sampling_params import SamplingParams
 from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.adapters import Load, LoadedAdapter
@@ -75,6 +76,7 @@ class Stepper:
         places: int = 0,
         most_loads: int = 1,
         load_steps: int = 2,
+        snapshots: SnapshotRoom | None = None,
     ) -> None:
         self.adapters = AdapterQueue(places, most_loads) if places else None
         self.scheduler = Scheduler(
@@ -86,6 +88,7 @@ class Stepper:
             prefix_cache=prefix_cache,
             make_sibling=self._sibling,
             adapters=self.adapters,
+            snapshots=snapshots,
         )
         self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
         self.max_step_tokens = max_step_tokens
