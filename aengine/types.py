@@ -193,6 +193,9 @@ class Stats(msgspec.Struct, frozen=True):
     adapter_places: int = 0  # on the device
     adapter_loads: int = 0  # from host memory to a place
     adapter_evictions: int = 0  # from a place, to make room for another
+    state_snapshots: int = 0  # of recurrent states, that there is room for
+    state_snapshots_used: int = 0  # in the prefix cache, or on their way there
+    state_snapshot_evictions: int = 0  # to make room for another
 
     @property
     def kv_usage(self) -> float:

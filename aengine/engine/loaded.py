@@ -81,6 +81,7 @@ class Loaded:
             on_begin=begin,
             make_sibling=make_sibling,
             adapters=None if adapters is None else adapters.queue,
+            snapshots=None if runtime.pool.states is None else runtime.pool.states.snapshots,
         )
 
     def adapter(self, name: str | None) -> LoadedAdapter | None:

@@ -11,6 +11,7 @@ from aengine.types import Stats
 def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None) -> Stats:
     """`last_step` is the monotonic time, in seconds, at which the newest step was committed."""
     memory, counters, adapters = scheduler.memory, scheduler.counters, scheduler.adapters
+    snapshots = None if memory.snapshots is None else memory.snapshots.slots
     cached = memory.tree.evictable_pages
     return Stats(
         running=scheduler.running,
@@ -30,5 +31,8 @@ def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None)
         adapter_places=0 if adapters is None else adapters.places,
         adapter_loads=0 if adapters is None else adapters.loads,
         adapter_evictions=0 if adapters is None else adapters.evictions,
+        state_snapshots=0 if snapshots is None else snapshots.room.count,
+        state_snapshots_used=0 if snapshots is None else snapshots.room.count - snapshots.free,
+        state_snapshot_evictions=0 if snapshots is None else snapshots.evictions,
         last_step_age=None if last_step is None else time.monotonic() - last_step,
     )

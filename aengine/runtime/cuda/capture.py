@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aengine.cache.kv import KVPool
+from aengine.cache.states import StatePool, StateRoom
 from aengine.config import EngineConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
@@ -80,9 +81,18 @@ class Executors:
 
 
 def make_executor(
-    config: EngineConfig, decoder: Decoder, num_pages: int, max_model_len: int, sizes: GraphSizes, fits: Fits
+    config: EngineConfig,
+    decoder: Decoder,
+    num_pages: int,
+    max_model_len: int,
+    sizes: GraphSizes,
+    fits: Fits,
+    states: StateRoom | None = None,
 ) -> GraphedExecutor:
-    """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention."""
+    """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention.
+
+    states: of a model with recurrent layers.
+    """
     device = decoder.device
     kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device)
 
@@ -91,13 +101,14 @@ def make_executor(
 
     rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send, decoder.adapters is not None)
     sampler = Sampler(rows.count, decoder.config.vocab_size, device)
-    executor = GraphedExecutor(decoder, kv, sampler, rows)
+    pool = None if states is None else StatePool(states.shape, states.slots, device)
+    executor = GraphedExecutor(decoder, kv, sampler, rows, pool)
     # One for all graphs: only one runs at a time.
     memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     if sizes.decode:
-        executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory)
+        executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory, pool)
     if sizes.prefill:
-        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory)
+        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory, pool)
     return executor
 
 
