@@ -21,7 +21,14 @@ from .checkpoints import CASES, write_checkpoint
 from .harness import Running
 from .ranks import Counted, InPieces, Ranks
 
-ALWAYS = ("qwen3", "llama-all-biases", "olmoe", "qwen2-moe", "phi3", "qwen3-5-linear-last")  # the others among the slow tests
+ALWAYS = (
+    "qwen3",
+    "llama-all-biases",
+    "olmoe",
+    "qwen2-moe",
+    "phi3",
+    "qwen3-5-linear-last",
+)  # the others among the slow tests
 COUNTS = (2, 4, 8)
 NEW_TOKENS = 12
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 131}
