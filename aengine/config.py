@@ -106,6 +106,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disk_cache_gib: Annotated[
         float, Meta(gt=0, le=2**30, description="most GiB of files there; the least recently used go")
     ] = 64.0
+    state_dtype: Annotated[
+        Literal["float32", "bfloat16"], Meta(description="what the states of linear attention are kept in")
+    ] = "float32"
+    state_snapshots: Annotated[
+        Annotated[int, Meta(ge=0, le=2**16)] | None,
+        Meta(
+            description="states of linear attention that the prefix cache keeps; default: as many as half of the "
+            "memory for the KV pool holds"
+        ),
+    ] = None
+    state_snapshot_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=2**26)] | None,
+        Meta(
+            description="tokens from one such state to the next; default: 64 in outputs, in prompts as many as take "
+            "as much memory"
+        ),
+    ] = None
     lookahead: Annotated[bool, Meta(description="launch a step before the tokens of the last one are read")] = True
     priority_aging: Annotated[
         float, Meta(ge=0, description="seconds of waiting that make up for one level of priority")

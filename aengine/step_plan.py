@@ -57,6 +57,8 @@ class PrefillChunk(msgspec.Struct):
     score_ids: Sequence[int] = ()  # the prompt's next token for each of the first ones: how likely was it?
     top: int = 0  # candidates beside each score
     pool: Pool | None = None  # what is taken of this chunk; a prompt that is pooled draws nothing
+    # Of a model with recurrent layers: (how many of the chunk's tokens, the slot that keeps the state behind them).
+    saves: Sequence[tuple[int, int]] = ()
 
 
 MOST_SHARED_RUNS = 16  # in one step
@@ -80,8 +82,9 @@ class MixedLimit(msgspec.Struct, frozen=True):
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
-    Order of effect: `new_rows` (copies after what they copy), `new_pages`, forward over `decode` (one token each:
-    the one that the row sampled last, still on the device) and `prefill`, draws, then `page_copies`. Draws come back
+    Order of effect: `new_rows` (copies after what they copy), `new_pages`, `state_loads`, forward over `decode` (one
+    token each: the one that the row sampled last, still on the device) and `prefill`, `state_copies` in their order,
+    draws, then `page_copies`. Draws come back
     in the order: `decode`, then each sampling chunk's row followed by its forks.
     """
 
@@ -92,6 +95,9 @@ class StepPlan(msgspec.Struct):
     prefill: list[PrefillChunk]
     page_copies: list[tuple[int, int]]  # (source page, destination page), all layers, after the forward pass
     shared: Sequence[SharedRun] = ()  # disjoint; a hint that spares reading, never a condition
+    # Whole slots of recurrent states, (source, destination) each: before the forward pass, and after it.
+    state_loads: list[tuple[int, int]] = []
+    state_copies: list[tuple[int, int]] = []
     structured: bool = False  # some draw has a grammar: the draws wait for its mask, which needs the tokens before
 
     @property

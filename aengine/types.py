@@ -207,6 +207,9 @@ class Stats(msgspec.Struct, frozen=True):
     disk_bytes: int = 0  # of files
     disk_stores: int = 0  # pages written to the disk
     disk_loads: int = 0  # pages read from it
+    state_snapshots: int = 0  # of recurrent states, that there is room for
+    state_snapshots_used: int = 0  # in the prefix cache, or on their way there
+    state_snapshot_evictions: int = 0  # to make room for another
 
     @property
     def kv_usage(self) -> float:

@@ -89,6 +89,7 @@ class Loaded:
             on_begin=begin,
             make_sibling=make_sibling,
             adapters=None if adapters is None else adapters.queue,
+            snapshots=None if runtime.pool.states is None else runtime.pool.states.snapshots,
         )
         self.carriers = None  # nothing lies below the pool
         if runtime.copies is not None:

@@ -12,6 +12,7 @@ from aengine.types import Stats
 def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None) -> Stats:
     """`last_step` is the monotonic time, in seconds, at which the newest step was committed."""
     memory, counters, adapters = scheduler.memory, scheduler.counters, scheduler.adapters
+    snapshots = None if memory.snapshots is None else memory.snapshots.slots
     cached = memory.tree.evictable_pages
     tiers = None if scheduler.loading is None else scheduler.loading.tiers
     below = TierCounters() if tiers is None else tiers.counters
@@ -44,5 +45,8 @@ def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None)
         disk_bytes=0 if tiers is None or tiers.disk is None else tiers.disk.bytes,
         disk_stores=below.written_pages,
         disk_loads=below.read_pages,
+        state_snapshots=0 if snapshots is None else snapshots.room.count,
+        state_snapshots_used=0 if snapshots is None else snapshots.room.count - snapshots.free,
+        state_snapshot_evictions=0 if snapshots is None else snapshots.evictions,
         last_step_age=None if last_step is None else time.monotonic() - last_step,
     )

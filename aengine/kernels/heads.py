@@ -15,3 +15,4 @@ class Heads:
     q_norm: Tensor | None = None  # [dim], both or neither
     k_norm: Tensor | None = None
     eps: float = 0.0
+    gated: bool = False  # each query head of the projection is followed by a gate, which is left where it is

@@ -52,7 +52,7 @@ def _kept(x, inverse, dtype: tl.constexpr):
 @keep_variants
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _qk_norm_rope_store_kernel(
-    qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM]
+    qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM]; GATED: behind each of the HEADS another, which is skipped
     q_weight_ptr,  # [DIM], with Q_NORM
     k_weight_ptr,  # [DIM], with K_NORM
     cos_sin_ptr,  # [max_positions, ROTATED] float32: cosines, then sines
@@ -73,6 +73,7 @@ def _qk_norm_rope_store_kernel(
     K_NORM: tl.constexpr,
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -105,7 +106,8 @@ def _qk_norm_rope_store_kernel(
     is_q = (heads < HEADS)[:, None]
     is_k = ((heads >= HEADS) & (heads < HEADS + KV_HEADS))[:, None]
     is_v = (heads >= HEADS + KV_HEADS)[:, None] & inside
-    source = qkv_ptr + token * qkv_stride + heads[:, None] * DIM
+    places = heads + tl.minimum(heads, HEADS) if GATED else heads
+    source = qkv_ptr + token * qkv_stride + places[:, None] * DIM
     low = tl.load(source + low_columns[None, :], mask=inside, other=0.0)
     high = tl.load(source + high_columns[None, :], mask=inside, other=0.0)
     kept: tl.constexpr = v_cache_ptr.dtype.element_ty
@@ -148,10 +150,10 @@ def qk_norm_rope_store(
 ) -> Tensor:
     """Norm (where the heads have weights), rotate, and write K and V at `slots`; returns q [tokens, heads, dim].
 
-    qkv [tokens, (heads + 2 kv_heads) * dim], its last axis contiguous; cos_sin [max_positions, rotated] float32, the
-    cosines, then the sines, of the first elements of each head; cache: of K and of V, [pages, page_size, kv_heads,
-    dim], contiguous; slots [tokens] = page * page_size + offset; scales: of an FP8 cache; out: where q goes,
-    contiguous.
+    qkv [tokens, (heads + 2 kv_heads) * dim], or with a gate behind each head of q, its last axis contiguous; cos_sin
+    [max_positions, rotated] float32, the cosines, then the sines, of the first elements of each head; cache: of K and
+    of V, [pages, page_size, kv_heads, dim], contiguous; slots [tokens] = page * page_size + offset; scales: of an FP8
+    cache; out: where q goes, contiguous.
     Raises ValueError where the caches are not contiguous or dim is no power of two.
     """
     tokens = qkv.shape[0]
@@ -173,6 +175,6 @@ def qk_norm_rope_store(
             qkv.stride(0),
             HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim, ROTATED=cos_sin.shape[1],
             Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None, TILE=tile, OVERLAP=overlap,
-            num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
+            GATED=heads.gated, num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
         )  # fmt: skip
     return q

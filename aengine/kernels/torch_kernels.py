@@ -102,7 +102,10 @@ class TorchKernels:
     ) -> Tensor:
         k_cache, v_cache = cache
         kv_heads, dim = k_cache.shape[2:]
-        split = qkv.view(qkv.shape[0], -1, dim)  # [tokens, heads + 2 * kv_heads, dim]
+        split = qkv.view(qkv.shape[0], -1, dim)  # [tokens, heads + 2 * kv_heads, dim], or with the gates between
+        if heads.gated:
+            queries, rest = split.tensor_split([2 * heads.count], dim=1)
+            split = torch.cat((queries[:, ::2], rest), dim=1)
         qk = split.narrow(1, 0, heads.count + kv_heads)
         v = split.narrow(1, heads.count + kv_heads, kv_heads)
         if heads.q_norm is not None and heads.k_norm is not None:

@@ -10,8 +10,9 @@ import msgspec
 import torch
 
 from aengine.cache.kv import KVShape
+from aengine.cache.states import StateShape
 from aengine.errors import ConfigError, UnsupportedModelError
-from aengine.model.families import DEFAULTS, ENDS, FAMILIES
+from aengine.model.families import ASIDE, DEFAULTS, ENDS, FAMILIES
 from aengine.model.families.parts import hidden_size
 from aengine.model.families.wrappers import LANGUAGE_MODEL, WRAPPERS, Wrapper, text_model
 from aengine.model.fields import Fields, read_json_object, shown
@@ -24,7 +25,7 @@ from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.ranks.shard import Shard
 from aengine.model.rope import MAX_POSITIONS
-from aengine.model.spec import AttentionSpec, EndsSpec, ExpertsSpec, LayerSpec
+from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LayerSpec
 
 # What stands behind the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, one
 # that scores classes, or nothing.
@@ -115,14 +116,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (vocabulary + self.labels) * self.hidden_size
 
     @property
-    def attentions(self) -> list[AttentionSpec]:
-        """The attention of each layer."""
-        return [layer.attention for layer in self.layers]
+    def windows(self) -> list[int | None]:
+        """How many positions, its own included, a query of each layer that pages sees; None: all before it."""
+        return [attention.window for attention in self.paging]
 
     @property
-    def windows(self) -> list[int | None]:
-        """How many positions, its own included, a query of each layer sees; None: all before it."""
-        return [layer.attention.window for layer in self.layers]
+    def paging(self) -> list[AttentionSpec]:
+        """Those layers' attention that keeps keys and values in pages, in order."""
+        return [layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec)]
+
+    @property
+    def recurrent(self) -> list[DeltaSpec]:
+        """Those layers' attention that keeps a state a row, in order."""
+        return [layer.attention for layer in self.layers if isinstance(layer.attention, DeltaSpec)]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """About how many bytes the weights, adapters included, take on each rank, where floats are of `dtype`."""
@@ -135,9 +141,27 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
         """What pages of so many tokens hold for this model, on each rank."""
-        attention = self.layers[0].attention
+        attention = self.paging[0]
         kv_heads = Shard(count=self.ranks).units(attention.kv_heads)
-        return KVShape(len(self.layers), page_size, kv_heads, attention.head_dim, dtype)
+        return KVShape(len(self.paging), page_size, kv_heads, attention.head_dim, dtype)
+
+    def state_shape(self, dtype: torch.dtype, conv_dtype: torch.dtype) -> StateShape | None:
+        """What a slot of states holds for this model, on each rank; None: no layer has a state.
+
+        dtype: of the recurrence; conv_dtype: the model's.
+        """
+        recurrent = self.recurrent
+        if not recurrent:
+            return None
+        delta, ranks = recurrent[0], self.ranks
+        return StateShape(
+            len(recurrent),
+            delta.conv,
+            delta.heads.channels // ranks,
+            (delta.value_heads // ranks, delta.key_dim, delta.value_dim),
+            dtype,
+            conv_dtype,
+        )
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -155,7 +179,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         layers = FAMILIES[family](fields)
         _refuse_unsupported(fields, layers)
         vocab = fields.vocab_size
-        ropes = [layer.attention.rope for layer in layers]
+        ropes = [layer.attention.rope for layer in layers if isinstance(layer.attention, AttentionSpec)]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
         positions = min(max(fields.integer("max_position_embeddings", 1, MAX_POSITIONS), reach), MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)
@@ -176,7 +200,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             bos_token_id=bos[0] if bos else None,
             quantization=_quantization(values, wrapper is not None),
             wrapped=wrapper is not None,
-            aside=(() if wrapper is None else wrapper.aside) + _draft_layers(fields, len(layers)),
+            aside=(ASIDE.get(family, ()) if wrapper is None else wrapper.aside) + _draft_layers(fields, len(layers)),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,13 +13,14 @@ from aengine.cache.kv import KVPool
 from aengine.kernels.base import Kernels
 from aengine.kernels.collective.base import Collective
 from aengine.model.blocks.attention import Attention
+from aengine.model.blocks.delta_net import GatedDeltaNet
 from aengine.model.blocks.experts import MixtureOfExperts
 from aengine.model.blocks.mlp import MLP
-from aengine.model.blocks.step import Block, Step
+from aengine.model.blocks.step import Block, States, Step
 from aengine.model.config import ModelConfig
 from aengine.model.parameters import HEAD, Parameters
 from aengine.model.rope import PositionTables
-from aengine.model.spec import MLPSpec
+from aengine.model.spec import AttentionSpec, MLPSpec
 
 
 class Decoder:
@@ -52,7 +55,10 @@ class Decoder:
         self.ranks = ranks
         self.adapters = make.adapters
         # Not of mixtures: they gain 2 % in prefill, and lose 3 % in steps of one row (bench/README.md).
-        self._halves = all(isinstance(layer.ffn, MLPSpec) and layer.plain for layer in config.layers)
+        # A row's state goes through all of its tokens at once.
+        self._halves = not config.recurrent and all(
+            isinstance(layer.ffn, MLPSpec) and layer.plain for layer in config.layers
+        )
         self.config = config
         self.attention = attention
         self.dtype = dtype
@@ -64,11 +70,14 @@ class Decoder:
         # Rounded as the rows are that it scales.
         self._embedding_scale = torch.tensor(config.ends.embedding_scale, dtype=dtype).item()
         self._layers: list[list[Block]] = []
+        paging, recurrent = itertools.count(), itertools.count()
         for i, layer in enumerate(config.layers):
             name, last = f"model.layers.{i}", i == len(config.layers) - 1
             self._layers.append(
                 [
-                    Attention(make, name, hidden, layer, eps, i, last, tables),
+                    Attention(make, name, hidden, layer, layer.attention, eps, next(paging), last, tables)
+                    if isinstance(layer.attention, AttentionSpec)
+                    else GatedDeltaNet(make, name, hidden, layer, layer.attention, eps, next(recurrent), last),
                     MLP(make, name, hidden, layer, layer.ffn, eps)
                     if isinstance(layer.ffn, MLPSpec)
                     else MixtureOfExperts(make, name, hidden, layer.ffn, eps),
@@ -97,6 +106,7 @@ class Decoder:
         rehearsal: bool = False,
         sums: Tensor | None = None,
         adapters: Tensor | None = None,
+        states: States | None = None,
     ) -> Tensor:
         """input_ids, positions [tokens] int64 -> normed hidden states; K and V of all tokens go into `kv`.
 
@@ -110,11 +120,13 @@ class Decoder:
         itself. An infinite key whose own products are all -inf alone goes unnoticed: it has no weight.
 
         adapters [tokens] int32: the place of each token's adapter, 0: it has none; None: no token has one.
+
+        states: where a model with recurrent layers keeps theirs, which the step leaves as they are behind its tokens.
         """
         tokens = None if self.adapters is None else self.adapters.tokens
         if tokens is not None:  # before the first launch: kernels that start early read what comes of it
             tokens.places = adapters
-        step = Step(positions, batch, kv, self.attention, wanted, sums, self.ranks, tokens)
+        step = Step(positions, batch, kv, self.attention, wanted, sums, self.ranks, tokens, states)
         if self.ranks is not None:  # adapters are those of all rows at once
             self.ranks.begin_step(rehearsal, self._halves and adapters is None)
         x = self._embed(input_ids)

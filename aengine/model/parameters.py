@@ -78,10 +78,25 @@ class Parameters:
         self._kv_dtype = kv_dtype or dtype
         self._norm_offset = norm_offset
 
+    @property
+    def quantizes(self) -> bool:
+        """Whether matrices are quantised, all or some."""
+        return self._to_fp8 or self._quantization is not None
+
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that is used as it is."""
         tensor = self._storage.empty(*shape)
         self.groups.append(Plain(name, tensor))
+        return tensor
+
+    def rows(self, name: str, parts: Part | tuple[Part, ...], *inner: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor of rows [outputs, ...] that belong to heads, or those of a rank. dtype: None: the model's."""
+        ranges = self.shard.ranges(parts)
+        kept = sum(last - first for first, last in ranges)
+        dtype = dtype or self._storage.dtype
+        tensor = torch.empty((kept, *inner), dtype=dtype, device=self._storage.device)
+        cut = None if self.ranks is None else Cut(0, ranges)
+        self.groups.append(Plain(name, tensor, entry=Entry((width(parts), *inner), cut=cut)))
         return tensor
 
     def norm_weight(self, name: str, part: Part) -> Tensor:
@@ -156,16 +171,19 @@ class Parameters:
         bias: bool = False,
         floats: bool = False,
         split: Split | None = None,
+        order: Tensor | None = None,
     ) -> Linear:
         """A linear of several fused ones: their names in the checkpoint, with their outputs, in order; of a
         tensor that has several in it, those of each.
 
         floats: it is never quantised, whether or not the checkpoint's configuration says so. split: what is dealt out
         to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own: what they
-        make of these is to be added up.
+        make of these is to be added up. order [outputs] int64: which row of the checkpoint's parts each output has,
+        None: its own; no adapter changes such a linear.
         """
         if self.ranks is None or split is None:
-            return self._linear({name: Stored(width(part), inputs) for name, part in parts.items()}, bias, floats)
+            whole = {name: Stored(width(part), inputs) for name, part in parts.items()}
+            return self._linear(whole, bias, floats, order=order)
         if split == "outputs":
             stored = {name: Stored(width(part), inputs, rows=self.shard.ranges(part)) for name, part in parts.items()}
             return self._linear(stored, bias, floats)
@@ -174,15 +192,26 @@ class Parameters:
         # Of the products that are added up one has the bias.
         return self._linear(stored, bias and self.shard.index == 0, floats)
 
-    def _linear(self, parts: Mapping[str, Stored], bias: bool, floats: bool, outputs: int | None = None) -> Linear:
+    def _linear(
+        self,
+        parts: Mapping[str, Stored],
+        bias: bool,
+        floats: bool,
+        outputs: int | None = None,
+        order: Tensor | None = None,
+    ) -> Linear:
         """outputs: more than the parts have, where the last ones are nobody's."""
         kept = [part.kept for part in parts.values()]
-        linear = self._loaded(parts, kept[0][1], outputs or sum(rows for rows, _ in kept))
+        outputs = outputs or sum(rows for rows, _ in kept)
+        linear = self._loaded(parts, kept[0][1], outputs) if order is None else LoadedLinear(kept[0][1], outputs)
         form = None if self._quantization is None or floats else self._quantization.format_of(*parts)
-        self.groups.append(
-            Dense(
-                linear, parts, bias, self._storage, self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
+        if form is not None and order is not None:
+            raise UnsupportedModelError(
+                f"{next(iter(parts))}: its rows are in another order, in which {form.name} is not read"
             )
+        to_fp8 = self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
+        self.groups.append(
+            Dense(linear, parts, bias, self._storage, to_fp8, order)
             if form is None
             else QuantizedLinear(linear, parts, bias, form, self._storage)
         )

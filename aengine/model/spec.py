@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from aengine.kernels.delta.base import DeltaHeads
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.rule import GateClamp
 from aengine.model.ranks.shard import Shard
@@ -14,7 +15,7 @@ from aengine.model.rope import QueryGrowth, RopeConfig
 Activation = Literal["silu", "gelu"]  # gelu: by its approximation with a hyperbolic tangent
 
 
-class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     """Causal self-attention with grouped queries."""
 
     heads: int
@@ -31,6 +32,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     softcap: float | None = None  # of scores
     sinks: bool = False  # whether each head has a score beside those of the keys
     window: int | None = None  # how many positions, its own included, a query sees; None: all before it
+    gate: bool = False  # each query head comes with a gate, whose sigmoid weights what the head has attended to
 
     @property
     def queries(self) -> int:
@@ -43,7 +45,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.kv_heads * self.head_dim
 
     def parameters(self, hidden: int) -> int:
-        projection = self.queries + 2 * self.keys
+        projection = (1 + self.gate) * self.queries + 2 * self.keys
         norms = {"none": 0, "head": 2 * self.head_dim, "all": self.queries + self.keys}[self.qk_norm]
         biases = projection * self.qkv_bias + hidden * self.out_bias + self.heads * self.sinks
         return (projection + self.queries) * hidden + norms + biases
@@ -51,7 +53,35 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Outputs and inputs of each product, on each rank."""
         heads, kv_heads = Shard(count=ranks).units(self.heads), Shard(count=ranks).units(self.kv_heads)
-        return ((heads + 2 * kv_heads) * self.head_dim, hidden), (hidden, heads * self.head_dim)
+        return (((1 + self.gate) * heads + 2 * kv_heads) * self.head_dim, hidden), (hidden, heads * self.head_dim)
+
+
+class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
+    """A gated delta net: linear attention that keeps a state a row, whatever the row's length."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int  # tokens that each channel's convolution sees, its own included
+    interleaved: bool = False  # in checkpoints q, k, v and z are one matrix, b and a another, both by key head
+
+    @property
+    def heads(self) -> DeltaHeads:
+        return DeltaHeads(self.key_heads, self.value_heads, self.key_dim, self.value_dim)
+
+    @property
+    def _projected(self) -> int:
+        """q, k, v, z, b and a of a token."""
+        return self.heads.channels + self.heads.values + 2 * self.value_heads
+
+    def parameters(self, hidden: int) -> int:
+        between = self.heads.channels * self.conv + 2 * self.value_heads + self.value_dim
+        return (self._projected + self.heads.values) * hidden + between
+
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product, on each rank."""
+        return (self._projected // ranks, hidden), (hidden, self.heads.values // ranks)
 
 
 class MLPSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp"):
@@ -139,7 +169,7 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then a feed-forward part, each between norms of its own."""
 
-    attention: AttentionSpec
+    attention: AttentionSpec | DeltaSpec  # what it keeps: keys and values in pages, or a state a row
     ffn: MLPSpec | ExpertsSpec
     norms: LayerNorms = LayerNorms()
     residual_scale: float = 1.0  # of what each part adds
@@ -155,9 +185,14 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def indivisible(self, ranks: int) -> str:
         """What cannot be dealt out to so many ranks; empty: everything can be."""
         attention, ffn = self.attention, self.ffn
-        if attention.heads % ranks:
+        if isinstance(attention, DeltaSpec):
+            if attention.key_heads % ranks:
+                return f"{attention.key_heads} key heads of linear attention"
+            if attention.interleaved and ranks > 1:
+                return "linear attention whose weights are interleaved by head"
+        elif attention.heads % ranks:
             return f"{attention.heads} query heads"
-        if attention.kv_heads % ranks and ranks % attention.kv_heads:  # where there are fewer, several have the same
+        elif attention.kv_heads % ranks and ranks % attention.kv_heads:  # where there are fewer, several have the same
             return f"{attention.kv_heads} KV heads"
         if isinstance(ffn, MLPSpec):
             return f"{ffn.inner} columns of the MLP" if ffn.inner % ranks else ""

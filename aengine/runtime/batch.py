@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
+from aengine.kernels.delta.base import StateBatch
 from aengine.runtime.rows import Rows
+from aengine.runtime.states import state_batch
 from aengine.step_plan import StepPlan
 
 
@@ -25,10 +27,14 @@ class StepInputs:
     draw_rows: Tensor  # [draws] int64
     draw_positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
     adapters: Tensor | None  # [tokens] int32: the places of their adapters; None: no token has one
+    states: StateBatch | None = None  # where the model has recurrent layers
 
 
-def build_inputs(plan: StepPlan, rows: Rows, page_size: int) -> StepInputs:
-    """Gather a step's inputs: decode ids and positions from the device's rows, prefill ones from the plan."""
+def build_inputs(plan: StepPlan, rows: Rows, page_size: int, recurrent: bool = False) -> StepInputs:
+    """Gather a step's inputs: decode ids and positions from the device's rows, prefill ones from the plan.
+
+    recurrent: whether the model has layers that keep states.
+    """
     decodes = len(plan.decode)
     row_list = plan.decode + [chunk.row for chunk in plan.prefill]
     context_lens = [rows.lengths[row] + 1 for row in plan.decode]
@@ -87,6 +93,7 @@ def build_inputs(plan: StepPlan, rows: Rows, page_size: int) -> StepInputs:
         draw_rows=draw_rows,
         draw_positions=draw_positions,
         adapters=None if row_adapters is None else row_adapters[token_row_index],
+        states=state_batch(plan, positions, rows.upload) if recurrent else None,
     )
 
 

@@ -10,6 +10,8 @@ import torch
 from aengine.errors import ConfigError
 from aengine.kernels.kv_scales import FP8
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 def resolve_device(name: str) -> torch.device:
     """`auto` is the first CUDA device if there is one, else the CPU. Raises `ConfigError`."""
@@ -34,7 +36,7 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
     """`auto` is the checkpoint's dtype on a GPU and float32 on a CPU, where it is the faster one."""
     if name == "auto":
         name = checkpoint if device.type == "cuda" else "float32"
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(name)
+    dtype = DTYPES.get(name)
     if dtype is None:
         raise ConfigError(f"dtype: the checkpoint's {name!r} is not supported; ask for float32, bfloat16 or float16")
     return dtype

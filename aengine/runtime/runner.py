@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.cache.kv import KVPool
+from aengine.cache.states import StatePool
+from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
 from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
@@ -90,7 +92,11 @@ class Head:
 class StepExecutor:
     """Runs one step after the other: rows, forward pass, draws, feedback of the drawn ids, page copies."""
 
-    def __init__(self, decoder: Decoder, kv: KVPool, sampler: Sampler, rows: Rows) -> None:
+    def __init__(
+        self, decoder: Decoder, kv: KVPool, sampler: Sampler, rows: Rows, states: StatePool | None = None
+    ) -> None:
+        """states: where the model has recurrent layers."""
+        self._states = states
         self.kv = kv
         self._decoder = decoder
         self._sampler = sampler
@@ -108,7 +114,8 @@ class StepExecutor:
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
-        inputs = build_inputs(plan, rows, self.kv.page_size)
+        self._load_states(plan)
+        inputs = build_inputs(plan, rows, self.kv.page_size, self._states is not None)
         # What is scored are all the prompt's tokens, of which the draws read a few.
         wanted = None if plan.scoring else inputs.draw_tokens
         pooled = rows.upload(pooled_tokens(plan)) if plan.pooled else None
@@ -117,8 +124,16 @@ class StepExecutor:
         # Every decode draws, which tells whether it is finite.
         sums = torch.empty(plan.num_tokens, dtype=torch.float32, device=rows.device) if plan.prefill else None
         hidden = self._decoder.forward(
-            inputs.input_ids, inputs.positions, inputs.attention, self.kv, wanted, sums=sums, adapters=inputs.adapters
+            inputs.input_ids,
+            inputs.positions,
+            inputs.attention,
+            self.kv,
+            wanted,
+            sums=sums,
+            adapters=inputs.adapters,
+            states=None if self._states is None or inputs.states is None else States(self._states, inputs.states),
         )
+        self._copy_states(plan)
         adapters, draws = inputs.adapters, len(inputs.draw_row_list)
         head = Head(self._decoder, hidden, adapters if adapters is None or wanted is None else adapters[wanted])
         scores = score_chunks(plan, head, rows.upload)
@@ -160,6 +175,14 @@ class StepExecutor:
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         return self._sampler.sample(logits.float(), draws.row_list, draws.rows, draws.positions, masks)
+
+    def _load_states(self, plan: StepPlan) -> None:
+        if self._states is not None and plan.state_loads:
+            self._states.copy(plan.state_loads)
+
+    def _copy_states(self, plan: StepPlan) -> None:
+        if self._states is not None and plan.state_copies:
+            self._states.copy(plan.state_copies)
 
     def _copy_pages(self, plan: StepPlan) -> None:
         if plan.page_copies:

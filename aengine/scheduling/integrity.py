@@ -75,6 +75,23 @@ def check_pages(memory: SequenceMemory, holders: Collection[Sequence], loading: 
     _require(held == owned, f"{held} pages are held, {owned} by somebody")
 
 
+def check_snapshots(memory: SequenceMemory, holders: Collection[Sequence]) -> None:
+    """Check that every snapshot is free, some sequence's or the tree's."""
+    if memory.snapshots is None:
+        return
+    owned = [slot for sequence in holders for _, slot in sequence.snapshots]
+    for sequence in holders:
+        for tokens, _ in sequence.snapshots:
+            _require(tokens <= sequence.launched, "a snapshot was taken beyond what was launched")
+    cached: set[int] = set()
+    nodes = [memory.tree.root]
+    while nodes:
+        node = nodes.pop()
+        cached.update(node.pages)
+        nodes += node.children.values()
+    memory.snapshots.slots.check_integrity(memory.snapshots.first_slot, owned, cached)
+
+
 def check_unforked(unforked: int, alive: Collection[Sequence]) -> None:
     """Check that the choices that wait as a number are those of sequences that have yet to fork."""
     waiting = sum(sequence.siblings for sequence in alive)

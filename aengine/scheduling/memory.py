@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import Node, RadixTree
 from aengine.scheduling.sequence import AdmittedPages, Sequence
+from aengine.scheduling.snapshots import SequenceSnapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,17 @@ class SequenceMemory:
     choices that were admitted with it together, or, where it grew later, to the sequence alone.
     """
 
-    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, prefix_cache: bool, snapshots: SequenceSnapshots | None = None
+    ) -> None:
+        """snapshots: of sequences that have states; then only a prefix that has one is of any use."""
         self.page_size = page_size
-        self.prefix_cache = prefix_cache
+        self.prefix_cache = prefix_cache and (snapshots is None or snapshots.any)
+        self.snapshots = snapshots
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixTree(self.allocator, page_size)
+        if snapshots is not None:
+            self.tree.watchers.append(snapshots.slots)
         self.usable_pages = num_pages - 1  # page 0 is reserved
         self._refused: _Refusal | None = None
 
@@ -64,6 +71,9 @@ class SequenceMemory:
         node = tree.root
         if self.prefix_cache and not sequence.unread:
             cached, node = tree.match(sequence.ids(0, known - 1), sequence.salt)
+            if self.snapshots is not None and (depth := self.snapshots.resume(sequence, cached)) < len(cached):
+                # What is known beyond the snapshot is computed again, into pages of the sequence's own.
+                cached, node = tree.match(sequence.ids(0, depth * self.page_size), sequence.salt)
             tree.lock(node)  # before anything is evicted
         missing = self.pages_for(known) - len(cached)
         needed = missing + available - self.available  # found pages that nobody else uses are not evictable any more
@@ -129,6 +139,8 @@ class SequenceMemory:
             self.tree.lock(node)
             self.tree.unlock(admitted.node)
             admitted.node = node
+        if self.snapshots is not None and self._accepts(sequence):
+            self.snapshots.file(sequence, admitted.node)
 
     def returnable(self, sequence: Sequence) -> int:
         """The number of pages that become available when the sequence gives back everything: those it alone holds."""
@@ -150,7 +162,12 @@ class SequenceMemory:
         sequence.computed = min(sequence.computed, sequence.length)
         if admitted.holders > 1:
             self.publish(sequence)  # what others go on with stays locked
-        self._insert(sequence, sequence.computed // self.page_size)
+        node = self._insert(sequence, sequence.computed // self.page_size)
+        if self.snapshots is not None:
+            if self._accepts(sequence):
+                self.snapshots.drop_older(sequence)
+                self.snapshots.file(sequence, node or admitted.node)
+            self.snapshots.release(sequence)
         for page in sequence.grown:
             self.allocator.release(page)
         admitted.holders -= 1
@@ -169,13 +186,7 @@ class SequenceMemory:
         """
         admitted = _admitted(sequence)
         covered = admitted.node.depth
-        if (
-            full <= covered
-            or not self.prefix_cache
-            or not sequence.cacheable
-            or not admitted.finite
-            or admitted.epoch != self.tree.epoch
-        ):
+        if full <= covered or not self._accepts(sequence):
             return None
         pages = sequence.pages[covered:full]
         ids = sequence.ids(covered * self.page_size, full * self.page_size)
@@ -185,6 +196,11 @@ class SequenceMemory:
         admitted.private -= gone
         sequence.grown -= gone
         return node
+
+    def _accepts(self, sequence: Sequence) -> bool:
+        """Whether anything of the sequence may enter the tree."""
+        admitted = _admitted(sequence)
+        return self.prefix_cache and sequence.cacheable and admitted.finite and admitted.epoch == self.tree.epoch
 
 
 def _admitted(sequence: Sequence) -> AdmittedPages:

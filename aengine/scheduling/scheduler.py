@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from aengine.cache.snapshots import SnapshotRoom, slot_of
 from aengine.cache.tiers.tiers import Tiers
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.adapter_queue import AdapterQueue
@@ -18,12 +19,20 @@ from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.commit import commit_chunks, commit_draws
 from aengine.scheduling.counters import Counters
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.integrity import check_batch, check_flights, check_idle, check_pages, check_unforked
+from aengine.scheduling.integrity import (
+    check_batch,
+    check_flights,
+    check_idle,
+    check_pages,
+    check_snapshots,
+    check_unforked,
+)
 from aengine.scheduling.loading import Loading
 from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
 from aengine.scheduling.sharing import shared_runs
+from aengine.scheduling.snapshots import SequenceSnapshots
 from aengine.step_plan import MixedLimit, PrefillChunk, SharedRun, StepPlan, StepResult
 
 # A burst must not delay the steps of those who run. Once so many sequences have entered in a step, those that forked
@@ -59,10 +68,12 @@ class Scheduler:
         on_begin: Callable[[Sequence], None] | None = None,  # called with each request that enters for the first time
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
         adapters: AdapterQueue | None = None,  # where sequences may have some
+        snapshots: SnapshotRoom | None = None,  # of a model that keeps states
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
-        self.memory = SequenceMemory(num_pages, page_size, prefix_cache)
+        self._snapshots = None if snapshots is None else SequenceSnapshots(snapshots, slot_of(max_rows), page_size)
+        self.memory = SequenceMemory(num_pages, page_size, prefix_cache, self._snapshots)
         self.counters = Counters()
         self._max_step_tokens = max_step_tokens
         self._mixed_limit = mixed_limit
@@ -234,6 +245,7 @@ class Scheduler:
         check_batch(self._batch, leaving)
         check_flights(running, leaving, self._flights)
         check_pages(self.memory, {*running, *leaving}, [] if self.loading is None else self.loading.pages)
+        check_snapshots(self.memory, {*running, *leaving})
         check_unforked(self._unforked, {*self._waiting, *running, *leaving})
         if self.adapters is not None:
             self.adapters.check_integrity([*running, *leaving])
@@ -264,6 +276,8 @@ class Scheduler:
                     continue
                 plan.new_pages.append((sequence.row, len(sequence.pages), self.memory.grow(sequence)))
             sequence.launched = launched + 1
+            if self._snapshots is not None and self.memory.prefix_cache:
+                plan.state_copies += self._snapshots.after_decode(sequence)
             sequence.pending += 1
             sequence.in_flight += 1
             plan.decode.append(sequence.row)
@@ -307,6 +321,8 @@ class Scheduler:
             looked_up += head.length
             self._begin(head)
             plan.new_rows.append(batch.enter(head))
+            if head.resumes_from and head.launched:
+                plan.state_loads.append((head.resumes_from, slot_of(head.row)))
             self._plan_chunk(head, budget, plan, flight)
 
     def _begin(self, sequence: Sequence) -> None:
@@ -332,6 +348,8 @@ class Scheduler:
         if sequence.scoring:
             chunk.score_ids = sequence.prompt[start + 1 : end + 1].tolist()
             chunk.top = sequence.params.prompt_logprobs or 0
+        if self._snapshots is not None and self.memory.prefix_cache:
+            chunk.saves = self._snapshots.in_chunk(sequence, start, end)
         sequence.launched = end
         sequence.in_flight += 1
         forks: list[Sequence] = []
@@ -360,6 +378,8 @@ class Scheduler:
                 break
             copy = self.memory.fork(leader, sibling)
             plan.new_rows.append(self._batch.enter(sibling, leader))
+            if self._snapshots is not None:
+                plan.state_copies.append((slot_of(leader.row), slot_of(sibling.row)))
             if copy is not None:
                 plan.page_copies.append(copy)
                 plan.new_pages.append((sibling.row, len(sibling.pages) - 1, copy[1]))

@@ -91,6 +91,11 @@ class Sequence:
     pending: int = 0  # draws, or what is pooled in their place, that are on the device
     in_flight: int = 0  # launched steps that name it and are not committed
     decoding: bool = False  # its last chunk is launched: from here on the row feeds what it drew
+    # Snapshots of its state that are not the tree's: the tokens behind which each was taken, and its slot. Those of
+    # steps in flight are beyond `computed`.
+    snapshots: list[tuple[int, int]] = field(default_factory=list)
+    resumes_from: int = 0  # the slot of the snapshot that it was admitted with; 0: none
+    shared_until: int = 0  # tokens that others have begun with as well, as far as the tree knew at admission
     promised: int = 0  # pages that come back once it has left, while it is leaving
     cacheable: bool = True  # False: its step failed, so nothing of it may enter the tree
     stops: frozenset[int] = frozenset()  # `stop_ids`, for looking up

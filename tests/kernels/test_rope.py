@@ -47,6 +47,42 @@ def test_norm_rotation_and_cache_are_the_references(
     assert torch.equal(qkv, before)
 
 
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "dim", "rotary"),
+    [pytest.param(3, 3, 1, 16, 4, id="tiny"), (130, 16, 4, 256, 64), (1, 16, 2, 256, 64), (9, 8, 2, 128, 64)],
+)
+def test_a_part_of_each_head_is_rotated_and_gates_are_left_out(
+    tokens: int, heads: int, kv_heads: int, dim: int, rotary: int, gated: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    queries = heads * (1 + gated)
+    qkv = torch.randn(tokens, (queries + 2 * kv_heads) * dim, device=device).to(dtype)
+    weights = [torch.rand(dim, device=device) + 0.5 for _ in "qk"]  # float32, as those of 1 + w are
+    angles = torch.rand(500, rotary // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions = torch.randint(0, 500, (tokens,), device=device)
+    slots = PAGE + torch.arange(tokens, device=device)
+    caches = tuple(torch.zeros(tokens // PAGE + 2, PAGE, kv_heads, dim, device=device).to(dtype) for _ in "kv")
+    expected = caches[0].clone(), caches[1].clone()
+    cut = Heads(heads, *weights, 1e-6, gated=gated)
+
+    out = rope.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
+    plain = qkv.view(tokens, -1, dim)
+    if gated:
+        plain = torch.cat((plain[:, : 2 * heads : 2], plain[:, 2 * heads :]), dim=1)
+    want = REFERENCE.qk_norm_rope_store(
+        plain.flatten(1), Heads(heads, *weights, 1e-6), cos_sin, positions, expected, slots
+    )
+
+    limit = tolerance(dtype)
+    assert relative_error(out, want) < limit
+    for got, kept in zip(caches, expected, strict=True):
+        assert relative_error(got, kept) < limit
+    unturned = torch.cat((torch.ones(500, rotary // 2), torch.zeros(500, rotary // 2)), dim=1).to(device)
+    still = rope.qk_norm_rope_store(qkv, cut, unturned, positions, caches, slots)
+    assert torch.equal(still[..., rotary:], out[..., rotary:])
+
+
 @pytest.mark.thinned
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(

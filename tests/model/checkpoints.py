@@ -45,10 +45,20 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -92,6 +102,20 @@ _DEMO_EXPERTS = {
     "vocab_size": 4096,
     "tie_word_embeddings": True,
 }
+_SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 64}
+_HYBRID: dict[str, object] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "initializer_range": 0.1,  # what their norms divide by would be noise else
+}
+_LINEAR_LAST = ["full_attention", "linear_attention", "linear_attention"]
+_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _LONGROPE = {
     "rope_type": "longrope",
@@ -128,6 +152,11 @@ def _mistral3(**text: object) -> PreTrainedConfig:
         tie_word_embeddings=tied,
         image_token_index=1,
     )
+
+
+def _qwen3_5(config: type[PreTrainedConfig]) -> Callable[..., PreTrainedConfig]:
+    """The same."""
+    return lambda **text: config(text_config=text, vision_config=_VISION)
 
 
 def _gemma3(**text: object) -> PreTrainedConfig:
@@ -173,6 +202,14 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     ),
     "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen3-moe-first-dense": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _EXPERTS | {"mlp_only_layers": [0]}),
+    "qwen3-next": (Qwen3NextForCausalLM, Qwen3NextConfig, _HYBRID | _SHARED | {"norm_topk_prob": True}),
+    "qwen3-next-some-layers": (Qwen3NextForCausalLM, Qwen3NextConfig, _HYBRID | _SHARED | {"mlp_only_layers": [1]}),
+    "qwen3-5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, _HYBRID),
+    "qwen3-5-tied": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, _HYBRID | {"tie_word_embeddings": True}),
+    "qwen3-5-linear-last": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, _HYBRID | {"layer_types": _LINEAR_LAST}),
+    "qwen3-5-moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, _HYBRID | _SHARED),
+    "qwen3-5-wrapped": (Qwen3_5ForConditionalGeneration, _qwen3_5(Qwen3_5Config), _HYBRID),
+    "qwen3-5-moe-wrapped": (Qwen3_5MoeForConditionalGeneration, _qwen3_5(Qwen3_5MoeConfig), _HYBRID | _SHARED),
     "phi3": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": None, "partial_rotary_factor": 0.75}),
     "phi3-window": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": None, "sliding_window": 20}),
     "granite": (
@@ -264,7 +301,12 @@ LONGROPE_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedC
 }
 # For the demo model's tokenizer.
 DEMO_CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], dict[str, object]]] = {
-    "demo-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _DEMO_EXPERTS)
+    "demo-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, _DEMO_EXPERTS),
+    "demo-hybrid": (
+        Qwen3_5ForConditionalGeneration,
+        _qwen3_5(Qwen3_5Config),
+        _HYBRID | {"vocab_size": 4096, "max_position_embeddings": 4096},
+    ),
 }
 
 
@@ -282,12 +324,13 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
     logging.disable_progress_bar()
     model_type, config_type, changes = (CASES | LONGROPE_CASES | DEMO_CASES)[case]
     torch.manual_seed(sum(case.encode()))
-    model = model_type(config_type(**{**_SHAPE, **changes, **sizes})).eval()
+    settings = {**_SHAPE, **changes, **sizes}
+    model = model_type(config_type(**settings)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Biases start as 0 and norm weights as 1: both would hide a mistake.
+            # Biases start as 0 and norm weights as 1, or as 0 where 1 is added: all would hide a mistake.
             if parameter.dim() == 1:
-                low = name.endswith("bias") or "gemma" in case  # whose norms add 1
+                low = name.endswith("bias") or "gemma" in case or not parameter.any()  # norms that add 1
                 parameter.normal_(0.0 if low else 1.0, 0.25)
             elif name.endswith("bias"):  # of experts
                 parameter.normal_(0.0, 0.25)

@@ -11,6 +11,10 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
+from aengine.cache.snapshots import slot_of
+from aengine.cache.states import StatePool
+from aengine.kernels.delta.base import StateBatch
+from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
 
 
@@ -23,6 +27,7 @@ class Running:
     computed: int = 0
     logits: list[Tensor] = field(default_factory=list)  # of each drawn token, [vocab]
     adapter: int = 0  # its place; 0: none
+    row: int | None = None  # whose slot has its state
 
 
 class Harness:
@@ -30,11 +35,15 @@ class Harness:
 
     def __init__(self, decoder: Decoder, page_size: int, num_pages: int = 400, seed: int = 0) -> None:
         self.decoder = decoder
+        self.random = random.Random(seed)
         self.page_size = page_size
         self.kv = KVPool(decoder.config.kv_shape(page_size, decoder.kv_dtype), num_pages, decoder.device)
         # What former owners left in a page must not matter.
         self.kv.data.fill_(float("nan"))
-        self.random = random.Random(seed)
+        shape = decoder.config.state_shape(torch.float32, decoder.dtype)
+        self.states = None if shape is None else StatePool(shape, 200, decoder.device)
+        self.rows = list(range(199))
+        self.random.shuffle(self.rows)
         self.free = list(range(1, num_pages))
         self.random.shuffle(self.free)
 
@@ -62,6 +71,26 @@ class Harness:
             self.step(work)
             running = [sequence for sequence in running if len(sequence.logits) < new_tokens]
         return sequences
+
+    def states_of(self, spans: Sequence[tuple[Running, range]], positions: Tensor) -> States | None:
+        if self.states is None:
+            return None
+        for sequence, _ in spans:
+            sequence.row = self.rows.pop() if sequence.row is None else sequence.row
+        slots = [slot_of(sequence.row or 0) for sequence, _ in spans]
+        chunks = [len(span) for sequence, span in spans if not sequence.logits]
+        decodes = len(spans) - len(chunks)
+        batch = StateBatch(
+            slots=torch.tensor(slots, dtype=torch.int32),
+            sources=torch.tensor(
+                [slot if span.start else 0 for slot, (_, span) in zip(slots, spans)], dtype=torch.int32
+            ),
+            starts=torch.tensor([decodes, *chunks]).cumsum(0).to(torch.int32),
+            positions=positions,
+            saves=torch.zeros(len(positions), dtype=torch.int32),
+            num_decodes=decodes,
+        )
+        return States(self.states, batch)
 
     def step(self, work: Sequence[tuple[Running, int]]) -> None:
         """Compute so many further known tokens of each sequence; one that is then fully computed draws its next."""
@@ -91,7 +120,9 @@ class Harness:
         if any(sequence.adapter for sequence, _ in spans):
             adapters = torch.tensor([sequence.adapter for sequence, span in spans for _ in span], dtype=torch.int32)
         with torch.inference_mode():
-            hidden = self.decoder.forward(ids, positions, attention, self.kv, adapters=adapters)
+            hidden = self.decoder.forward(
+                ids, positions, attention, self.kv, adapters=adapters, states=self.states_of(spans, positions)
+            )
             logits = self.decoder.logits(hidden[last], None if adapters is None else adapters[last])
         for (sequence, span), row, drawn in zip(spans, logits, logits.argmax(-1).tolist()):
             sequence.computed = span.stop

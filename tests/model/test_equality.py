@@ -19,6 +19,7 @@ ALWAYS = (
     "llama3",
     "qwen2-window-upper-layer",
     "qwen3-moe",
+    "qwen3-5-wrapped",
     "phi3",
     "olmo3",
     "mistral3",
@@ -77,6 +78,8 @@ def test_sixteen_at_once_with_prompts_in_chunks_beside_decodes(subject: tuple[De
 
 def test_prefix_pages_shared_with_another_sequence(subject: tuple[Decoder, Reference]) -> None:
     decoder, expected = subject
+    if decoder.config.recurrent:
+        pytest.skip("pages alone are no prefix of what keeps states: tests/engine/test_hybrids.py")
     harness = Harness(decoder, page_size=5, num_pages=1600)
     owners = harness.generate(expected.prompts, NEW_TOKENS)
     sharers = []

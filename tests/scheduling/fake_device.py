@@ -15,12 +15,13 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import RadixTree
 from aengine.scheduling.scheduler import Scheduler
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
+from tests.scheduling.fake_states import FakeStates
 
 _MASK = 2**64 - 1
 POISON = -1  # a slot that nobody wrote since its page was handed out
@@ -105,6 +106,7 @@ class Launch:
     pages: dict[int, int]  # page -> how often it had been freed when the step was launched
     era: int
     places: set[int]  # of adapters
+    failed_behind: list[StepPlan] = field(default_factory=list)  # what runs no more, and has left garbage behind it
 
 
 class WatchedAllocator(PageAllocator):
@@ -142,6 +144,10 @@ class FakeDevice:
         self.allocator = WatchedAllocator(num_pages, self)
         scheduler.memory.allocator = self.allocator
         scheduler.memory.tree = RadixTree(self.allocator, page_size)
+        self.states: FakeStates | None = None
+        if scheduler.memory.snapshots is not None:
+            scheduler.memory.tree.watchers.append(scheduler.memory.snapshots.slots)
+            self.states = FakeStates()
 
     # ---- the scheduler's side -----------------------------------------------------------------------------
 
@@ -206,6 +212,8 @@ class FakeDevice:
         for row, index, page in plan.new_pages:
             check(index == len(self.rows[row].pages), "a page table has a gap")
             self.rows[row].pages.append(page)
+        if self.states is not None:
+            self.states.load(plan)
         drawn: list[tuple[int, int]] = []
         for row in plan.decode:
             state = self.rows[row]
@@ -213,6 +221,7 @@ class FakeDevice:
             self._forward(row, 1, row in broken)
             drawn.append((row, self._draw(row)))
         self._check_shared(plan)
+        drawing: list[int] = []
         pooled: list[array[float] | None] = []
         for chunk in plan.prefill:
             self._prefill(chunk, chunk.row in broken)
@@ -221,7 +230,11 @@ class FakeDevice:
             if chunk.samples:
                 for row in (chunk.row, *chunk.forks):
                     self.rows[row].broken = self.rows[chunk.row].broken
-                    drawn.append((row, self._draw(row)))
+                    drawing.append(row)
+        if self.states is not None:
+            self.states.save(plan, {row: (state.path, state.era, state.broken) for row, state in self.rows.items()})
+            self.states.copy(plan)
+        drawn += [(row, self._draw(row)) for row in drawing]
         check([row for row, _ in drawn] == plan.sampled_rows, "draws are out of order")
         for source, destination in plan.page_copies:
             size = self.page_size
@@ -229,15 +242,25 @@ class FakeDevice:
                 cells[destination * size : (destination + 1) * size] = cells[source * size : (source + 1) * size]
         self.tokens += plan.num_tokens
         self.queue.popleft()
+        if self.states is not None:
+            for failed in launch.failed_behind:
+                self.states.fail(failed)
         finite = [not self.rows[row].broken for row, _ in drawn]
         finite_chunks = [not self.rows[chunk.row].broken for chunk in plan.prefill]
         return StepResult([token_id for _, token_id in drawn], finite, None, finite_chunks=finite_chunks, pooled=pooled)
 
     def fail(self, plan: StepPlan) -> None:
         """The step failed somewhere on its way; it and its successors leave garbage and run no more."""
+        failed: list[StepPlan] = []
         while self.queue and self.queue[-1].plan.step >= plan.step:
             launch = self.queue.pop()
             self.lost |= launch.rows
+            failed.append(launch.plan)
+        if self.queue:
+            self.queue[-1].failed_behind += failed  # those before are still to run
+        elif self.states is not None:
+            for one in failed:
+                self.states.fail(one)
         # What the steps wrote before they failed is anyone's guess: their slots stay poisoned.
 
     def _check_writable(self, row: int, count: int) -> None:
@@ -302,6 +325,8 @@ class FakeDevice:
         check(self.places[state.place] == state.adapter, f"place {state.place} has another adapter than row {row}")
         state.broken = state.broken or broken
         start, state.length = state.length, state.length + count
+        if self.states is not None:
+            self.states.advance(row, state.path, start, state.length, state.era, state.broken)
         for place in range(start, state.length):
             page = state.pages[place // size]
             slot = page * size + place % size

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aengine.cache.radix import packed
+from aengine.cache.snapshots import SnapshotRoom
 from aengine.sampling_params import SamplingParams
 from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.adapters import Load, LoadedAdapter
@@ -81,6 +82,7 @@ class Stepper:
         disk_pages: int = 0,
         copy_pages: int = 1000,
         copy_turns: int = 2,
+        snapshots: SnapshotRoom | None = None,
     ) -> None:
         self.adapters = AdapterQueue(places, most_loads) if places else None
         self.scheduler = Scheduler(
@@ -92,6 +94,7 @@ class Stepper:
             prefix_cache=prefix_cache,
             make_sibling=self._sibling,
             adapters=self.adapters,
+            snapshots=snapshots,
         )
         self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
         self.tiers = (

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from aengine.cache.snapshots import SnapshotRoom
 from aengine.scheduling import sharing
 from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Kind, Stepper
@@ -27,6 +28,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_tokens=st.integers(0, 16),
         prefix_cache=st.sampled_from([True, True, False]),
         lookahead=st.integers(0, 1),
+        snapshots=st.one_of(st.none(), st.integers(0, 6)),
+        grain=st.integers(1, 3),
+        prompt_grain=st.integers(1, 3),
         bases=st.lists(
             st.lists(st.integers(0, VOCAB - 1), min_size=LONGEST_PROMPT, max_size=LONGEST_PROMPT),
             min_size=1,
@@ -41,8 +45,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_tokens: int,
         prefix_cache: bool,
         lookahead: int,
+        snapshots: int | None,
+        grain: int,
+        prompt_grain: int,
         bases: list[list[int]],
     ) -> None:
+        """snapshots: of a model that keeps states; grains: in pages, and in grains."""
         pages = 3 + 12 // page_size + spare_pages  # a request or two
         self.stepper = Stepper(
             num_pages=pages + 1,
@@ -52,6 +60,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             lookahead=lookahead,
             vocab=VOCAB,
+            snapshots=None
+            if snapshots is None
+            else SnapshotRoom(snapshots, grain * page_size, prompt_grain * grain * page_size),
         )
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(sharing, "LEAST_SAVED", 1)
@@ -198,6 +209,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         memory = self.stepper.scheduler.memory
         memory.tree.clear()
         assert memory.allocator.free == memory.usable_pages
+        if memory.snapshots is not None:
+            assert memory.snapshots.slots.free == memory.snapshots.slots.room.count
 
     @property
     def open(self) -> list[Sequence]:

@@ -12,7 +12,7 @@ from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.rope import PositionTables
-from aengine.model.spec import LayerSpec
+from aengine.model.spec import AttentionSpec, LayerSpec
 
 
 class Attention:
@@ -24,17 +24,18 @@ class Attention:
         layer: str,
         hidden: int,
         layer_spec: LayerSpec,
+        spec: AttentionSpec,
         eps: float,
         index: int,
         last: bool,
         tables: PositionTables,
     ) -> None:
         """layer: its name in checkpoints; index: its place in the KV pool; last: no block behind it attends."""
-        spec, norms = layer_spec.attention, layer_spec.norms
+        norms = layer_spec.norms
         self._kernels = make.kernels
         self._norm = make.optional_norm(layer, norms.before_attention, hidden, eps)
         name = f"{layer}.self_attn"
-        queries, keys = Part(spec.heads, spec.head_dim), Part(spec.kv_heads, spec.head_dim)
+        queries, keys = Part(spec.heads, (1 + spec.gate) * spec.head_dim), Part(spec.kv_heads, spec.head_dim)
         parts: dict[str, Part | tuple[Part, ...]] = (
             {f"{name}.qkv_proj": (queries, keys, keys)}
             if spec.fused
@@ -43,12 +44,12 @@ class Attention:
         self._qkv = make.linear(parts, hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear({f"{name}.o_proj": Part(hidden)}, spec.queries, spec.out_bias, split="inputs")
         heads = make.shard.units(spec.heads)
-        self._heads = Heads(heads)
+        self._heads = Heads(heads, gated=spec.gate)
         self._dim = spec.head_dim
         self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
         if spec.qk_norm == "head":
             q_norm, k_norm = (make.norm_weight(f"{name}.{part}_norm", Part(1, spec.head_dim)) for part in "qk")
-            self._heads = Heads(heads, q_norm, k_norm, eps)
+            self._heads = Heads(heads, q_norm, k_norm, eps, spec.gate)
         elif spec.qk_norm == "all":
             first, second = heads * spec.head_dim, make.shard.units(spec.kv_heads) * spec.head_dim
             self._wide_norms = [
@@ -66,11 +67,13 @@ class Attention:
         self._add = Addition.after(make, layer, norms.after_attention, hidden, eps, layer_spec.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        q, cache, scales = self._queries(x, step), step.kv.layer(self._index), self._kv_scales.loaded
+        (q, gates), cache, scales = self._queries(x, step), step.kv.layer(self._index), self._kv_scales.loaded
         scale = self._scale * scales.key  # of keys, whatever they are kept as
         attended = step.attention.forward(
             q, *cache, step.batch, scale, self._window, scales.value, self._scores
         ).flatten(1)
+        if gates is not None:
+            attended.mul_(gates)
         if self._last:
             attended, x = step.narrow(attended, x)
             if not len(x):
@@ -79,17 +82,24 @@ class Attention:
             return self._out.add_to(attended, x)
         return self._add.of(lambda rows: self._out(attended[rows]), x)
 
-    def _queries(self, x: Tensor, step: Step) -> Tensor:
-        """[tokens, heads, dim]; keys and values go where the step says."""
+    def _queries(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
+        """[tokens, heads, dim], and what weights the results of each, [tokens, heads * dim], where there are gates;
+        keys and values go where the step says.
+        """
         pieces = step.pieces(len(x))
         if len(pieces) == 1:
             return self._project(x, step, step.positions, step.batch.slots)
         q = x.new_empty(len(x), self._heads.count, self._dim)
+        gates = x.new_empty(len(x), self._heads.count * self._dim) if self._heads.gated else None
         for rows in pieces:
-            self._project(x[rows], step, step.positions[rows], step.batch.slots[rows], q[rows])
-        return q
+            _, some = self._project(x[rows], step, step.positions[rows], step.batch.slots[rows], q[rows])
+            if gates is not None and some is not None:
+                gates[rows] = some
+        return q, gates
 
-    def _project(self, x: Tensor, step: Step, positions: Tensor, slots: Tensor, out: Tensor | None = None) -> Tensor:
+    def _project(
+        self, x: Tensor, step: Step, positions: Tensor, slots: Tensor, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         qkv = taken(self._qkv, self._norm, x)
         for columns, norm in self._wide_norms:
             qkv[:, columns] = norm(qkv[:, columns])
@@ -97,4 +107,7 @@ class Attention:
         q = self._kernels.qk_norm_rope_store(qkv, self._heads, self._cos_sin, positions, cache, slots, scales, out)
         if self._growth is not None:
             q.mul_(self._growth[positions].to(q.dtype)[:, None, None])
-        return q
+        if not self._heads.gated:
+            return q, None
+        behind = qkv.unflatten(1, (-1, self._dim))[:, 1 : 2 * self._heads.count : 2]  # each behind its head
+        return q, behind.sigmoid().flatten(1)

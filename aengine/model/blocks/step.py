@@ -11,8 +11,18 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionBatch
 from aengine.cache.kv import KVPool
+from aengine.cache.states import StatePool
 from aengine.kernels.collective.base import Collective
+from aengine.kernels.delta.base import StateBatch
 from aengine.kernels.lora.base import TokenAdapters
+
+
+@dataclass(slots=True)
+class States:
+    """What recurrent layers keep, and which of it the step's sequences have."""
+
+    pool: StatePool
+    batch: StateBatch
 
 
 @dataclass(slots=True)
@@ -27,6 +37,7 @@ class Step:
     sums: Tensor | None  # [tokens] float32, filled behind the last attention: finite where the token's K and V are
     ranks: Collective | None  # that have the other heads
     tokens: TokenAdapters | None  # whose adapters the linears look at; None: there are none
+    states: States | None = None  # None: no layer has any
 
     def slots(self, tokens: int) -> Tensor:
         """Where each token's K and V went, of the tokens that still go on: [tokens] int64; padding: inside page 0."""

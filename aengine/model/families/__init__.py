@@ -9,6 +9,7 @@ from aengine.model.families import (
     glm4_moe,
     gpt_oss,
     granite,
+    hybrids,
     llama,
     ministral3,
     mistral,
@@ -20,7 +21,10 @@ from aengine.model.families import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
     seed_oss,
     smollm3,
 )
@@ -45,15 +49,20 @@ FAMILIES: dict[str, Callable[[Fields], list[LayerSpec]]] = {
     "SeedOssForCausalLM": seed_oss.layers,
     "Ministral3ForCausalLM": ministral3.layers,
     "Glm4MoeForCausalLM": glm4_moe.layers,
+    "Qwen3NextForCausalLM": qwen3_next.layers,
+    "Qwen3_5ForCausalLM": qwen3_5.layers,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe.layers,
     "Gemma2ForCausalLM": gemma.gemma2,
     "Gemma3ForCausalLM": gemma.gemma3,
     "GptOssForCausalLM": gpt_oss.layers,
 }
+_HYBRIDS = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 # What stands before their first layer and behind their last one, where it is not the usual.
 ENDS: dict[str, Callable[[Fields], EndsSpec]] = {
     "GraniteForCausalLM": granite.ends,
     "Gemma2ForCausalLM": gemma.ends,
     "Gemma3ForCausalLM": gemma.ends,
+    **dict.fromkeys(_HYBRIDS, hybrids.ends),
 }
 # What config.json means where it is silent, where other families mean something else.
 DEFAULTS: dict[str, Mapping[str, object]] = {
@@ -62,3 +71,5 @@ DEFAULTS: dict[str, Mapping[str, object]] = {
     "Gemma3ForCausalLM": gemma.GEMMA3,
     "GptOssForCausalLM": gpt_oss.DEFAULTS,
 }
+# What the names of tensors begin with that files of theirs have besides, and that is not used: heads for drafts.
+ASIDE: dict[str, tuple[str, ...]] = dict.fromkeys(_HYBRIDS, ("mtp.",))

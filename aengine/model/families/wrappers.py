@@ -39,7 +39,11 @@ class Wrapper:
 _VISION = ("vision_tower.", "multi_modal_projector.")
 _SEEING = (*_VISION, *(f"model.{name}" for name in _VISION))
 
+_QWEN = ("model.visual.", "visual.", "mtp.")
+
 WRAPPERS = {
+    "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "Qwen3_5ForCausalLM"}, _QWEN),
+    "Qwen3_5MoeForConditionalGeneration": Wrapper({"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, _QWEN),
     "Mistral3ForConditionalGeneration": Wrapper(
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _SEEING
     ),

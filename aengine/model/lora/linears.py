@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aengine.errors import AdapterError
 from aengine.model.dense import Stored
+from aengine.model.families.wrappers import alone
 from aengine.model.lora.files import Pair
 from aengine.model.lora.fused_experts import FusedExperts, unfuse
 from aengine.model.lora.memory import AdapterMemory, Site
@@ -56,7 +57,8 @@ class Linears:
 
         Raises `AdapterError` where there is no such linear, or one of another shape.
         """
-        for name in (pair.module, f"model.{pair.module}"):
+        module = alone(pair.module)
+        for name in (module, f"model.{module}"):
             if name in self._site_of:
                 return [self._whole(pair, name)]
             if (fused := self._experts(name)) is not None:

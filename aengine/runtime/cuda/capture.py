@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aengine.cache.kv import KVPool
+from aengine.cache.states import StatePool, StateRoom
 from aengine.config import EngineConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
@@ -88,27 +89,29 @@ def make_executor(
     max_model_len: int,
     sizes: GraphSizes,
     fits: Fits,
+    states: StateRoom | None = None,
     pools: Pools = nullcontext,
 ) -> GraphedExecutor:
     """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention;
-    pools: within which KV pools get their memory.
+    states: of a model with recurrent layers; pools: within which KV pools and states get their memory.
     """
     device = decoder.device
     with pools(device):
         kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device)
+        pool = None if states is None else StatePool(states.shape, states.slots, device)
 
     def send(values: Sequence[int]) -> Tensor:
         return upload(np.array(values, dtype=np.int64), device)
 
     rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send, decoder.adapters is not None)
     sampler = Sampler(rows.count, decoder.config.vocab_size, device)
-    executor = GraphedExecutor(decoder, kv, sampler, rows)
+    executor = GraphedExecutor(decoder, kv, sampler, rows, pool)
     # One for all graphs: only one runs at a time.
     memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     if sizes.decode:
-        executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory)
+        executor.decode_graphs = DecodeGraphs(decoder, kv, sampler, rows, sizes.decode, memory, pool)
     if sizes.prefill:
-        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory)
+        executor.prefill_graphs = PrefillGraphs(decoder, kv, rows, sizes.prefill, fits, memory, pool)
     return executor
 
 

@@ -16,9 +16,13 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
+from aengine.cache.snapshots import slot_of
+from aengine.cache.states import StatePool
 from aengine.kernels.attention.prefix_attention import SharedRuns
+from aengine.kernels.delta.base import StateBatch
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.row_steps import begin_decode, end_decode
+from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
 from aengine.runtime.own_tokens import draw_from_own
 from aengine.runtime.rows import Rows
@@ -104,8 +108,13 @@ class DecodeGraphs:
         rows: Rows,
         sizes: list[int],
         pool: _POOL_HANDLE | None = None,
+        states: StatePool | None = None,
     ) -> None:
-        """pool: memory that graphs share which never run at the same time."""
+        """pool: memory that graphs share which never run at the same time; states: of recurrent layers."""
+        self._states = states
+        # Of the rows in `_row_index`; slot 0 for padding.
+        self._state_slots = torch.zeros(sizes[-1], dtype=torch.int32, device=rows.device)
+        self._no_saves = torch.zeros(sizes[-1], dtype=torch.int32, device=rows.device)
         self._decoder = decoder
         self._kv = kv
         self._sampler = sampler
@@ -185,7 +194,14 @@ class DecodeGraphs:
         if rows == self._current:
             return
         size = self._size(len(rows))
-        self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * (size - len(rows))))
+        padding = size - len(rows)
+        if self._states is None:
+            self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * padding))
+        else:
+            slots = [slot_of(row) for row in rows]
+            index = self._rows.upload(rows + [self._rows.padding] * padding + slots + [0] * padding)
+            self._row_index[:size].copy_(index[:size])
+            self._state_slots[:size].copy_(index[size:])
         self._current = list(rows)
 
     def _forward(self, size: int, kind: ForwardKind, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
@@ -204,9 +220,20 @@ class DecodeGraphs:
             shared=self._shared.runs(size) if kind.shared else None,
         )
         hidden = self._decoder.forward(
-            inputs.token_ids, inputs.positions, attention, self._kv, rehearsal=rehearsal, adapters=adapters
+            inputs.token_ids,
+            inputs.positions,
+            attention,
+            self._kv,
+            rehearsal=rehearsal,
+            adapters=adapters,
+            states=None if self._states is None else States(self._states, self._state_batch(size, inputs.positions)),
         )
         return self._decoder.own_logits(hidden, adapters), inputs.next_positions
+
+    def _state_batch(self, size: int, positions: Tensor) -> StateBatch:
+        slots = self._state_slots[:size]
+        none = self._query_starts[size : size + 1]  # no chunks: they begin, and end, behind the decodes
+        return StateBatch(slots, slots, none, positions, self._no_saves[:size], size)
 
     def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> Draws:
         rows, index = self._rows, self._row_index[: len(logits)]

@@ -19,8 +19,13 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
+from aengine.cache.snapshots import slot_of
+from aengine.cache.states import StatePool
+from aengine.kernels.delta.base import StateBatch
+from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
 from aengine.runtime.rows import Rows
+from aengine.runtime.states import token_saves
 from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan
 
@@ -60,6 +65,11 @@ class PrefillShape:
         rows, chunks = self.rows, self.chunks
         return [self.tokens] * 3 + [rows + chunks] * 2 + [chunks + 1] + [rows] * 3
 
+    @property
+    def state_widths(self) -> list[int]:
+        """Of those numbers, behind the others, that recurrent layers read."""
+        return [self.rows + self.chunks] * 2 + [self.tokens]
+
     def takes(self, plan: StepPlan) -> bool:
         """Whether the step's chunks, and the tokens behind draws and pools, fit. Its tokens do."""
         return len(plan.prefill) < self.chunks and len(plan.sampled_rows) + plan.pooled <= self.rows
@@ -78,10 +88,15 @@ class StepCells:
     wanted: Tensor  # [rows]: the token behind each draw, then the last one of each chunk that is pooled
     draw_rows: Tensor  # [rows]
     draw_positions: Tensor  # [rows]: the place that the drawn token takes in its sequence
+    # As `StateBatch` has them; they come last, and are sent where there are recurrent layers.
+    state_slots: Tensor  # [rows + chunks]
+    state_sources: Tensor  # [rows + chunks]
+    state_saves: Tensor  # [tokens]
 
     @classmethod
     def over(cls, cells: Tensor, shape: PrefillShape) -> StepCells:
-        return cls(*cells[: sum(shape.widths)].split(shape.widths))
+        widths = shape.widths + shape.state_widths
+        return cls(*cells[: sum(widths)].split(widths))
 
 
 def describe(plan: StepPlan, shape: PrefillShape, lengths: list[int], padding: int, limit: int) -> NDArray[np.int64]:
@@ -130,6 +145,20 @@ def describe(plan: StepPlan, shape: PrefillShape, lengths: list[int], padding: i
     return cells
 
 
+def describe_states(plan: StepPlan, shape: PrefillShape) -> NDArray[np.int64]:
+    """The numbers of the same step that recurrent layers read. The padding is a chunk of nobody's."""
+    cells = np.zeros(sum(shape.state_widths), dtype=np.int64)
+    slots, sources, saves = np.split(cells, np.cumsum(shape.state_widths)[:-1])
+    decodes, first = len(plan.decode), shape.rows
+    slots[:first] = -1
+    slots[:decodes] = sources[:decodes] = [slot_of(row) for row in plan.decode]
+    for place, chunk in enumerate(plan.prefill, first):
+        slots[place] = slot_of(chunk.row)
+        sources[place] = slot_of(chunk.row) if chunk.start else 0
+    saves[:] = token_saves(plan, shape.tokens)
+    return cells
+
+
 class PrefillGraphs:
     """Captures once, replays for any step that fits. All on the current stream."""
 
@@ -141,8 +170,12 @@ class PrefillGraphs:
         sizes: list[int],
         fits: Callable[[int, Sequence[int], int], bool],
         pool: _POOL_HANDLE | None = None,
+        states: StatePool | None = None,
     ) -> None:
-        """fits: the attention backend's; pool: memory that graphs share which never run at the same time."""
+        """fits: the attention backend's; pool: memory that graphs share which never run at the same time; states: of
+        recurrent layers.
+        """
+        self._states = states
         self._decoder = decoder
         self._kv = kv
         self._rows = rows
@@ -150,7 +183,7 @@ class PrefillGraphs:
         self.sizes = sizes
         self._fits = fits
         self._shapes = {size: PrefillShape.of(size, rows.padding) for size in sizes}
-        widest = sum(self._shapes[sizes[-1]].widths)
+        widest = sum(self._shapes[sizes[-1]].widths) + sum(self._shapes[sizes[-1]].state_widths)
         self._cells = torch.zeros(widest, dtype=torch.int64, device=rows.device)
         self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
         self._sums = torch.empty(sizes[-1], dtype=torch.float32, device=rows.device)
@@ -233,12 +266,28 @@ class PrefillGraphs:
         token_ids = torch.where(cells.token_ids < 0, drawn, cells.token_ids)
         sums = self._sums[: shape.tokens]
         hidden = self._decoder.forward(
-            token_ids, cells.positions, batch, self._kv, cells.wanted, rehearsal, sums, adapters
-        )
+            token_ids, cells.positions, batch, self._kv, cells.wanted, rehearsal, sums, adapters,
+            self._states_of(cells, shape),
+        )  # fmt: skip
         self._hidden[: shape.rows].copy_(hidden)
         rows.length.index_copy_(0, cells.rows, cells.lens)
         rows.length[rows.padding :].zero_()
 
+    def _states_of(self, cells: StepCells, shape: PrefillShape) -> States | None:
+        if self._states is None:
+            return None
+        batch = StateBatch(
+            slots=cells.state_slots.to(torch.int32),
+            sources=cells.state_sources.to(torch.int32),
+            starts=cells.chunk_starts.to(torch.int32),
+            positions=cells.positions,
+            saves=cells.state_saves.to(torch.int32),
+            num_decodes=shape.rows,
+        )
+        return States(self._states, batch)
+
     def _send(self, plan: StepPlan, shape: PrefillShape) -> None:
         cells = describe(plan, shape, self._rows.lengths, self._rows.padding, self._limit)
+        if self._states is not None:
+            cells = np.concatenate((cells, describe_states(plan, shape)))
         self._cells[: len(cells)].copy_(upload(cells, self._rows.device))

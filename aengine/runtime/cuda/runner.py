@@ -81,15 +81,19 @@ class GraphedExecutor(StepExecutor):
         self._rows.grow(plan.new_pages)
         for row in plan.decode:
             self._rows.lengths[row] += 1
-        return graphs.forward(plan.decode, plan.shared)
+        replayed = graphs.forward(plan.decode, plan.shared)
+        self._copy_states(plan)
+        return replayed
 
     def _replay_prefill(self, plan: StepPlan, graphs: PrefillGraphs, shape: PrefillShape) -> Forwarded:
         rows, row_list = self._rows, plan.sampled_rows
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages)
+        self._load_states(plan)
         adapters = rows.adapters_of(itertools.chain(plan.decode, (chunk.row for chunk in plan.prefill)))
         hidden, draw_rows, draw_positions, sums = graphs.replay(plan, shape, adapters is not None)
+        self._copy_states(plan)
         for row in plan.decode:
             rows.lengths[row] += 1
         for chunk in plan.prefill:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from aengine.cache.states import StateRoom
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
@@ -48,11 +49,13 @@ def room_for_kv(
     max_step_tokens: int,
     make: Callable[[int, int], Executors],
     more_graphs: int,
+    states: StateRoom | None = None,
 ) -> int:
     """Bytes for the KV pool of each rank, which the tightest one has. Raises `ConfigError` where nothing is left.
 
     Runs the largest step, once with the plainest and once with the greediest sampling, and captures the largest graphs,
-    over `make(num_pages, max_model_len)`, and looks at what that took. more_graphs: bytes of those not captured here.
+    over `make(num_pages, max_model_len)`, and looks at what that took. more_graphs: bytes of those not captured here;
+    states: of the rows, which `make` makes and which are no part of the room.
     From then on the process may not allocate more than its budget: torch empties its own cache before it would.
     """
     if config.kv_cache_gib is not None:
@@ -60,6 +63,7 @@ def room_for_kv(
     model, kv_dtype = decoders[0].config, decoders[0].kv_dtype
     num_pages, length = trial_pool(config, decoders[0], max_step_tokens)
     pool = num_pages * model.kv_shape(config.page_size, kv_dtype).page_bytes
+    pool += 0 if states is None else states.row_bytes
     devices = [_Measured(decoder.device, config.gpu_memory_utilization) for decoder in decoders]
     try:
         trial = make(num_pages, length)
@@ -81,7 +85,8 @@ def room_for_kv(
     graphs = [free - device.free + more_graphs for free, device in zip(before, devices)]
     del trial
     torch.cuda.empty_cache()
-    return min(device.room(pool, more) for device, more in zip(devices, graphs))
+    kept = 0 if states is None else states.row_bytes
+    return min(device.room(pool, more) for device, more in zip(devices, graphs)) - kept
 
 
 class _Measured:

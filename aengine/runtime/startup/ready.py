@@ -91,3 +91,17 @@ def log_ready(
         max_step_tokens,
         phases,
     )
+    if pool.states is not None:
+        room, dtype = pool.states, str(pool.states.shape.dtype).removeprefix("torch.")
+        log.info(
+            "states: %d layers, %.1f MiB a row in %s (%.0f MiB), %d snapshots (%.0f MiB), every %d tokens of outputs "
+            "and %d of prompts",
+            room.shape.num_layers,
+            room.shape.slot_bytes / 2**20,
+            dtype,
+            room.row_bytes / 2**20,
+            room.snapshots.count,
+            room.snapshot_bytes / 2**20,
+            room.snapshots.grain,
+            room.snapshots.prompt_grain,
+        )

@@ -32,6 +32,7 @@ from aengine.runtime.device import resolve_kv_dtype
 from aengine.runtime.startup.cuda_memory import trial_pool
 from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.sizing import size_pool
+from aengine.runtime.startup.state_sizing import states_of_rows
 from aengine.runtime.startup.step_sizes import StepSizes
 from aengine.runtime.startup.warm_up import greediest_steps, largest_steps, uncaptured_steps, with_adapters
 
@@ -59,14 +60,15 @@ def run_through(job: Job) -> None:
     steps = StepSizes.of(config, job.model, job.capability, job.launch.processors)
     lora = job.model.lora is not None
     sizes = GraphSizes.of(config, attention.capturable, steps.mixed.tokens, steps.most, job.model.ranks, lora)
+    rows_alone = states_of_rows(config, job.model, dtype)
     if config.kv_cache_gib is None:
         num_pages, length = trial_pool(config, decoder, steps.most)
-        trial = make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits)
+        trial = make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits, rows_alone)
         for plan in with_adapters(largest_steps(config, steps.most, length), lora):
             trial.execute(plan)
         rehearse(trial)
-    pool = size_pool(config, job.model, kv_dtype, job.room)
-    executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits)
+    pool = size_pool(config, job.model, kv_dtype, job.room, dtype=dtype)
+    executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states)
     uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
     for plan in with_adapters(uncaptured, lora):
         executor.execute(plan)
@@ -135,16 +137,14 @@ def compile_flash(job: Job) -> None:
 def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     """What prefill chunks launch, of as many tokens as there are in a start-up."""
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
-    heads, shard = model.layers[0].attention, Shard(count=model.ranks)
+    heads, shard = model.paging[0], Shard(count=model.ranks)
     steps = StepSizes.of(config, model, job.capability, job.launch.processors)
     sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most, model.ranks)
     launch_kinds(
         attention,
         device,
         tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
-        layers=list(
-            dict.fromkeys((one.attention.window, one.attention.softcap, one.attention.sinks) for one in model.layers)
-        ),
+        layers=list(dict.fromkeys((one.window, one.softcap, one.sinks) for one in model.paging)),
         heads=shard.units(heads.heads),
         kv_heads=shard.units(heads.kv_heads),
         dim=heads.head_dim,

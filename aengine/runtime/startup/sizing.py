@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from aengine.cache.states import StateRoom
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.runtime.device import host_memory
+from aengine.runtime.startup.state_sizing import room_for_states
 
 CPU_KV_GIB = 1.0
 
@@ -21,9 +23,11 @@ class PoolSize:
     num_pages: int
     page_bytes: int
     max_model_len: int
+    states: StateRoom | None = None  # None: the model keeps none
 
     @property
     def bytes(self) -> int:
+        """Of pages alone."""
         return self.num_pages * self.page_bytes
 
 
@@ -38,15 +42,26 @@ def check_length(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def size_pool(
-    config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, available: int, memory: int | None = None
+    config: EngineConfig,
+    model: ModelConfig,
+    kv_dtype: torch.dtype,
+    available: int,
+    memory: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> PoolSize:
     """Choose the number of pages that fit into `available` bytes and the context length that follows.
 
-    kv_dtype: of keys and values; memory: bytes that the device has at all. Raises `ConfigError` with the arithmetic
-    when not even one sequence of the configured length fits, or when more pages are configured than there is memory.
+    Snapshots of states, where the model keeps any, come out of the same bytes; the rows' own states do not. kv_dtype:
+    of keys and values; memory: bytes that the device has at all; dtype: the model's.
+
+    Raises `ConfigError` with the arithmetic when not even one sequence of the configured length fits, or when more
+    pages are configured than there is memory.
     """
     page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
     longest = check_length(config, model)
+    states = room_for_states(config, model, dtype, page_bytes, available)
+    if states is not None and config.num_pages is None:
+        available -= states.snapshot_bytes
     if config.num_pages is not None:
         num_pages = config.num_pages
     else:
@@ -62,23 +77,32 @@ def size_pool(
             f"{page_bytes / 1024:.1f} KiB per page of {config.page_size} tokens, page 0 reserved) holds {max(fits, 0)} "
             f"tokens, max_model_len asks for {longest}: raise kv_cache_gib or num_pages, or lower max_model_len"
         )
-    pool = PoolSize(num_pages, page_bytes, min(longest, fits))
+    pool = PoolSize(num_pages, page_bytes, min(longest, fits), states)
     if memory is not None and pool.bytes > memory:
         knob = "kv_cache_gib" if config.num_pages is None else "num_pages"
         raise ConfigError(
             f"{knob}: a KV pool of {num_pages} pages takes {pool.bytes / 2**30:.1f} GiB, and there are "
             f"{memory / 2**30:.1f} GiB of memory: at most {memory // page_bytes} pages; lower it"
         )
+    if memory is not None and states is not None and pool.bytes + states.row_bytes + states.snapshot_bytes > memory:
+        raise ConfigError(
+            f"max_num_seqs: the states of {states.rows} rows take {states.row_bytes / 2**30:.1f} GiB, "
+            f"{states.snapshots.count} snapshots {states.snapshot_bytes / 2**30:.1f}, and pages "
+            f"{pool.bytes / 2**30:.1f}, of {memory / 2**30:.1f} GiB of memory; lower it, or state_snapshots"
+        )
     return pool
 
 
-def host_slots(config: EngineConfig, page_bytes: int, ranks: int) -> int:
+def host_slots(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int:
     """How many pages the host cache holds; 0: there is none. page_bytes: of each rank.
 
-    Raises `ConfigError` where it is too small for anything, or larger than nine tenths of the machine's memory.
+    Raises `ConfigError` where it is too small for anything, or larger than nine tenths of the machine's memory, and for
+    models with recurrent layers, whose states would not come back with the pages.
     """
     if not config.host_cache_gib:
         return 0
+    if model.recurrent:
+        raise ConfigError("host_cache_gib: the states of linear attention stay on the device; leave it out (0)")
     nbytes = int(config.host_cache_gib * 2**30)
     memory = host_memory()
     if memory is not None and nbytes > memory * 9 // 10:
@@ -86,10 +110,10 @@ def host_slots(config: EngineConfig, page_bytes: int, ranks: int) -> int:
             f"host_cache_gib: {config.host_cache_gib} GiB of {memory / 2**30:.1f} GiB of memory leave too little for "
             f"everything else; at most {memory * 9 // 10 / 2**30:.1f} can be had"
         )
-    slots = nbytes // (page_bytes * ranks)
+    slots = nbytes // (page_bytes * model.ranks)
     if slots < 4:
         raise ConfigError(
-            f"host_cache_gib: {config.host_cache_gib} GiB hold {slots} pages of {page_bytes * ranks / 2**20:.1f} MiB; "
-            f"raise it, or lower page_size"
+            f"host_cache_gib: {config.host_cache_gib} GiB hold {slots} pages of "
+            f"{page_bytes * model.ranks / 2**20:.1f} MiB; raise it, or lower page_size"
         )
     return slots

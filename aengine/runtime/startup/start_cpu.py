@@ -9,6 +9,7 @@ import torch
 
 from aengine.attention.torch_backend import TorchAttention
 from aengine.cache.kv import KVPool
+from aengine.cache.states import StatePool
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
@@ -46,7 +47,8 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     memory = host_memory()
     if memory is not None:
         memory //= model.ranks  # each has a pool of its own
-    pool = size_pool(config, model, kv_dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), memory)
+    pool = size_pool(config, model, kv_dtype, int((config.kv_cache_gib or CPU_KV_GIB) * 2**30), memory, dtype)
+    slots = host_slots(config, model, pool.page_bytes)
     attention = TorchAttention()
     wait_for_text()
     meeting = Meeting(model.ranks)
@@ -73,7 +75,8 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     def make(decoder: Decoder, kv: KVPool) -> Executor:
         pages = -(-pool.max_model_len // config.page_size)
         rows = Rows(config.max_num_seqs, pages, device, adapters=decoder.adapters is not None)
-        return StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows)
+        states = None if pool.states is None else StatePool(pool.states.shape, pool.states.slots, device)
+        return StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows, states)
 
     executor = make(decoders[0], pools[0])
     if model.ranks > 1:
@@ -84,7 +87,6 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     ranks = "" if model.ranks == 1 else f"{model.ranks} ranks, "
     name = f"cpu ({ranks}{torch.backends.cpu.get_cpu_capability()}, {threads.short} to {threads.long} threads)"
     log_ready(decoders[0], name, attention.name, config, pool, max_step_tokens, phases)
-    slots = host_slots(config, pool.page_bytes, model.ranks)
     return Runtime(
         CpuRunner(executor, threads),
         model,

@@ -14,6 +14,7 @@ from triton.runtime.cache import triton_key
 
 from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
+from aengine.cache.states import StateRoom
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.collective.peers import connect
@@ -39,6 +40,7 @@ from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import check_length, host_slots, size_pool
+from aengine.runtime.startup.state_sizing import states_of_rows
 from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
 from aengine.runtime.startup.warm_up import greediest_largest_step, greediest_steps, uncaptured_steps, with_adapters
 from aengine.runtime.weights import Weights
@@ -72,9 +74,9 @@ def start_cuda(
     lora = model.lora is not None
     if config.num_pages is not None or config.kv_cache_gib is not None:
         kv_bytes = int((config.kv_cache_gib or 0) * GIB)
-        size_pool(config, model, kv_dtype, kv_bytes, memory=torch.cuda.mem_get_info(device)[1])
+        size_pool(config, model, kv_dtype, kv_bytes, torch.cuda.mem_get_info(device)[1], dtype)
     page_bytes = model.kv_shape(config.page_size, kv_dtype).page_bytes
-    slots = host_slots(config, page_bytes, model.ranks)
+    slots = host_slots(config, model, page_bytes)
     collectives = connect(gpus, patience=0) if len(gpus) > 1 else []
     devices = DeviceRanks([torch.cuda.Stream(gpu) for gpu in gpus], collectives)
     memory = CudaSleep(gpus) if config.sleep_mode else None
@@ -119,10 +121,12 @@ def start_cuda(
         ahead.wait()
         phases.end("kernels")
 
-        def make(num_pages: int, length: int, sizes: GraphSizes, pools: Pools = nullcontext) -> Executors:
+        def make(
+            num_pages: int, length: int, sizes: GraphSizes, states: StateRoom | None, pools: Pools = nullcontext
+        ) -> Executors:
             ranks = devices(
                 [
-                    partial(make_executor, config, decoder, num_pages, length, sizes, one.fits, pools)
+                    partial(make_executor, config, decoder, num_pages, length, sizes, one.fits, states, pools)
                     for decoder, one in zip(decoders, attention)
                 ],
                 short=True,
@@ -130,11 +134,14 @@ def start_cuda(
             return Executors(ranks, devices)
 
         more_graphs = sizes.more_bytes(model.vocab_size * dtype.itemsize)
-        room = room_for_kv(config, decoders, steps.most, partial(make, sizes=sizes.largest), more_graphs)
-        pool = size_pool(config, model, kv_dtype, room)
+        rows_alone = states_of_rows(config, model, dtype)
+        room = room_for_kv(
+            config, decoders, steps.most, partial(make, sizes=sizes.largest, states=rows_alone), more_graphs, rows_alone
+        )
+        pool = size_pool(config, model, kv_dtype, room, dtype=dtype)
         with _pool_size_errors(config, steps.most):
             pools = nullcontext if memory is None else memory.kv.use
-            executors = make(pool.num_pages, pool.max_model_len, sizes, pools)
+            executors = make(pool.num_pages, pool.max_model_len, sizes, pool.states, pools)
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
             executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()

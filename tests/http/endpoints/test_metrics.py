@@ -303,3 +303,19 @@ async def test_a_blocked_loop_shows() -> None:
         time.sleep(0.2)  # noqa: ASYNC251 - that is what shall show
         text = (await server.client.get("/metrics")).text
     assert samples(text)["aengine_loop_delay_seconds", ""] > 0.1
+
+
+async def test_snapshots_of_states_are_told_where_there_are_any() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as server:
+        assert "aengine_state" not in (await server.client.get("/metrics")).text
+        engine.numbers = msgspec.structs.replace(
+            engine.numbers, state_snapshots=9, state_snapshots_used=4, state_snapshot_evictions=2
+        )
+        told = (await server.client.get("/metrics")).text
+    for line in (
+        "aengine_state_snapshots 9.0",
+        "aengine_state_snapshots_used 4.0",
+        "aengine_state_snapshot_evictions_total 2.0",
+    ):
+        assert line in told

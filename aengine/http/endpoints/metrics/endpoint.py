@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from aengine.http.endpoints.metrics.adapters import adapter_families, vllm_adapter_info
 from aengine.http.endpoints.metrics.families import histogram_family
+from aengine.http.endpoints.metrics.states import state_families
 from aengine.http.endpoints.metrics.tiers import tier_families
 from aengine.http.endpoints.metrics.vllm import vllm_families
 from aengine.http.hypercorn.in_flight import StatusCounts
@@ -95,6 +96,8 @@ class _EngineCollector(Collector):
                 yield from tier_families(stats)
             if adapters := stats.adapter_places > 0:
                 yield from adapter_families(stats, engine.adapters)
+            if stats.state_snapshots > 0:
+                yield from state_families(stats)
             if self._state.config.vllm_metrics:
                 if adapters:
                     yield vllm_adapter_info(stats, engine.adapters)

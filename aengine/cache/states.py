@@ -1,0 +1,82 @@
+"""The tensors that hold what recurrent layers keep: a state a sequence, however long it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from aengine.cache.snapshots import SnapshotRoom, slot_of
+from aengine.kernels.delta.base import DeltaState
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """The shape of a slot: the state of one sequence in each recurrent layer."""
+
+    num_layers: int
+    conv_width: int  # tokens
+    channels: int  # of the convolution
+    recurrence: tuple[int, int, int]  # value_heads, key_dim, value_dim
+    dtype: torch.dtype  # of the recurrence
+    conv_dtype: torch.dtype
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of one slot over all layers."""
+        conv = self.conv_width * self.channels * self.conv_dtype.itemsize
+        return self.num_layers * (conv + math.prod(self.recurrence) * self.dtype.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class StateRoom:
+    """The states of a model with recurrent layers: of each row, and snapshots."""
+
+    shape: StateShape
+    rows: int
+    snapshots: SnapshotRoom
+
+    @property
+    def slots(self) -> int:
+        return slot_of(self.rows) + self.snapshots.count
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the rows' states, and of the slot that is nobody's."""
+        return slot_of(self.rows) * self.shape.slot_bytes
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return self.snapshots.count * self.shape.slot_bytes
+
+
+class StatePool:
+    """Slots of states: slot 0 is nobody's, row r has slot r + 1, and behind the rows come snapshots.
+
+    conv [slots, layers, width, channels], recurrence [slots, layers, value_heads, key_dim, value_dim]: what one slot
+    holds lies together, so that copying it is copying two runs of bytes.
+    """
+
+    def __init__(self, shape: StateShape, num_slots: int, device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.shape = shape
+        # Nobody reads what nobody wrote.
+        self._conv = torch.empty(
+            (num_slots, shape.num_layers, shape.conv_width, shape.channels), dtype=shape.conv_dtype, device=device
+        )
+        self._recurrence = torch.empty(
+            (num_slots, shape.num_layers, *shape.recurrence), dtype=shape.dtype, device=device
+        )
+        self._layers = [DeltaState(self._conv[:, i], self._recurrence[:, i]) for i in range(shape.num_layers)]
+
+    def layer(self, i: int) -> DeltaState:
+        """What the i-th recurrent layer keeps, as views."""
+        return self._layers[i]
+
+    def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy whole slots, (source, destination) each, one after the other."""
+        for source, destination in pairs:
+            self._conv[destination].copy_(self._conv[source])
+            self._recurrence[destination].copy_(self._recurrence[source])

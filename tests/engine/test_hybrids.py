@@ -1,0 +1,168 @@
+"""Models of linear and full attention: the same ids come out however states are kept, copied and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import aengine
+from aengine.model.hub import DEMO
+from tests.model.checkpoints import write_checkpoint
+
+pytestmark = pytest.mark.anyio
+
+RNG = random.Random(7)
+SHARED = [RNG.randrange(300, 4000) for _ in range(200)]
+PROMPTS = [
+    SHARED[: RNG.randrange(200)] + [RNG.randrange(300, 4000) for _ in range(RNG.randint(1, 90))] for _ in range(20)
+]
+LENGTHS = [RNG.randint(1, 90) for _ in PROMPTS]
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, ...]]]:
+    """A checkpoint, and what transformers makes of each prompt."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    model = write_checkpoint("demo-hybrid", folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(DEMO / name, folder)
+    ids = []
+    for prompt, count in zip(PROMPTS, LENGTHS):
+        out = model.generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        ids.append(tuple(out[0, len(prompt) :].tolist()))
+    return folder, ids
+
+
+def engine(folder: Path, **knobs: object) -> aengine.Engine:
+    return aengine.Engine(model=str(folder), device="cpu", **{"max_num_seqs": 20, "kv_cache_gib": 0.02, **knobs})
+
+
+async def complete_all(engine: aengine.Engine, prompts: Sequence[list[int]] = PROMPTS) -> list[tuple[int, ...]]:
+    completions = await asyncio.gather(
+        *(engine.complete(prompt, max_tokens=count, **GREEDY) for prompt, count in zip(prompts, LENGTHS))
+    )
+    engine.check_integrity()
+    return [completion.token_ids for completion in completions]
+
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "as it comes": {},
+    "no prefix cache": {"prefix_cache": False},
+    "no lookahead": {"lookahead": False},
+    "small pool, preempting": {"num_pages": 60, "page_size": 8, "max_model_len": 400},
+    "small pool, three snapshots": {"num_pages": 60, "page_size": 8, "max_model_len": 400, "state_snapshots": 3},
+    "chunks of 7": {"max_step_tokens": 7, "max_num_seqs": 7},
+    "chunks of 33, no lookahead": {"max_step_tokens": 33, "lookahead": False},
+    "one row": {"max_num_seqs": 1},
+    "pages of 1": {"page_size": 1},
+    "pages of 5": {"page_size": 5},
+    "pages of 128": {"page_size": 128},
+    "sparse snapshots": {"state_snapshot_tokens": 192},
+    "no snapshots": {"state_snapshots": 0},
+}
+ALWAYS = ("as it comes", "no lookahead", "small pool, three snapshots", "chunks of 7")  # the others are slow tests
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in VARIANTS]
+)
+async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+    """Twice: the second time, where there are snapshots, from the cache."""
+    folder, expected = checkpoint
+    async with engine(folder, **VARIANTS[name]) as running:
+        assert await complete_all(running) == expected
+        before = running.stats()
+        assert await complete_all(running) == expected
+        after = running.stats()
+    hits = after.cached_tokens - before.cached_tokens
+    assert (hits > 0) == (after.state_snapshots > 0)
+    if name == "as it comes":
+        assert hits / (after.prompt_tokens - before.prompt_tokens) > 0.6  # prompts of 1 to 290 tokens, in steps of 64
+    if "small pool" in name:
+        assert after.preemptions > 0
+
+
+async def test_a_prompt_goes_on_from_its_last_snapshot(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+    """64 tokens a step: of 150 known ones 128 are found again, and all that a fork of them shares."""
+    folder, _ = checkpoint
+    prompt = SHARED[:150]
+    async with engine(folder) as running:
+        first = await running.complete(prompt, max_tokens=4, **GREEDY)
+        again = await running.complete(prompt, max_tokens=4, **GREEDY)
+        assert again.token_ids == first.token_ids
+        assert (first.usage.cached_tokens, again.usage.cached_tokens) == (0, 128)
+        longer = await running.complete([*prompt, 301], max_tokens=1, **GREEDY)
+        assert longer.usage.cached_tokens == 128
+        running.flush_cache()
+        assert running.stats().state_snapshots_used == 0
+        assert (await running.complete(prompt, max_tokens=1, **GREEDY)).usage.cached_tokens == 0
+        running.check_integrity()
+
+
+async def test_what_prompts_share_is_found(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+    folder, _ = checkpoint
+    async with engine(folder, kv_cache_gib=0.05) as running:
+        found = [
+            (await running.complete(SHARED + [400 + i] * 300, max_tokens=1, **GREEDY)).usage.cached_tokens
+            for i in range(3)
+        ]
+        assert found == [0, 192, 192]
+    async with engine(folder, state_snapshot_tokens=512) as sparse:
+        for i in range(2):  # what they share is shorter than the way to the first snapshot
+            answer = await sparse.complete(SHARED + [400 + i] * 300, max_tokens=1, **GREEDY)
+            assert answer.usage.cached_tokens == 0
+
+
+async def test_the_next_turn_of_a_chat_finds_the_last_answer(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+    folder, _ = checkpoint
+    chat = list(SHARED)
+    known = found = previous = 0
+    async with engine(folder) as running, engine(folder, prefix_cache=False) as plain:
+        for turn in range(8):
+            answer = await running.complete(chat, max_tokens=150, **GREEDY)
+            assert answer.token_ids == (await plain.complete(chat, max_tokens=150, **GREEDY)).token_ids
+            if turn:
+                found += answer.usage.cached_tokens
+                known += previous
+            previous = len(chat) + len(answer.token_ids)
+            chat += [*answer.token_ids, *(RNG.randrange(300, 4000) for _ in range(70))]
+        running.check_integrity()
+        assert running.stats().state_snapshots_used > 0
+    assert found / known >= 0.95
+
+
+async def test_choices_fork_with_the_state(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+    folder, expected = checkpoint
+    async with engine(folder, max_num_seqs=5) as running:
+        answers = await asyncio.gather(
+            *(running.complete(PROMPTS[i], n=4, max_tokens=LENGTHS[i], **GREEDY) for i in range(6))
+        )
+        for answer, ids in zip(answers, expected):
+            assert [choice.token_ids for choice in answer.choices] == [ids] * 4
+        running.check_integrity()
+
+
+async def test_states_in_bfloat16_are_close(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+    folder, _ = checkpoint
+    async with engine(folder) as wide, engine(folder, state_dtype="bfloat16") as narrow:
+        for prompt in PROMPTS[:4]:
+            a, b = [(await one.complete(prompt, max_tokens=2, logprobs=5, **GREEDY)) for one in (wide, narrow)]
+            expected, got = (answer.choices[0].logprobs[1].logprob for answer in (a, b))  # the first read none
+            assert got == pytest.approx(expected, abs=0.05)
+            assert got != expected
+
+
+async def test_a_grain_that_pages_do_not_have_is_refused(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
+    folder, _ = checkpoint
+    with pytest.raises(aengine.ConfigError, match="state_snapshot_tokens: 96 is no multiple of 64"):
+        async with engine(folder, state_snapshot_tokens=96):
+            pass
