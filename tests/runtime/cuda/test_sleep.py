@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 24}
 RNG = random.Random(5)
 PROMPTS = [[RNG.randrange(1000) for _ in range(RNG.randint(3, 300))] for _ in range(6)]
-KNOBS: dict[str, Any] = {"device": "cuda", "max_num_seqs": 8, "kv_cache_gib": 4, "progress": False}
+# Of the pages some 6 GiB in float32, and a quarter of it in FP8.
+KNOBS: dict[str, Any] = {"device": "cuda", "max_num_seqs": 8, "num_pages": 60_000, "progress": False}
 WAYS: list[dict[str, Any]] = [
     {},
     {"cuda_graphs": False},
@@ -85,7 +86,7 @@ async def test_memory_goes_and_comes_back_and_weights_change_places(
         for _ in range(2):
             awake = used()
             await engine.sleep()
-            assert awake - used() > 4  # the pages, and the weights
+            assert awake - used() > 1  # the pages, and the weights
             await engine.wake_up()
             assert used() > awake - 0.5
             assert await ids(engine) == before
