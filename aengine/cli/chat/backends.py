@@ -10,6 +10,7 @@ import msgspec
 
 from aengine.errors import ServerError
 from aengine.text.answer.deltas import ContentDelta, ReasoningDelta
+from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.types import Usage
 
@@ -49,7 +50,11 @@ class EngineBackend:
         prompt = await self._engine.encode_chat(messages, template_kwargs=template_kwargs)
         form = self._engine.answer_format
         thinks = form.thoughts and sampling.get("structured") is None  # a given form leaves no room for thoughts
-        parser = ThoughtParser(prompt.opens_thought, form.thought_markers) if thinks else None
+        parser: ThoughtParser | HarmonyParser | None = None
+        if form.harmony:
+            parser = HarmonyParser()
+        elif thinks:
+            parser = ThoughtParser(prompt.opens_thought, form.thought_markers)
         shown = (*sampling.get("shown_special_ids", ()), *form.shown_special_ids(thinks, None))
         options = sampling | {"shown_special_ids": shown, "adapter": self._adapter}
         async with aclosing(self._engine.generate(prompt.token_ids, **options)) as fragments:

@@ -16,10 +16,13 @@ from aengine.structured import Structured, Thought
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool, CallFormat
 from aengine.text.answer.formats.table import FORMATS
+from aengine.text.answer.harmony.markers import STOPS
+from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.parser import AnswerFormat, AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.answer.thought_tokens import ThoughtTokens
 from aengine.text.grammar.calls import CallGrammar
+from aengine.text.grammar.harmony import HarmonyGrammar
 
 _SLICE = 1024  # tokens of a thought that are counted between two turns of the loop
 
@@ -66,9 +69,12 @@ class AnswerReading:
         self._thoughts = answer_format.thoughts if config.reasoning == "auto" else config.reasoning == "think"
         call_format = answer_format.calls if config.tool_format == "auto" else config.tool_format
         self._calls: CallFormat | None = None
-        if call_format is not None and call_format != "off" and tools.callable_tools:
+        self._harmony = answer_format.harmony
+        reads_calls = bool(tools.callable_tools) and config.tool_format != "off"
+        self._harmony_calls = self._harmony and reads_calls
+        if call_format is not None and call_format != "off" and reads_calls and not self._harmony:
             self._calls = FORMATS[call_format]
-        if tools.forced and self._calls is None:
+        if tools.forced and self._calls is None and not self._harmony_calls:
             raise InvalidRequestError(
                 "tool_choice: this model's way to call tools is not known, so that it cannot be made to; "
                 "the server's knob tool_format names it",
@@ -84,11 +90,16 @@ class AnswerReading:
         """`params` with visible markers, and with a grammar where the request binds the answer."""
         markers = self._format.shown_special_ids(self._thoughts, self._calls)
         structured = params.structured
+        if self._harmony:
+            tokens = self._format.markers
+            ends = tuple(tokens[stop] for stop in STOPS if stop in tokens and tokens[stop] not in params.stop_token_ids)
+            params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
         if structured is not None and self._structured:
-            calls = None if self._calls is None else self._grammar(self._calls).rules()
+            grammar = self._grammar()
+            calls = None if grammar is None else grammar.rules()
             structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought), calls=calls)
-        elif self._calls is not None and (grammar := self.calls_grammar(opens_thought)) is not None:
-            structured = Structured(grammar=grammar, origin="tools")
+        elif (source := self.calls_grammar(opens_thought)) is not None:
+            structured = Structured(grammar=source, origin="tools")
         if structured is not None:  # a marker that is not written would join the texts on both its sides
             markers = tuple(self._format.markers[marker] for marker in sorted(self._format.special_markers))
         return msgspec.structs.replace(
@@ -99,23 +110,30 @@ class AnswerReading:
         """The grammar, in Lark's notation, of an answer that must call tools, or may call only some of them or in some
         way only; None where the answer is free.
         """
-        tools, calls = self._tools, self._calls
-        if calls is None:
+        tools, grammar = self._tools, self._grammar()
+        if grammar is None:
             return None
         thought = self._thought(opens_thought)
         if tools.forced:
-            return self._grammar(calls).forced(thought)
+            return grammar.forced() if isinstance(grammar, HarmonyGrammar) else grammar.forced(thought)
         if len(tools.callable_tools) == len(tools.offered) and not any(tool.function.strict for tool in tools.offered):
             return None
+        if isinstance(grammar, HarmonyGrammar):
+            return grammar.free()
         if self._thoughts and thought == "never":
             thought = "possible"  # nothing keeps free text from beginning with one, which is then read as one
-        return self._grammar(calls).within_text(thought)
+        return grammar.within_text(thought)
 
     def reader(self, opens_thought: bool, bytes_of: Callable[[int], bytes]) -> ChoiceReader:
         """A reader of one answer. `opens_thought`: the prompt ends within a thought; `bytes_of`: a token's bytes."""
         calls, markers = self._calls, self._format.thought_markers
         # What has a form and no thought before it may begin with anything, a marker too.
         thinks = self._thoughts and not (self._structured and self._thought(opens_thought) == "never")
+        if self._harmony:
+            tools = self._tools.names if self._harmony_calls else ()
+            messages = HarmonyParser(tools, parallel=self._tools.parallel, thoughts=self._thoughts)
+            counter = ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None
+            return ChoiceReader(AnswerParser(harmony=messages), counter)
         parser = AnswerParser(
             ThoughtParser(opens_thought, markers) if thinks else None,
             None if calls is None else ToolCallParser(calls, self._tools.schemas, self._tools.parallel),
@@ -123,8 +141,12 @@ class AnswerReading:
         )
         return ChoiceReader(parser, ThoughtTokens(bytes_of, markers, opens_thought) if thinks else None)
 
-    def _grammar(self, form: CallFormat) -> CallGrammar:
-        """The grammar of the tools that the model may call, with any arguments where nothing asks for more."""
+    def _grammar(self) -> CallGrammar | HarmonyGrammar | None:
+        """The grammar of the tools that the model may call, with any arguments where nothing asks for more; None where
+        it may call none.
+        """
+        if self._calls is None and not self._harmony_calls:
+            return None
         names = self._tools.names
         tools = [
             CallableTool(
@@ -136,10 +158,14 @@ class AnswerReading:
             for index, tool in enumerate(self._tools.offered)
             if tool.function.name in names
         ]
-        return CallGrammar(tools, form, self._tools.parallel, self._format.markers, self._format.thought_markers)
+        if self._calls is None:
+            return HarmonyGrammar(tools, self._tools.parallel, self._format.markers)
+        return CallGrammar(tools, self._calls, self._tools.parallel, self._format.markers, self._format.thought_markers)
 
     def _thought(self, opens_thought: bool) -> Thought:
         """Whether a thought may stand before the answer; never where nobody looks for thoughts."""
+        if self._harmony:
+            return "possible"  # nothing keeps these models from it
         if not self._thoughts:
             return "never"
         return "open" if opens_thought else "possible" if self._may_think else "never"

@@ -19,6 +19,11 @@ class JsonValue:
         self._quoted = self._escaped = False
         self._scalar = first not in '"{['
 
+    @property
+    def quoted(self) -> bool:
+        """Whether what comes next is part of a string."""
+        return self._quoted
+
     def read(self, text: str, at: int) -> tuple[int, bool]:
         """Read from a place in the text: where the part of it ends that belongs to the value, and whether that is the
         value's end.

@@ -11,6 +11,8 @@ from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import Answer, ContentDelta, Delta, join_deltas
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.table import FORMATS, FormatName, call_format_of
+from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT, uses_harmony
+from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.thought import ALL_THOUGHTS, THINK, ThoughtMarkers, ThoughtParser, thoughts_of
 
 _MARKERS = (
@@ -23,6 +25,7 @@ _READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is 
 class AnswerFormat(msgspec.Struct, frozen=True):
     """The format of a checkpoint's answers, from its chat template and vocabulary."""
 
+    harmony: bool = False  # thoughts, calls and content are messages in channels
     calls: FormatName | None = None
     unknown_calls: bool = False  # the template offers tools to the model, and nobody knows how it calls them
     thoughts: bool = False
@@ -33,7 +36,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 
     def shown_special_ids(self, thoughts: bool, calls: CallFormat | None) -> tuple[int, ...]:
         """The ids that must be written in the text for these to be found in it."""
-        looked_for = set(self.thought_markers) if thoughts else set()
+        looked_for = set(CONTROL) if self.harmony else set(self.thought_markers) if thoughts else set()
         if calls is not None:
             looked_for |= set(calls.syntax.markers)
         return tuple(sorted(self.markers[marker] for marker in self.special_markers & looked_for))
@@ -44,6 +47,10 @@ def answer_format_of(
 ) -> AnswerFormat:
     """Detect the format from chat templates and from the vocabulary, as text to id."""
     templates = list(templates)
+    if any(map(uses_harmony, templates)):
+        markers = {token: token_ids[token] for token in CONTROL if token in token_ids}
+        special = frozenset(token for token, token_id in markers.items() if token_id in special_ids)
+        return AnswerFormat(True, None, False, True, HARMONY_THOUGHT, markers, special)
     markers = {marker: token_ids[marker] for marker in _MARKERS if marker in token_ids}
     thoughts = thoughts_of(templates, markers)
     return AnswerFormat(
@@ -63,12 +70,12 @@ class ChatPrompt(NamedTuple):
 
 
 class AnswerParser:
-    """Parses one answer as it comes. None for what is not to be looked for.
+    """Parses one answer as it comes. None for what is not to be looked for; `harmony` looks for all by itself.
 
     calls_begin: the marker without which, behind a thought, there are no calls in it: it has a form, and may quote one.
     """
 
-    __slots__ = ("_calls", "_calls_begin", "_edge", "_thoughts")
+    __slots__ = ("_calls", "_calls_begin", "_edge", "_harmony", "_thoughts")
 
     def __init__(
         self,
@@ -76,7 +83,9 @@ class AnswerParser:
         calls: ToolCallParser | None = None,
         *,
         calls_begin: str | None = None,
+        harmony: HarmonyParser | None = None,
     ) -> None:
+        self._harmony = harmony
         self._thoughts = thoughts
         self._calls = calls
         self._calls_begin = calls_begin
@@ -85,15 +94,18 @@ class AnswerParser:
     @property
     def plain(self) -> bool:
         """Whether all further text is content, and nothing is held back."""
-        return self._calls is None and (self._thoughts is None or self._thoughts.over)
+        over = self._thoughts is None or self._thoughts.over
+        return over and self._calls is None and self._harmony is None
 
     @property
     def has_calls(self) -> bool:
         """Whether a call has begun."""
-        return self._calls is not None and self._calls.calls > 0
+        return any(parser is not None and parser.calls > 0 for parser in (self._calls, self._harmony))
 
     def feed(self, text: str) -> list[Delta]:
         """Parse more text: the pieces that are complete now."""
+        if self._harmony is not None:
+            return self._harmony.feed(text)
         deltas: list[Delta] = [ContentDelta(text)] if text else []
         if self._thoughts is not None:
             deltas = self._thoughts.feed(text)
@@ -101,6 +113,8 @@ class AnswerParser:
 
     def finish(self) -> list[Delta]:
         """Parse the end of the text: the pieces that were held back."""
+        if self._harmony is not None:
+            return self._harmony.finish()
         deltas = self._with_calls([] if self._thoughts is None else self._thoughts.finish())
         if self._edge:
             deltas.append(ContentDelta(self._edge))

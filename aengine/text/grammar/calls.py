@@ -119,8 +119,13 @@ class CallGrammar(msgspec.Struct, frozen=True):
             f"called: {' | '.join(names)}",
         ]
         for name, tool in zip(names, self.tools, strict=True):
-            if tool.parameters is not None:
-                parameters = compilable_schema(tool.parameters, tool.where, strict=tool.strict)
-                tool = replace(tool, parameters=bounded_numbers(parameters))
-            rules += self.form.rules(name, tool, self.tokens)
+            rules += self.form.rules(name, compilable_tool(tool), self.tokens)
         return list(dict.fromkeys(rules))  # some may be the same for all tools
+
+
+def compilable_tool(tool: CallableTool) -> CallableTool:
+    """A tool with its schema as the compiler takes it: numbers have an end, and what it does not know is left out."""
+    if tool.parameters is None:
+        return tool
+    parameters = compilable_schema(tool.parameters, tool.where, strict=tool.strict)
+    return replace(tool, parameters=bounded_numbers(parameters))

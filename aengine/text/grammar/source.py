@@ -17,6 +17,7 @@ from aengine.errors import InvalidRequestError
 from aengine.structured import LARK_TEXT, Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.answer.parser import AnswerFormat
+from aengine.text.grammar.harmony import harmony_final, harmony_thoughts
 from aengine.text.grammar.schema_formats import compilable_schema
 from aengine.text.grammar.schema_numbers import bounded_numbers
 from aengine.text.grammar.thoughts import thought_rules
@@ -83,10 +84,15 @@ def _source(structured: Structured, limits: GrammarLimits) -> str:
 
 def _within(structured: Structured, source: str, limits: GrammarLimits, answers: AnswerFormat) -> str:
     """The grammar of the form with what may come before it, and what may take its place."""
-    head, rules = thought_rules(structured.thought, answers.markers, answers.thought_markers)
-    start = f"start: {head}@answer"
+    if answers.harmony:
+        head, rules = harmony_thoughts(answers.markers)
+        form = f"{harmony_final(answers.markers)} @answer"
+    else:
+        head, rules = thought_rules(structured.thought, answers.markers, answers.thought_markers)
+        form = "@answer"
+    start = f"start: {head}{form}"
     if structured.calls is not None:
-        start = f"start: {head}(calls | @answer)\n{_lark_source(structured.calls, limits)}"
+        start = f"start: {head}(calls | {form})\n{_lark_source(structured.calls, limits)}"
     whole = "\n".join([start, *rules]) + _OPTIONS
     grammars = [{"name": "whole", "lark_grammar": whole}, {"name": "answer", "lark_grammar": source}]
     return json.dumps({"grammars": grammars})

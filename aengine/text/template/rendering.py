@@ -15,6 +15,7 @@ from jinja2.utils import Namespace
 from aengine.errors import CheckpointError, InvalidRequestError
 from aengine.text.template.budget import Budget, LimitError
 from aengine.text.template.control_tokens import ControlTokens, Marker
+from aengine.text.template.harmony_chat import harmony_kwargs, harmony_messages, harmony_tools
 from aengine.text.template.sandbox import Sandbox
 
 RENDER_SECONDS = 5.0
@@ -50,10 +51,18 @@ RESERVED_NAMES = frozenset(
 
 
 class ChatTemplates:
-    """The chat templates of a checkpoint, compiled. `where` names the checkpoint in errors."""
+    """The chat templates of a checkpoint, compiled. `where` names the checkpoint in errors; `harmony`: they are
+    gpt-oss's, which read a chat in their own way.
+    """
 
     def __init__(
-        self, where: str, sources: Mapping[str, str], variables: Mapping[str, str], control: ControlTokens
+        self,
+        where: str,
+        sources: Mapping[str, str],
+        variables: Mapping[str, str],
+        control: ControlTokens,
+        *,
+        harmony: bool = False,
     ) -> None:
         self._where = where
         self._variables = dict(variables)
@@ -64,6 +73,7 @@ class ChatTemplates:
             raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_Dict()
         )
         self._supports_developer = any("developer" in source for source in sources.values())
+        self._harmony = harmony
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
         self.takes_tools = any(self._refers_to("tools", source) for source in sources.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
@@ -90,10 +100,14 @@ class ChatTemplates:
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
         plain = [_message(message, self._supports_developer) for message in messages]
+        offered = None if tools is None else plain_data(tools, "tools")
+        if self._harmony:
+            plain, kwargs = harmony_messages(plain), harmony_kwargs(kwargs)
+            offered = harmony_tools(offered) if isinstance(offered, list) else offered
         end = _End(plain) if continue_final_message else None
         data = {
             "messages": plain,
-            "tools": None if tools is None else plain_data(tools, "tools"),
+            "tools": offered,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
             "documents": None,
             **kwargs,

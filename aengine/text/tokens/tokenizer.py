@@ -60,8 +60,10 @@ class Tokenizer:
         token_ids = {token: token_id for token_id, token in tokens.items()}
         self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
         self._control = control
-        self._templates = ChatTemplates(where, settings.templates, settings.named_tokens, control)
-        if self._templates.takes_tools and self.answer_format.calls is None:
+        self._templates = ChatTemplates(
+            where, settings.templates, settings.named_tokens, control, harmony=self.answer_format.harmony
+        )
+        if self._templates.takes_tools and self.answer_format.calls is None and not self.answer_format.harmony:
             self.answer_format = msgspec.structs.replace(self.answer_format, unknown_calls=True)
         if self._thinking_is_opt_in(settings.templates.values()):
             self.answer_format = msgspec.structs.replace(self.answer_format, thinking_is_opt_in=True)

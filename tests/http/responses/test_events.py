@@ -27,6 +27,12 @@ from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 from tests.http.responses.streams import check_order, parse, without_ids
 
 F, P = ResponsesTool(type="function", name="f"), ResponsesTool(type="custom", name="p")
+MESSAGES = (
+    *("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
+    *("<|channel|>commentary to=functions.f <|constrain|>json<|message|>", " to=functions.p<|channel|>commentary"),
+    *("<|message|>", "<|end|>", "<|start|>assistant", "<|start|>", "<|call|>", "<|return|>", "<|channel|>"),
+    *('{"a": 1}', '{"input": "', '"}', "a", " é👋", "\n", '"', "\\", "\\ud83d"),
+)
 BODY = ResponsesRequest(input="a", tools=[F, P])
 PIECES = (
     *(
@@ -53,15 +59,18 @@ PIECES = (
 )
 
 
-def parts(opens_thought: bool, summaries: bool) -> tuple[ResponseHead, Output, ChoiceReader]:
+QWEN, GPT_OSS = AnswerFormat(calls="hermes", thoughts=True), AnswerFormat(harmony=True, thoughts=True)
+
+
+def parts(form: AnswerFormat, opens_thought: bool, summaries: bool) -> tuple[ResponseHead, Output, ChoiceReader]:
     tools = read_tools(BODY)
-    reading = AnswerReading(ServerConfig(), AnswerFormat(calls="hermes", thoughts=True), tools.use)
+    reading = AnswerReading(ServerConfig(), form, tools.use)
     head = ResponseHead("resp_1", "m", BODY, SamplingParams(), stored=False)
     reader = reading.reader(opens_thought, lambda token_id: b"x")
     return head, Output(summaries=summaries, encrypted=summaries, called=tools.called), reader
 
 
-def streamed(texts: Sequence[str], reason: FinishReason, usage: Usage, *form: bool) -> dict[str, Any]:
+def streamed(texts: Sequence[str], reason: FinishReason, usage: Usage, *form: Any) -> dict[str, Any]:
     head, output, reader = parts(*form)
     encoder = ResponseEventEncoder(head, output, reader)
     events = encoder.opening()
@@ -71,7 +80,7 @@ def streamed(texts: Sequence[str], reason: FinishReason, usage: Usage, *form: bo
     return check_order(parse((events + encoder.closing(usage)).decode()))
 
 
-def whole(text: str, tokens: int, reason: FinishReason, usage: Usage, *form: bool) -> dict[str, Any]:
+def whole(text: str, tokens: int, reason: FinishReason, usage: Usage, *form: Any) -> dict[str, Any]:
     head, output, reader = parts(*form)
     completion = Completion("r", (Choice(0, text, (1,) * tokens + (2,), reason),), usage)
     body = asyncio.run(response_body(head, completion, output, reader, None))
@@ -89,7 +98,19 @@ def whole(text: str, tokens: int, reason: FinishReason, usage: Usage, *form: boo
 def test_the_events_make_the_whole_response(
     texts: list[str], reason: Any, opens_thought: bool, summaries: bool
 ) -> None:
+    check_told_as_given(texts, reason, QWEN, opens_thought, summaries)
+
+
+@pytest.mark.hypothesis
+@given(st.lists(st.sampled_from(MESSAGES), max_size=16), st.sampled_from(["stop", "length", "abort"]), st.booleans())
+def test_the_events_of_messages_in_channels_make_the_whole_response(
+    texts: list[str], reason: Any, summaries: bool
+) -> None:
+    check_told_as_given(texts, reason, GPT_OSS, False, summaries)
+
+
+def check_told_as_given(texts: list[str], reason: Any, *form: Any) -> None:
     usage = Usage(3, len(texts) + 1, 1)
-    told = streamed(texts, reason, usage, opens_thought, summaries)
-    given = whole("".join(texts), len(texts), reason, usage, opens_thought, summaries)
+    told = streamed(texts, reason, usage, *form)
+    given = whole("".join(texts), len(texts), reason, usage, *form)
     assert without_ids(told) == without_ids(given)

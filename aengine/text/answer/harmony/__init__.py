@@ -1,0 +1,1 @@
+"""Answers in channels, as gpt-oss writes them: their messages' headers and bodies."""

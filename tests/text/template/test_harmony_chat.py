@@ -1,0 +1,81 @@
+"""Chats as the template of gpt-oss reads them: thoughts, calls one by one, results behind their calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aengine.text.template.control_tokens import ControlTokens
+from aengine.text.template.rendering import ChatTemplates
+
+# What the published template does with a chat, in a few lines.
+TEMPLATE = """
+{%- set last = namespace(name=none) -%}
+Reasoning: {{ reasoning_effort or 'medium' }}
+{%- for tool in tools or [] %} // {{ '' + tool.function.description }}{{ tool.function.name }}{% endfor -%}
+{%- for message in messages -%}
+  {%- if message.role == 'assistant' and 'tool_calls' in message -%}
+    {%- set call = message.tool_calls[0].function -%}
+    {%- if message.content and message.thinking -%}{{ raise_exception('either content or thinking') }}
+    {%- elif message.content or message.thinking -%}
+      {{ '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) + '<|end|>' }}
+    {%- endif -%}
+    {{ '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+    {{- call.arguments | tojson }}<|call|>
+    {%- set last.name = call.name -%}
+  {%- elif message.role == 'tool' -%}
+    {{ '<|start|>functions.' + last.name + ' to=assistant<|message|>' + message.content | tojson + '<|end|>' }}
+  {%- else -%}
+    {{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+  {%- endif -%}
+{%- endfor -%}
+"""
+
+
+def called(name: str, id: str) -> dict[str, Any]:  # noqa: A002  the field's name
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": '{"a": 1}'}}
+
+
+def rendered(*messages: dict[str, Any], **options: Any) -> str:
+    templates = ChatTemplates("here", {"default": TEMPLATE}, {}, ControlTokens([], foreign=TEMPLATE), harmony=True)
+    return templates.render([{"role": "user", "content": "hi"}, *messages], **options)[0].partition("hi<|end|>")[2]
+
+
+F = '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+G = F.replace("functions.f", "functions.g")
+
+
+def test_calls_and_their_results_alternate() -> None:
+    results = [{"role": "tool", "tool_call_id": id, "content": id} for id in ("2", "1")]  # noqa: A001
+    assistant = {"role": "assistant", "reasoning_content": "hm", "tool_calls": [called("f", "1"), called("g", "2")]}
+    text = rendered(assistant, *results, {"role": "assistant", "content": "so"})
+    first = '<|start|>functions.f to=assistant<|message|>"1"<|end|>'
+    second = '<|start|>functions.g to=assistant<|message|>"2"<|end|>'
+    thought = "<|start|>assistant<|channel|>analysis<|message|>hm<|end|>"
+    assert text == f"{thought}{F}{first}{G}{second}<|start|>assistant<|message|>so<|end|>"
+
+
+def test_results_without_ids_belong_to_the_calls_in_their_order() -> None:
+    results = [{"role": "tool", "content": text} for text in "abc"]
+    text = rendered({"role": "assistant", "tool_calls": [called("f", "1"), called("g", "2")]}, *results)
+    assert [part.partition(" ")[0] for part in text.split("<|start|>functions.")[1:]] == ["f", "g", "g"]
+    assert text.index(G) < text.index('"b"')
+
+
+def test_a_preamble_beside_a_call_joins_the_thought() -> None:
+    message = {"role": "assistant", "content": "I look.", "reasoning": "hm", "tool_calls": [called("f", "1")]}
+    assert rendered(message) == f"<|start|>assistant<|channel|>analysis<|message|>hm\n\nI look.<|end|>{F}"
+
+
+def test_no_calls_are_none() -> None:
+    assert rendered({"role": "assistant", "content": "a", "tool_calls": []}) == "<|start|>assistant<|message|>a<|end|>"
+
+
+@pytest.mark.parametrize(("asked", "told"), [("none", "low"), ("minimal", "low"), ("high", "high"), (None, "medium")])
+def test_efforts_are_those_that_the_model_knows(asked: str | None, told: str) -> None:
+    kwargs = None if asked is None else {"reasoning_effort": asked}
+    templates = ChatTemplates("here", {"default": TEMPLATE}, {}, ControlTokens([], foreign=TEMPLATE), harmony=True)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    text, _ = templates.render([{"role": "user", "content": "hi"}], tools, kwargs)
+    assert text.startswith(f"Reasoning: {told} // f<")
