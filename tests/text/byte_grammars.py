@@ -22,6 +22,8 @@ SPECIAL = (
     "[ARGS]",
     "[THINK]",
     "[/THINK]",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
 )
 MARKERS = {text: 256 + index for index, text in enumerate(SPECIAL) if index}
 CITY = {
@@ -99,16 +101,33 @@ def calls(written: Sequence[tuple[str, str]], form: FormatName) -> str:
                 f"<tool_call>\n<function={name}>\n{_elements(json.loads(arguments))}</function>\n</tool_call>"
                 for name, arguments in written
             )
+        case "seed":
+            elements = [(name, _elements(json.loads(arguments), "")) for name, arguments in written]
+            return "\n".join(
+                f"<seed:tool_call>\n<function={name}>\n{each}</function>\n</seed:tool_call>" for name, each in elements
+            )
+        case "glm":
+            pairs = [(name, _texts(json.loads(arguments))) for name, arguments in written]
+            return "\n".join(
+                f"<tool_call>{name}\n"
+                + "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items())
+                + "</tool_call>"
+                for name, texts in pairs
+            )
         case "pythonic":
             return f"[{', '.join(f'{name}({_keywords(json.loads(arguments))})' for name, arguments in written)}]"
 
 
-def _elements(arguments: dict[str, object]) -> str:
-    texts = {
+def _texts(arguments: dict[str, object]) -> dict[str, str]:
+    return {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for key, value in arguments.items()
     }
-    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+
+
+def _elements(arguments: dict[str, object], around: str = "\n") -> str:
+    texts = _texts(arguments).items()
+    return "".join(f"<parameter={key}>{around}{text}{around}</parameter>\n" for key, text in texts)
 
 
 def _keywords(arguments: dict[str, object]) -> str:

@@ -18,7 +18,8 @@ class ThoughtMarkers(NamedTuple):
 
 THINK = ThoughtMarkers("<think>", "</think>")  # almost everybody
 MISTRAL_THINK = ThoughtMarkers("[THINK]", "[/THINK]")  # Magistral and later
-ALL_THOUGHTS = (THINK, MISTRAL_THINK)
+SEED_THINK = ThoughtMarkers("<seed:think>", "</seed:think>")
+ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK)
 
 
 def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtMarkers | None:

@@ -253,6 +253,8 @@ def test_time_is_linear(text: str) -> None:
         ("{{ '[TOOL_CALLS]' + call.name + '[ARGS]' }}", "mistral"),
         ("use [func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
         ("<tool_call>f<arg_key>", None),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", "glm"),
+        ("{{ '<seed:tool_call>' }}<function=f>\n<parameter=a>", "seed"),
         ('[TOOL_CALLS] {"name": "parameters": }', "mistral_list"),
         ("{{ '{\"name\": \"' + call.name + '\", ' + '\"parameters\": ' }}", "llama3"),
         ("{{ '<|python_tag|>' }}", "llama3"),

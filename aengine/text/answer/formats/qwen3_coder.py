@@ -1,4 +1,6 @@
-"""XML between `<tool_call>` and `</tool_call>`, an element a parameter, strings as they are: Qwen3-Coder and later."""
+"""XML between `<tool_call>` and `</tool_call>`, an element a parameter, strings as they are: Qwen3-Coder and later, and
+with other markers, and no line breaks around values, Seed-OSS.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,22 @@ from aengine.text.answer.marker_search import MarkerSearch
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_CALL_END = "</tool_call>"
 _BLANKS = " \t\r\n"
 _WORD_END = re.compile("[>\n]")
 
 
 class Qwen3Coder:
-    syntax = CallSyntax(begin="<tool_call>", opening=r'"\n"', closing=f"\n{_CALL_END}", end=_CALL_END, between="\n")
+    """`begin`, `end`: the markers of a call. `line_break`: what stands around a value."""
+
+    def __init__(self, begin: str = "<tool_call>", end: str = "</tool_call>", line_break: str = "\n") -> None:
+        self.syntax = CallSyntax(begin=begin, opening=r'"\n"', closing=f"\n{end}", end=end, between="\n")
+        self._break = line_break
 
     def detect(self, template: str) -> bool:
-        return "<tool_call>" in template and _FUNCTION in template and _PARAMETER in template
+        return self.syntax.begin in template and _FUNCTION in template and _PARAMETER in template
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return XmlCallReader(tools)
+        return XmlCallReader(tools, self.syntax.end, trimmed=bool(self._break))
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
@@ -49,21 +54,21 @@ class Qwen3Coder:
             if set(name) & {">", "\n"}:
                 raise InvalidRequestError(f"{where}: the name cannot be written in this model's format of calls", where)
             parts.append(parameter if required else f"{parameter}?")
-            rules += _parameter_rules(parameter, literal(f"{_PARAMETER}{name}>\n"), value, tool, where)
+            rules += self._parameter(parameter, literal(f"{_PARAMETER}{name}>{self._break}"), value, tool, where)
         if (further := further_of(schema)) is not None:
             parts.append(f"{rule}_further*")
-            head = sequence(literal(_PARAMETER), "/[^<>\\n]+/", literal(">\n"))
-            rules += _parameter_rules(f"{rule}_further", head, further, tool, f"{tool.where}.additionalProperties")
+            head = sequence(literal(_PARAMETER), "/[^<>\\n]+/", literal(f">{self._break}"))
+            rules += self._parameter(f"{rule}_further", head, further, tool, f"{tool.where}.additionalProperties")
         head = literal(f"{_FUNCTION}{tool.name}>\n")
         return [f"{rule}: {sequence(head, *parts, literal(_FUNCTION_END))}", *rules]
 
     def new_id(self) -> str:
         return call_id()
 
-
-def _parameter_rules(rule: str, head: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
-    end = f"\n{_PARAMETER_END}\n"
-    return [f"{rule}: {head} {rule}_value", *raw_value_rules(f"{rule}_value", schema, _PARAMETER_END, end, tool, where)]
+    def _parameter(self, rule: str, head: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
+        end = f"{self._break}{_PARAMETER_END}\n"
+        values = raw_value_rules(f"{rule}_value", schema, _PARAMETER_END, end, tool, where)
+        return [f"{rule}: {head} {rule}_value", *values]
 
 
 class XmlCallReader(PartialCall):
@@ -73,10 +78,12 @@ class XmlCallReader(PartialCall):
     call ends it, so that its arguments are JSON all the same.
     """
 
-    __slots__ = ("_keys", "_kinds", "_search", "_state", "_tag", "_tools", "_value", "_word")
+    __slots__ = ("_end_tag", "_keys", "_kinds", "_search", "_state", "_tag", "_tools", "_trimmed", "_value", "_word")
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, end: str, *, trimmed: bool) -> None:
         super().__init__()
+        self._end_tag = end
+        self._trimmed = trimmed
         self._tools = tools
         self._kinds: dict[str, frozenset[Kind]] = {}  # of the declared parameters
         self._state: Literal["function", "name", "parameters", "key", "value"] = "function"
@@ -99,7 +106,7 @@ class XmlCallReader(PartialCall):
         if not self._tag and text[at] in _BLANKS:
             return at + 1
         tag = self._tag + text[at]
-        known = (_FUNCTION,) if self._state == "function" else (_PARAMETER, _FUNCTION_END, _CALL_END)
+        known = (_FUNCTION,) if self._state == "function" else (_PARAMETER, _FUNCTION_END, self._end_tag)
         if not any(each.startswith(tag) for each in known):
             self.broken = True
             self._end()
@@ -141,7 +148,7 @@ class XmlCallReader(PartialCall):
 
     def _begin_value(self, key: str) -> None:
         self._state = "value"
-        self._value = RawText(self._kinds.get(key, EVERYTHING))
+        self._value = RawText(self._kinds.get(key, EVERYTHING), trimmed=self._trimmed)
         self._arguments.append(f"{', ' if self._keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
         self._keys += 1
 

@@ -21,17 +21,18 @@ BEGINNINGS: dict[Kind, str] = {"number": "-0123456789", "integer": "-0123456789"
 class RawText:
     """Converts a value as it is written, in any pieces, to JSON of one of its kinds.
 
-    A string comes as it is written; what might be something else comes as a whole. One line break on either side is
-    none of the value's.
+    A string comes as it is written; what might be something else comes as a whole. `trimmed`: one line break on either
+    side is none of the value's.
     """
 
-    __slots__ = ("_begun", "_held", "_kinds", "_starts", "_whole", "_words")
+    __slots__ = ("_begun", "_held", "_kinds", "_starts", "_trimmed", "_whole", "_words")
 
-    def __init__(self, kinds: frozenset[Kind]) -> None:
+    def __init__(self, kinds: frozenset[Kind], *, trimmed: bool = True) -> None:
+        self._trimmed = trimmed
         self._kinds = kinds
         self._starts = "".join(BEGINNINGS.get(kind, "") for kind in kinds)
         self._words = [word for word, (kind, _) in WORDS.items() if kind in kinds]
-        self._begun = False  # the line break at its start has come, or cannot come any more
+        self._begun = not trimmed  # the line break at its start has come, or cannot come any more
         self._held = ""  # a line break that may be the last one
         self._whole: list[str] | None = []  # what has come, unless it is known to be a string
 
@@ -43,7 +44,7 @@ class RawText:
         if not text:
             return ""
         text, self._held = self._held + text, ""
-        if text.endswith("\n"):
+        if self._trimmed and text.endswith("\n"):
             text, self._held = text[:-1], "\n"
         if self._whole is None:
             return _inner(text)

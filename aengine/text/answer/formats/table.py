@@ -6,17 +6,20 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from aengine.text.answer.formats.base import CallFormat
+from aengine.text.answer.formats.glm import Glm
 from aengine.text.answer.formats.hermes import Hermes
 from aengine.text.answer.formats.llama3 import Llama3
 from aengine.text.answer.formats.mistral import Mistral, MistralList
 from aengine.text.answer.formats.pythonic import Pythonic
 from aengine.text.answer.formats.qwen3_coder import Qwen3Coder
 
-FormatName = Literal["hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder"]
+FormatName = Literal["glm", "hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder", "seed"]
 
 # Those with the most particular marks first.
 FORMATS: Mapping[FormatName, CallFormat] = {
+    "seed": Qwen3Coder("<seed:tool_call>", "</seed:tool_call>", line_break=""),
     "qwen3_coder": Qwen3Coder(),
+    "glm": Glm(),
     "hermes": Hermes(),
     "mistral": Mistral(),
     "mistral_list": MistralList(),

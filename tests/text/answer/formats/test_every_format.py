@@ -44,7 +44,7 @@ LONGEST = 10**17  # of what grammars let a number be
 
 # What no format can tell from its own end is left out, and so is what llguidance knows as escapes alone.
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n"), max_size=12).filter(
-    lambda text: "</parameter>" not in text
+    lambda text: "</parameter>" not in text and "</arg_value>" not in text
 )
 odd_texts = st.sampled_from(
     ["", "\n", "\n\n a\n", "<", "</", "</para", "<tool_call>", "[", "')", '"', "\\n", "a, b=1)]", "5"]
@@ -107,6 +107,11 @@ def test_one_call_where_no_more_may_be(form: FormatName) -> None:
 PIECES = [
     *(call("f", '{"text": "a"}', form) for form in FORMATS),
     *MARKERS,
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<arg_key>text</arg_key>",
     "<function=f>",
     "<function=",
     "<parameter=text>",

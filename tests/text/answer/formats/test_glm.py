@@ -1,0 +1,55 @@
+"""Calls of GLM: with line breaks between their parts and without, and what is read where a model slips."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.deltas import CallDelta
+from aengine.text.answer.formats.base import CallableTool
+from aengine.text.answer.formats.table import FORMATS
+from aengine.text.grammar.calls import CallGrammar
+from tests.text.byte_grammars import accepts
+from tests.text.cutting import answer, shape
+
+SCHEMA = {"type": "object", "properties": {"s": {"type": "string"}, "i": {"type": "integer"}}, "required": ["s"]}
+NEWER = (
+    "<tool_call>f<arg_key>s</arg_key><arg_value>\n a\n</arg_value>"
+    "<arg_key>i</arg_key><arg_value>5</arg_value></tool_call>"
+)
+
+
+def parser() -> ToolCallParser:
+    return ToolCallParser(FORMATS["glm"], {"f": SCHEMA, "g": None})
+
+
+def test_line_breaks_between_the_parts_may_be_left_out() -> None:
+    (call,) = answer(parser(), NEWER).calls
+    assert json.loads(call.arguments) == {"s": "\n a\n", "i": 5}  # a value's own are its
+    assert accepts(CallGrammar([CallableTool("f", SCHEMA)], FORMATS["glm"]).forced(), NEWER)
+
+
+def test_strings_are_streamed() -> None:
+    reading = parser()
+    reading.feed("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>")
+    assert reading.feed("a <") == [CallDelta(0, '"a ')]
+    assert reading.feed("b\n") == [CallDelta(0, "<b\\n")]
+    assert reading.feed("</arg_value>") == [CallDelta(0, '"')]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("<tool_call>g</tool_call>", "", [("g", "{}")]),
+        ("<tool_call>\n g \n</tool_call>", "", [("g", "{}")]),
+        ("<tool_call>h\n</tool_call>", "<tool_call>h\n</tool_call>", []),
+        ("<tool_call>g\noops</tool_call>", "oops</tool_call>", [("g", "{}")]),
+        ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a", "", [("f", '{"s": "a')]),
+        ("<tool_call>f\n<arg_key>s</arg_key>\n</tool_call>", "/tool_call>", [("f", "{}")]),
+    ],
+)
+def test_mistakes(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert shape(answer(parser(), text)) == ("", content, calls)
+    assert shape(answer(parser(), *text)) == ("", content, calls)
