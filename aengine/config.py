@@ -241,7 +241,23 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment, or a ping")
     ] = 15.0
     tool_format: Annotated[
-        Literal["auto", "glm", "hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder", "seed", "off"],
+        Literal[
+            "auto",
+            "deepseek",
+            "deepseek_v31",
+            "glm",
+            "granite",
+            "hermes",
+            "llama3",
+            "mistral",
+            "mistral_list",
+            "olmo",
+            "phi4",
+            "pythonic",
+            "qwen3_coder",
+            "seed",
+            "off",
+        ],
         Meta(description="how the model writes calls of tools; auto: as its chat template does"),
     ] = "auto"
     reasoning: Annotated[

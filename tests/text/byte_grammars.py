@@ -24,6 +24,15 @@ SPECIAL = (
     "[/THINK]",
     "<seed:tool_call>",
     "</seed:tool_call>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<function_calls>",
+    "</function_calls>",
 )
 MARKERS = {text: 256 + index for index, text in enumerate(SPECIAL) if index}
 CITY = {
@@ -114,6 +123,24 @@ def calls(written: Sequence[tuple[str, str]], form: FormatName) -> str:
                 + "</tool_call>"
                 for name, texts in pairs
             )
+        case "deepseek":
+            each = "\n".join(
+                f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
+                for name, arguments in written
+            )
+            return f"<｜tool▁calls▁begin｜>{each}<｜tool▁calls▁end｜>"
+        case "deepseek_v31":
+            each = "".join(
+                f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"
+                for name, arguments in written
+            )
+            return f"<｜tool▁calls▁begin｜>{each}<｜tool▁calls▁end｜>"
+        case "phi4" | "granite":
+            objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]
+            return f"<|tool_call|>[{', '.join(objects)}]{'<|/tool_call|>' if form == 'phi4' else ''}"
+        case "olmo":
+            lines = [f"{name}({_keywords(json.loads(arguments))})" for name, arguments in written]
+            return "<function_calls>" + "\n".join(lines) + "</function_calls>"
         case "pythonic":
             return f"[{', '.join(f'{name}({_keywords(json.loads(arguments))})' for name, arguments in written)}]"
 

@@ -122,12 +122,12 @@ class ToolCallParser:
         self._blanks.append(text[: len(text) - len(rest)])
         if not rest:
             return ""
-        if rest[0] in further:
-            self._begin_call("", first=False)
-            return rest
         if end.startswith(rest) and rest != end:
             self._edge = rest
             return ""
+        if rest[0] in further and not (end and rest.startswith(end)):
+            self._begin_call("", first=False)
+            return rest
         self._state = "text"
         if not end or not rest.startswith(end):
             return rest

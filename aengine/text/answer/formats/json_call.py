@@ -21,13 +21,14 @@ class JsonCallReader(PartialCall):
     A call has begun as soon as its name, one of `names`, and its arguments' first brace are there: what then comes
     of the arguments can be taken as it comes, unchecked. Until then `raw` has all the text. Time is linear.
 
-    opening: a character that must stand before the object.
+    opening: a character that must stand before the object; with `opened` False it may.
     """
 
-    __slots__ = ("_expects", "_has_arguments", "_key", "_names", "_opening", "_role", "_scan", "_value")
+    __slots__ = ("_bare", "_expects", "_has_arguments", "_key", "_names", "_opening", "_role", "_scan", "_value")
 
-    def __init__(self, names: Collection[str], opening: str = "") -> None:
+    def __init__(self, names: Collection[str], opening: str = "", *, opened: bool = True) -> None:
         super().__init__()
+        self._bare = not opened
         self._names = names
         self._opening = opening
         self._has_arguments = False
@@ -56,6 +57,8 @@ class JsonCallReader(PartialCall):
         match self._expects:
             case "opening" if character == self._opening:
                 self._expects = "object"
+            case "opening" if character == "{" and self._bare:
+                self._expects = "first key"
             case "object" if character == "{":
                 self._expects = "first key"
             case "first key" | "key" if character == '"':

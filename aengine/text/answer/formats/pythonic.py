@@ -1,4 +1,6 @@
-"""A list of Python calls that the whole answer is, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4, ToolACE."""
+"""A list of Python calls that the whole answer is, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4, ToolACE; or
+calls on lines of their own between `<function_calls>` and `</function_calls>`: OLMo 3.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Pythonic:
         return re.search(r"\[\s*func_name1?\(", template) is not None
 
     def reader(self, tools: Tools, first: bool) -> CallReader:
-        return PythonCallReader(tools, first)
+        return PythonCallReader(tools, "[" if first else "")
 
     def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
         """Grammar rules of the declared parameters, in the schema's order, or of any where none are declared."""
@@ -69,6 +71,23 @@ class Pythonic:
         return call_id()
 
 
+class PythonicLines(Pythonic):
+    syntax = CallSyntax(
+        begin="<function_calls>",
+        separator="\n",
+        closing="</function_calls>",
+        end="</function_calls>",
+        further=string.ascii_letters + "_",
+        noise=" \t\r\n,",
+    )
+
+    def detect(self, template: str) -> bool:
+        return "<function_calls>" in template and "</function_calls>" in template and "<invoke" not in template
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return PythonCallReader(tools)
+
+
 def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> list[str]:
     """Grammar rules of values: True, False and None as Python has them; what is within lists and dicts as JSON has it,
     which is read as well.
@@ -89,14 +108,15 @@ def _value_rules(rule: str, schema: Schema, tool: CallableTool, where: str) -> l
 
 
 class PythonCallReader(PartialCall):
-    """Parses `name(key=value, ...)`, a `[` before the first call. The call has begun with the first `=` or the end."""
+    """Parses `name(key=value, ...)`, with `opening` before it. The call has begun with the first `=` or the end."""
 
-    __slots__ = ("_expects", "_keys", "_tools", "_value", "_word")
+    __slots__ = ("_expects", "_keys", "_opening", "_tools", "_value", "_word")
 
-    def __init__(self, tools: Tools, first: bool) -> None:
+    def __init__(self, tools: Tools, opening: str = "") -> None:
         super().__init__()
         self._tools = tools
-        self._expects: Literal["opening", "name", "key", "value", "comma"] = "opening" if first else "name"
+        self._opening = opening
+        self._expects: Literal["opening", "name", "key", "value", "comma"] = "opening" if opening else "name"
         self._word = ""  # what has come of a name or key
         self._keys = 0
         self._value = LiteralReader()
@@ -122,7 +142,7 @@ class PythonCallReader(PartialCall):
         """Parse a character between words and values. False: it does not belong here."""
         word = self._word
         match self._expects:
-            case "opening" if character == "[":
+            case "opening" if character == self._opening:
                 self._expects = "name"
             case "name" if character == "(" and word in self._tools:
                 self.name, self._expects = word, "key"

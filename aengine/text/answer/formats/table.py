@@ -6,20 +6,41 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from aengine.text.answer.formats.base import CallFormat
+from aengine.text.answer.formats.deepseek import DeepSeek
 from aengine.text.answer.formats.glm import Glm
 from aengine.text.answer.formats.hermes import Hermes
+from aengine.text.answer.formats.json_list import JsonList
 from aengine.text.answer.formats.llama3 import Llama3
 from aengine.text.answer.formats.mistral import Mistral, MistralList
-from aengine.text.answer.formats.pythonic import Pythonic
+from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines
 from aengine.text.answer.formats.qwen3_coder import Qwen3Coder
 
-FormatName = Literal["glm", "hermes", "llama3", "mistral", "mistral_list", "pythonic", "qwen3_coder", "seed"]
+FormatName = Literal[
+    "deepseek",
+    "deepseek_v31",
+    "glm",
+    "granite",
+    "hermes",
+    "llama3",
+    "mistral",
+    "mistral_list",
+    "olmo",
+    "phi4",
+    "pythonic",
+    "qwen3_coder",
+    "seed",
+]
 
 # Those with the most particular marks first.
 FORMATS: Mapping[FormatName, CallFormat] = {
     "seed": Qwen3Coder("<seed:tool_call>", "</seed:tool_call>", line_break=""),
     "qwen3_coder": Qwen3Coder(),
     "glm": Glm(),
+    "deepseek": DeepSeek(fenced=True),
+    "deepseek_v31": DeepSeek(fenced=False),
+    "phi4": JsonList(ended=True),
+    "granite": JsonList(ended=False),
+    "olmo": PythonicLines(),
     "hermes": Hermes(),
     "mistral": Mistral(),
     "mistral_list": MistralList(),

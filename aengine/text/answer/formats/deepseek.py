@@ -1,0 +1,136 @@
+"""JSON behind a name, each call between markers and all of them between others: DeepSeek V3, R1, V3.1 and later."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
+from aengine.text.answer.formats.partial_call import PartialCall
+from aengine.text.answer.json_value import JsonValue
+from aengine.text.answer.lark import Tokens, json_value, literal, marker, sequence
+from aengine.text.answer.marker_search import MarkerSearch
+
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_SEPARATOR = "<｜tool▁sep｜>"
+_FENCE, _FENCE_END = "\n```json\n", "\n```"
+_KIND = "function"
+_BLANKS = " \t\r\n"
+_LONGEST = 256  # characters of a name and what may stand beside it
+
+
+class DeepSeek:
+    """`fenced`: as V3 writes it, `function<sep>name` and the arguments in a fence; else `name<sep>arguments`."""
+
+    def __init__(self, *, fenced: bool) -> None:
+        self.syntax = CallSyntax(
+            begin=_BEGIN,
+            separator="\n" if fenced else "",
+            closing=_END,
+            end=_END,
+            further="<",
+            inner=(_CALL, _SEPARATOR, _CALL_END),
+        )
+        self._fenced = fenced
+
+    def detect(self, template: str) -> bool:
+        return _BEGIN in template and ("```json" in template) == self._fenced
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return DeepSeekReader(tools)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        begin, separator = marker(_CALL, tokens), marker(_SEPARATOR, tokens)
+        head, tail = [begin, literal(tool.name), separator], ""
+        if self._fenced:
+            head, tail = [begin, literal(_KIND), separator, literal(f"{tool.name}{_FENCE}")], literal(_FENCE_END)
+        return [
+            f"{rule}: {sequence(*head, f'{rule}_arguments', tail, marker(_CALL_END, tokens))}",
+            f"{rule}_arguments: {json_value(object_schema(tool), tool.where, lenient=not tool.strict)}",
+        ]
+
+    def new_id(self) -> str:
+        return call_id()
+
+
+class DeepSeekReader(PartialCall):
+    """Parses a call of either version. It has begun with the arguments' first brace."""
+
+    __slots__ = ("_length", "_scan", "_search", "_state", "_tag", "_tools", "_word")
+
+    def __init__(self, tools: Tools) -> None:
+        super().__init__()
+        self._tools = tools
+        self._state: Literal["marker", "kind", "name", "arguments", "end"] = "marker"
+        self._tag = ""  # the beginning of the first marker, or of what ends the call
+        self._word: list[str] = []  # before the separator, or of the name
+        self._length = 0
+        self._search = MarkerSearch(_SEPARATOR)
+        self._scan = JsonValue("{")
+
+    @property
+    def begun(self) -> bool:
+        return self.name is not None
+
+    def _read(self, text: str, at: int) -> int:
+        match self._state:
+            case "marker":
+                return self._read_marker(text, at)
+            case "kind":
+                return self._read_kind(text, at)
+            case "name":
+                return self._read_name(text, at)
+            case "arguments":
+                end, ended = self._scan.read(text, at)
+                self._arguments.append(text[at:end])
+                self._state = "end" if ended else "arguments"
+                return end
+        return self._read_end(text, at)
+
+    def _read_marker(self, text: str, at: int) -> int:
+        if not self._tag and text[at] in _BLANKS:
+            return at + 1
+        tag = self._tag + text[at]
+        if not _CALL.startswith(tag):
+            self.broken = True
+            return at
+        self._tag = tag
+        if tag == _CALL:
+            self._state, self._tag = "kind", ""
+        return at + 1
+
+    def _read_kind(self, text: str, at: int) -> int:
+        """Parse what stands before the separator, a character at a time: the word `function`, or a name."""
+        before, rest = self._search.feed(text[at])
+        self._word.append(before)
+        self._length += 1
+        if rest is not None:
+            word = "".join(self._word).strip()
+            self._state, self._word = "name", [] if word == _KIND and word not in self._tools else [f"{word}\n"]
+        self.broken = self._length > _LONGEST
+        return at + 1
+
+    def _read_name(self, text: str, at: int) -> int:
+        """Parse up to the arguments' brace: the name, if none has come, and a fence perhaps."""
+        if text[at] == "{":
+            words = "".join(self._word).split()
+            if not words or words[0] not in self._tools or words[1:] not in ([], ["```json"], ["```"]):
+                self.broken = True
+                return at
+            self.name, self._state = words[0], "arguments"
+            return at
+        self._word.append(text[at])
+        self._length += 1
+        self.broken = self._length > _LONGEST or text[at] == "<"
+        return at if self.broken else at + 1
+
+    def _read_end(self, text: str, at: int) -> int:
+        if not self._tag and text[at] in f"{_BLANKS}`}}":  # a brace too many is not spoken of
+            return at + 1
+        tag = self._tag + text[at]
+        if not _CALL_END.startswith(tag) and not _END.startswith(tag):
+            self.broken = True
+            return at
+        self._tag = tag
+        self.done = tag in (_CALL_END, _END)
+        return at + 1

@@ -1,0 +1,37 @@
+"""A list of JSON objects behind `<|tool_call|>`: Phi-4-mini, which ends it with `<|/tool_call|>`, and Granite 3."""
+
+from __future__ import annotations
+
+from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id
+from aengine.text.answer.formats.json_call import JsonCallReader, json_call_rules
+from aengine.text.answer.lark import Tokens
+
+_BEGIN, _END = "<|tool_call|>", "<|/tool_call|>"
+
+
+class JsonList:
+    """`ended`: a marker stands behind the list. Without a list, a lone object is read as well."""
+
+    def __init__(self, *, ended: bool) -> None:
+        self.syntax = CallSyntax(
+            begin=_BEGIN,
+            opening='"["',
+            separator=", ",
+            closing=f"]{_END}" if ended else "]",
+            end=_END if ended else "]",
+            further="{",
+            noise=" \t\r\n,}]" if ended else " \t\r\n,}",
+        )
+        self._ended = ended
+
+    def detect(self, template: str) -> bool:
+        return _BEGIN in template and (_END in template) == self._ended
+
+    def reader(self, tools: Tools, first: bool) -> CallReader:
+        return JsonCallReader(tools, opening="[" if first else "", opened=False)
+
+    def rules(self, rule: str, tool: CallableTool, tokens: Tokens) -> list[str]:
+        return json_call_rules(rule, tool, "arguments")
+
+    def new_id(self) -> str:
+        return call_id()

@@ -1,0 +1,67 @@
+"""Calls of DeepSeek's versions, either of which is read whatever the template is, and of lists behind a marker."""
+
+from __future__ import annotations
+
+import pytest
+
+from aengine.text.answer.calls import ToolCallParser
+from aengine.text.answer.deltas import CallDelta
+from aengine.text.answer.formats.table import FORMATS, FormatName
+from tests.text.cutting import answer, shape
+
+FENCED = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+PLAIN = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL = ("f", '{"a": 1}')
+OBJECT = '{"name": "f", "arguments": {"a": 1}}'
+
+
+def parser(form: FormatName) -> ToolCallParser:
+    return ToolCallParser(FORMATS[form], {"f": None})
+
+
+@pytest.mark.parametrize("form", ["deepseek", "deepseek_v31"])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"{BEGIN}{FENCED}{END}", "", [CALL]),
+        (f"{BEGIN}{PLAIN}{END}", "", [CALL]),
+        (f"I look.\n{BEGIN}{PLAIN}{FENCED}\n{PLAIN}{END} Done.", "I look. Done.", [CALL] * 3),
+        (f"{BEGIN}{PLAIN}", "", [CALL]),
+        (f"{BEGIN}\n{PLAIN.replace('}<', '}}<')}\n{END}", "", [CALL]),
+        (f"{BEGIN}{PLAIN.removesuffix('<｜tool▁call▁end｜>')}{END}", "", [CALL]),
+        (f"{BEGIN}{PLAIN}<｜tool", "<｜tool", [CALL]),
+        (f"{BEGIN}{PLAIN.replace('f<', 'h<')}{END}", f"{BEGIN}{PLAIN.replace('f<', 'h<')}{END}", []),
+        (f"{BEGIN}oops{END}", f"{BEGIN}oops{END}", []),
+        (f"{BEGIN}<｜tool▁call▁begin｜>{'f' * 300}", f"{BEGIN}<｜tool▁call▁begin｜>{'f' * 300}", []),
+    ],
+)
+def test_either_version_is_read(form: FormatName, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert shape(answer(parser(form), text)) == ("", content, calls)
+    assert shape(answer(parser(form), *text)) == ("", content, calls)
+
+
+def test_arguments_are_streamed() -> None:
+    reading = parser("deepseek")
+    assert reading.feed(f"{BEGIN}<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n") == []
+    head, first = reading.feed('{"a"')
+    assert isinstance(head, CallDelta)
+    assert (head.name, first) == ("f", CallDelta(0, '{"a"'))
+    assert reading.feed(": 1}") == [CallDelta(0, ": 1}")]
+    assert reading.feed("\n```<｜tool▁call▁end｜>") == []
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("phi4", f"<|tool_call|>[{OBJECT}]<|/tool_call|>"),
+        ("phi4", f"<|tool_call|>{OBJECT}<|/tool_call|>"),
+        ("granite", f"<|tool_call|>[{OBJECT}]"),
+        ("granite", f"<|tool_call|>{OBJECT}"),
+        ("olmo", "<function_calls>\nf(a=1)\n</function_calls>"),
+        ("olmo", "<function_calls>f(a=1)"),
+    ],
+)
+def test_calls_behind_a_marker(form: FormatName, text: str) -> None:
+    assert shape(answer(parser(form), text)) == ("", "", [CALL])
+    assert shape(answer(parser(form), f"Look. {text}")) == ("", "Look.", [CALL])
