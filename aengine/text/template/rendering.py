@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError, meta
 from jinja2.exceptions import SecurityError
@@ -76,7 +77,9 @@ class ChatTemplates:
         self._harmony = harmony
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
         self.takes_tools = any(self._refers_to("tools", source) for source in sources.values())
+        self._thinking = any(self._refers_to("thinking", source) for source in sources.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
+        self._calls = self._calls_layout(sources.values())
 
     def __bool__(self) -> bool:
         return bool(self._templates)
@@ -97,9 +100,11 @@ class ChatTemplates:
         """
         template = self._choose(tools)
         kwargs = self._checked_kwargs(template_kwargs or {})
+        if self._thinking and "enable_thinking" in kwargs:
+            kwargs.setdefault("thinking", kwargs["enable_thinking"])  # as some templates call it
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
-        plain = [_message(message, self._supports_developer) for message in messages]
+        plain = [_message(message, self._supports_developer, self._calls) for message in messages]
         offered = None if tools is None else plain_data(tools, "tools")
         if self._harmony:
             plain, kwargs = harmony_messages(plain), harmony_kwargs(kwargs)
@@ -132,6 +137,23 @@ class ChatTemplates:
         # Marks lengthen texts, and a template may look at lengths. As long as it does not change what is control:
         plain = self._run(template, data, None)
         return (plain if self._control.found_in(plain) == self._control.found_in(text) else text), False
+
+    def _calls_layout(self, sources: Iterable[str]) -> _CallsLayout:
+        """The way in which the template takes a message that calls a tool: the first one that it does not refuse."""
+        if not any("arguments" in source for source in sources):
+            return _CallsLayout()
+        called = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": '{"a": 1}'}}
+        chat: list[dict[str, object]] = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": None, "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "call00000", "content": "result"},
+        ]
+        for layout in (_CallsLayout(), _CallsLayout(null_content=True), *_TEXT_ARGUMENTS):
+            self._calls = layout
+            with suppress(InvalidRequestError, CheckpointError):
+                if "probe" in self.render(chat)[0]:
+                    return layout
+        return _CallsLayout()
 
     def _choose(self, tools: object) -> Template:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
@@ -196,6 +218,18 @@ class ChatTemplates:
         if marker is not None and ensure_ascii:
             text = text.replace(json.dumps(marker.mark)[1:-1], marker.mark)
         return text
+
+
+class _CallsLayout(NamedTuple):
+    """How a template takes messages with calls. text_arguments: as JSON text, not as an object. null_content: as null
+    where there is none, not left out.
+    """
+
+    text_arguments: bool = False
+    null_content: bool = False
+
+
+_TEXT_ARGUMENTS = (_CallsLayout(text_arguments=True), _CallsLayout(text_arguments=True, null_content=True))
 
 
 class _End:
@@ -284,7 +318,7 @@ def _strftime_now(format: str) -> str:  # noqa: A002  the name that templates ma
     return datetime.now().strftime(format)
 
 
-def _message(message: Mapping[str, Any], supports_developer: bool) -> dict[str, object]:
+def _message(message: Mapping[str, Any], supports_developer: bool, layout: _CallsLayout) -> dict[str, object]:
     """A message as templates expect it: no null fields, its reasoning under every name in use, arguments as objects.
 
     A `developer` is the `system` to a template that does not know the role.
@@ -297,14 +331,20 @@ def _message(message: Mapping[str, Any], supports_developer: bool) -> dict[str, 
         data["role"] = "system"
     calls = data.get("tool_calls")
     if isinstance(calls, list):
-        data["tool_calls"] = [_call(call) for call in calls]
+        data["tool_calls"] = [_call(call, layout.text_arguments) for call in calls]
+        if layout.null_content:
+            data.setdefault("content", None)
     reasoning = next((data[name] for name in _REASONING if name in data), None)
     return data if reasoning is None else {"thinking": reasoning, **data, "reasoning_content": reasoning}
 
 
-def _call(call: object) -> object:
-    """A call with its arguments as an object, even if the client sends them back in the form of JSON text."""
+def _call(call: object, as_text: bool) -> object:
+    """A call with its arguments as an object, even if the client sends them as JSON text; or else as text."""
     function = call.get("function") if isinstance(call, dict) else None
+    if as_text and isinstance(call, dict) and isinstance(function, dict):
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
