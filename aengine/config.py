@@ -245,6 +245,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "auto",
             "deepseek",
             "deepseek_v31",
+            "gemma4",
             "glm",
             "granite",
             "hermes",

@@ -33,6 +33,9 @@ SPECIAL = (
     "<|/tool_call|>",
     "<function_calls>",
     "</function_calls>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
 )
 MARKERS = {text: 256 + index for index, text in enumerate(SPECIAL) if index}
 CITY = {
@@ -138,11 +141,26 @@ def calls(written: Sequence[tuple[str, str]], form: FormatName) -> str:
         case "phi4" | "granite":
             objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in written]
             return f"<|tool_call|>[{', '.join(objects)}]{'<|/tool_call|>' if form == 'phi4' else ''}"
+        case "gemma4":
+            objects = [f"{name}{_gemma(json.loads(arguments))}" for name, arguments in written]
+            return "".join(f"<|tool_call>call:{each}<tool_call|>" for each in objects)
         case "olmo":
             lines = [f"{name}({_keywords(json.loads(arguments))})" for name, arguments in written]
             return "<function_calls>" + "\n".join(lines) + "</function_calls>"
         case "pythonic":
             return f"[{', '.join(f'{name}({_keywords(json.loads(arguments))})' for name, arguments in written)}]"
+
+
+def _gemma(value: object) -> str:
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case list():
+            return f"[{','.join(map(_gemma, value))}]"
+        case dict():
+            members = sorted(value.items(), key=lambda item: item[0].lower())
+            return f"{{{','.join(f'{key}:{_gemma(each)}' for key, each in members)}}}"
+    return json.dumps(value)
 
 
 def _texts(arguments: dict[str, object]) -> dict[str, str]:

@@ -253,6 +253,7 @@ def test_time_is_linear(text: str) -> None:
         ("{{ '[TOOL_CALLS]' + call.name + '[ARGS]' }}", "mistral"),
         ("use [func_name1(params_name1=params_value1, ...), func_name2(params)]", "pythonic"),
         ("<tool_call>f<arg_key>", None),
+        ("{{ '<|tool_call>call:' + call.name + '<|\"|>' }}", "gemma4"),
         ("{{ '<｜tool▁calls▁begin｜>' + call.name + '\\n```json\\n' }}", "deepseek"),
         ("{{ '<｜tool▁calls▁begin｜>' + call.name + '<｜tool▁sep｜>' }}", "deepseek_v31"),
         ("{{ '<|tool_call|>' + calls + '<|/tool_call|>' }}", "phi4"),

@@ -61,6 +61,11 @@ def _written(schema: Schema, stop: str, kinds: frozenset[Kind]) -> list[str] | N
     return [text for text, value in texts if stop not in text and json.loads(as_json(text, kinds)) == value]
 
 
+def raw_text(schema: Schema, tool: CallableTool, where: str) -> str:
+    """The terminal of a string as the schema has it, where nothing but strings is without quotes."""
+    return _text(schema, frozenset({"string"}), tool, where)
+
+
 def _text(schema: Schema, kinds: frozenset[Kind], tool: CallableTool, where: str) -> str:
     """The terminal of a string as the schema has it, beginning like no value of the other kinds.
 

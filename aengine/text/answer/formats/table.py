@@ -7,6 +7,7 @@ from typing import Literal
 
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.deepseek import DeepSeek
+from aengine.text.answer.formats.gemma import Gemma4
 from aengine.text.answer.formats.glm import Glm
 from aengine.text.answer.formats.hermes import Hermes
 from aengine.text.answer.formats.json_list import JsonList
@@ -18,6 +19,7 @@ from aengine.text.answer.formats.qwen3_coder import Qwen3Coder
 FormatName = Literal[
     "deepseek",
     "deepseek_v31",
+    "gemma4",
     "glm",
     "granite",
     "hermes",
@@ -38,6 +40,7 @@ FORMATS: Mapping[FormatName, CallFormat] = {
     "glm": Glm(),
     "deepseek": DeepSeek(fenced=True),
     "deepseek_v31": DeepSeek(fenced=False),
+    "gemma4": Gemma4(),
     "phi4": JsonList(ended=True),
     "granite": JsonList(ended=False),
     "olmo": PythonicLines(),

@@ -1,0 +1,131 @@
+"""Converts an object as Gemma 4 writes it to JSON while it is being written: bare keys, and quotes that are a token."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+from aengine.text.answer.formats.raw_text import WORDS
+from aengine.text.answer.marker_search import MarkerSearch
+
+QUOTE = '<|"|>'
+_BLANKS = " \t\r\n"
+_WORD = re.compile(r"[^\s,:<>{}\[\]]*")
+
+Expects = Literal["key or end", "key", "colon", "value or end", "value", "comma", "nothing"]
+
+
+class GemmaObject:
+    """Converts what follows an object's opening brace, given in any pieces. Time is linear."""
+
+    __slots__ = ("_closers", "_expects", "_pieces", "_quoted", "_search", "_tag", "_word", "broken")
+
+    def __init__(self) -> None:
+        self.broken = False  # the next character cannot be part of the object
+        self._pieces = ["{"]
+        self._closers = ["}"]  # of what is open, innermost last
+        self._expects: Expects = "key or end"
+        self._quoted = False  # within a string
+        self._search = MarkerSearch(QUOTE)
+        self._tag = ""  # the beginning of a quote before a string
+        self._word = ""  # the beginning of a bare key or value
+
+    @property
+    def done(self) -> bool:
+        """Whether the object is complete."""
+        return self._expects == "nothing"
+
+    def feed(self, text: str, at: int) -> int:
+        """Parse some of the text from a place on; returns where it goes on."""
+        if self._quoted:
+            return self._read_string(text, at)
+        if self._tag or text[at] == "<":
+            return self._read_quote(text, at)
+        found = _WORD.match(text, at)
+        end = at if found is None else found.end()
+        self._word += text[at:end]
+        if end > at:
+            return end
+        if (self._word and not self._end_word()) or (text[at] not in _BLANKS and not self._take(text[at])):
+            self.broken = True
+        return at if self.broken else at + 1
+
+    def take(self) -> str:
+        """The JSON that has come since the last time."""
+        pieces = "".join(self._pieces)
+        self._pieces.clear()
+        return pieces
+
+    def close(self) -> None:
+        """End whatever is open, once the object is broken, so that it may be JSON all the same."""
+        self._pieces += reversed(self._closers)
+
+    def _take(self, character: str) -> bool:
+        """Parse a character between words. False: it does not belong here."""
+        if character == self._closers[-1] and self._expects in ("key or end", "value or end", "comma"):
+            self._pieces.append(self._closers.pop())
+            self._expects = "comma" if self._closers else "nothing"
+        elif character == "," and self._expects == "comma":
+            self._pieces.append(", ")
+            self._expects = "key" if self._closers[-1] == "}" else "value"
+        elif character == ":" and self._expects == "colon":
+            self._pieces.append(": ")
+            self._expects = "value"
+        elif character in "{[" and self._expects in ("value", "value or end"):
+            self._pieces.append(character)
+            self._closers.append("}" if character == "{" else "]")
+            self._expects = "key or end" if character == "{" else "value or end"
+        else:
+            return False
+        return True
+
+    def _end_word(self) -> bool:
+        word, self._word = self._word, ""
+        if self._expects in ("key", "key or end"):
+            self._pieces.append(json.dumps(word, ensure_ascii=False))
+        elif self._expects in ("value", "value or end"):
+            self._pieces.append(_value(word))
+        else:
+            return False
+        self._end_text()
+        return True
+
+    def _end_text(self) -> None:
+        self._expects = "colon" if self._expects in ("key", "key or end") else "comma"
+
+    def _read_quote(self, text: str, at: int) -> int:
+        tag = self._tag + text[at]
+        if not QUOTE.startswith(tag) or self._word or self._expects in ("colon", "comma"):
+            self.broken = True
+            return at
+        self._tag = "" if tag == QUOTE else tag
+        if tag == QUOTE:
+            self._quoted = True
+            self._pieces.append('"')
+        return at + 1
+
+    def _read_string(self, text: str, at: int) -> int:
+        before, rest = self._search.feed(text[at:])
+        self._pieces.append(json.dumps(before, ensure_ascii=False)[1:-1])
+        if rest is None:
+            return len(text)
+        self._pieces.append('"')
+        self._quoted = False
+        self._end_text()
+        return len(text) - len(rest)
+
+
+def _value(word: str) -> str:
+    """JSON of a bare value: a number, true, false or null, else a text."""
+    if word in WORDS:
+        return WORDS[word][1]
+    try:
+        json.loads(word, parse_constant=_refuse)
+    except ValueError:
+        return json.dumps(word, ensure_ascii=False)
+    return word
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
