@@ -36,6 +36,8 @@ SPECIAL = (
     "<|tool_call>",
     "<tool_call|>",
     '<|"|>',
+    "<|channel>",
+    "<channel|>",
 )
 MARKERS = {text: 256 + index for index, text in enumerate(SPECIAL) if index}
 CITY = {

@@ -16,7 +16,7 @@ from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.thought import ALL_THOUGHTS, THINK, ThoughtMarkers, ThoughtParser, thoughts_of
 
 _MARKERS = (
-    *(marker for markers in ALL_THOUGHTS for marker in markers),
+    *(marker for markers in ALL_THOUGHTS for marker in markers.tokens),
     *(marker for form in FORMATS.values() for marker in form.syntax.markers),
 )
 _READ_CHARACTERS = 4096  # what follows a marker is copied, so that the time is linear only in small pieces
@@ -36,7 +36,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 
     def shown_special_ids(self, thoughts: bool, calls: CallFormat | None) -> tuple[int, ...]:
         """The ids that must be written in the text for these to be found in it."""
-        looked_for = set(CONTROL) if self.harmony else set(self.thought_markers) if thoughts else set()
+        looked_for = set(CONTROL) if self.harmony else set(self.thought_markers.tokens) if thoughts else set()
         if calls is not None:
             looked_for |= set(calls.syntax.markers)
         return tuple(sorted(self.markers[marker] for marker in self.special_markers & looked_for))

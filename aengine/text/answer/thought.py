@@ -15,18 +15,24 @@ class ThoughtMarkers(NamedTuple):
     begin: str
     end: str
 
+    @property
+    def tokens(self) -> tuple[str, str]:
+        """The markers as a vocabulary has them, without a word that follows one."""
+        return self.begin[: self.begin.rfind(">") + 1] or self.begin, self.end
+
 
 THINK = ThoughtMarkers("<think>", "</think>")  # almost everybody
 MISTRAL_THINK = ThoughtMarkers("[THINK]", "[/THINK]")  # Magistral and later
 SEED_THINK = ThoughtMarkers("<seed:think>", "</seed:think>")
-ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK)
+GEMMA_THINK = ThoughtMarkers("<|channel>thought", "<channel|>")  # Gemma 4
+ALL_THOUGHTS = (THINK, MISTRAL_THINK, SEED_THINK, GEMMA_THINK)
 
 
 def thoughts_of(templates: Iterable[str], vocabulary: Iterable[str]) -> ThoughtMarkers | None:
     """The markers that chat templates end thoughts with, or, where none does, those that the vocabulary has."""
     text, known = "\n".join(templates), frozenset(vocabulary)
     found = [markers for markers in ALL_THOUGHTS if markers.end in text]
-    tokens = [markers for markers in ALL_THOUGHTS if known.issuperset(markers)]
+    tokens = [markers for markers in ALL_THOUGHTS if known.issuperset(markers.tokens)]
     return next(iter([*found, *sorted(tokens, key=lambda markers: markers.begin not in text)]), None)
 
 

@@ -62,7 +62,7 @@ class CallGrammar(msgspec.Struct, frozen=True):
         syntax, thoughts = self._syntax, self.thoughts
         head, thinking = thought_rules(thought, self.tokens, thoughts)
         # A thought begins where an answer does; elsewhere its markers are text like any other.
-        others = any_of(self.tokens, syntax.begin, *(() if thought == "never" else (thoughts.begin,)))
+        others = any_of(self.tokens, syntax.begin, *(() if thought == "never" else (thoughts.tokens[0],)))
         text = f"{ANYTHING} & {without(syntax.begin)}" if syntax.begin else ANYTHING
         first = text + (f" & {not_beginning(thoughts.begin)}" if thought == "possible" else "")
         if syntax.bare:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aengine.structured import Thought
-from aengine.text.answer.lark import ANYTHING, Tokens, any_of, literal, marker, text_with, till, without
+from aengine.text.answer.lark import ANYTHING, Tokens, any_of, literal, marker, sequence, text_with, till, without
 from aengine.text.answer.thought import ThoughtMarkers
 
 
@@ -18,7 +18,9 @@ def thought_rules(thought: Thought, tokens: Tokens, markers: ThoughtMarkers) -> 
         return "", []
     head = "thought? " if thought == "possible" else "thought "
     # Some models repeat what the prompt ends with.
-    begin = marker(markers.begin, tokens) + (" " if thought == "possible" else "? ")
+    token, _ = markers.tokens
+    begin = sequence(marker(token, tokens), literal(markers.begin.removeprefix(token)))
+    begin = f"({begin})" + (" " if thought == "possible" else "? ")
     others = any_of(tokens, markers.end)
     if markers.end not in tokens:
         return head, [

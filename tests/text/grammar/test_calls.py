@@ -12,8 +12,8 @@ from aengine.errors import InvalidRequestError
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool
 from aengine.text.answer.formats.table import FORMATS, FormatName
-from aengine.text.answer.parser import AnswerParser
-from aengine.text.answer.thought import ThoughtParser
+from aengine.text.answer.parser import AnswerParser, answer_format_of
+from aengine.text.answer.thought import GEMMA_THINK, ThoughtParser
 from aengine.text.grammar.calls import CallGrammar
 from tests.text.byte_grammars import ARGUMENTS, MARKERS, TOKENIZER, TOOLS, accepts, call, calls
 from tests.text.cutting import answer
@@ -109,3 +109,21 @@ def test_numbers_of_arguments_have_an_end(form: FormatName) -> None:
     for many in ("1" * 20, "-" + "1" * 20):
         assert not accepts(grammar, call("f", f'{{"i": {many}, "f": 1}}', form)), many
     assert not accepts(grammar, call("f", '{"i": 1, "f": 0.000}', form).replace("0.0", "0.3333333333"))
+
+
+def test_a_thought_whose_marker_has_a_word_behind_it() -> None:
+    """As Gemma 4 writes it: the marker is a token, the word is text."""
+    stop = call("stop", "{}", "gemma4")
+    tokens = {"<|channel>": MARKERS["<|channel>"], "<channel|>": MARKERS["<channel|>"]}
+    grammar = CallGrammar(TOOLS, FORMATS["gemma4"], tokens=MARKERS | tokens, thoughts=GEMMA_THINK)
+    thought = "<|channel>thought\nI stop.\n<channel|>"
+    for source in (grammar.forced("possible"), grammar.within_text("possible")):
+        assert accepts(source, thought + stop, special=True)
+        assert accepts(source, stop, special=True)
+        assert not accepts(source, f"<|channel>other\n<channel|>{stop}", special=True)
+    parser = AnswerParser(ThoughtParser(markers=GEMMA_THINK), ToolCallParser(FORMATS["gemma4"], ARGUMENTS))
+    found = parser.read(thought + stop)
+    assert (found.reasoning, found.content, found.calls[0].name) == ("I stop.", "", "stop")
+    form = answer_format_of(["<|channel>thought <channel|>"], tokens | {"x": 1}, frozenset(tokens.values()))
+    assert form.thought_markers == GEMMA_THINK
+    assert form.shown_special_ids(thoughts=True, calls=None) == tuple(sorted(tokens.values()))
