@@ -7,10 +7,10 @@ from collections.abc import Collection
 from typing import Literal
 
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Tools, call_id, object_schema
-from aengine.text.answer.formats.gemma_literal import QUOTE, GemmaObject
-from aengine.text.answer.formats.gemma_rules import GemmaRules
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.schemas import check_parameters
+from aengine.text.answer.formats.values.gemma_literal import QUOTE, GemmaObject
+from aengine.text.answer.formats.values.gemma_rules import GemmaRules
+from aengine.text.answer.formats.values.schemas import check_parameters
 from aengine.text.answer.lark import Tokens, literal, sequence
 
 _CALL = "call:"

@@ -9,9 +9,9 @@ from typing import Literal
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.raw_rules import raw_value_rules
-from aengine.text.answer.formats.raw_text import RawText
-from aengine.text.answer.formats.schemas import (
+from aengine.text.answer.formats.values.raw_rules import raw_value_rules
+from aengine.text.answer.formats.values.raw_text import RawText
+from aengine.text.answer.formats.values.schemas import (
     EVERYTHING,
     Kind,
     alternatives,

@@ -12,8 +12,14 @@ from typing import Literal
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, CallReader, CallSyntax, Schema, Tools, call_id, object_schema
 from aengine.text.answer.formats.partial_call import PartialCall
-from aengine.text.answer.formats.python_literal import LiteralReader
-from aengine.text.answer.formats.schemas import ANNOTATIONS, alternatives, check_parameters, further_of, parameters_of
+from aengine.text.answer.formats.values.python_literal import LiteralReader
+from aengine.text.answer.formats.values.schemas import (
+    ANNOTATIONS,
+    alternatives,
+    check_parameters,
+    further_of,
+    parameters_of,
+)
 from aengine.text.answer.lark import Tokens, json_value, literal, sequence
 
 _BLANKS = " \t\r\n"

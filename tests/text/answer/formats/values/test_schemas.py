@@ -11,8 +11,8 @@ import pytest
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.schemas import EVERYTHING, alternatives, kinds_of
 from aengine.text.answer.formats.table import FORMATS, FormatName
+from aengine.text.answer.formats.values.schemas import EVERYTHING, alternatives, kinds_of
 from aengine.text.grammar.calls import CallGrammar
 
 TEXT = {"type": "string", "description": "x" * 100_000}

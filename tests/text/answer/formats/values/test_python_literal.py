@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aengine.text.answer.formats.python_literal import LiteralReader
+from aengine.text.answer.formats.values.python_literal import LiteralReader
 from tests.text.cutting import cuts
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from aengine.text.answer.formats.python_literal import LiteralReader
-from aengine.text.answer.formats.schemas import Kind, kind_of
+from aengine.text.answer.formats.values.python_literal import LiteralReader
+from aengine.text.answer.formats.values.schemas import Kind, kind_of
 
 WORDS: dict[str, tuple[Kind, str]] = {
     "true": ("boolean", "true"),

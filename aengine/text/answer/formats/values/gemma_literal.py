@@ -6,7 +6,7 @@ import json
 import re
 from typing import Literal
 
-from aengine.text.answer.formats.raw_text import WORDS
+from aengine.text.answer.formats.values.raw_text import WORDS
 from aengine.text.answer.marker_search import MarkerSearch
 
 QUOTE = '<|"|>'

@@ -7,9 +7,9 @@ import re
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, Schema
-from aengine.text.answer.formats.raw_formats import RAW_FORMATS
-from aengine.text.answer.formats.raw_text import BEGINNINGS, WORDS, as_json
-from aengine.text.answer.formats.schemas import ANNOTATIONS, Kind, alternatives, kinds_of
+from aengine.text.answer.formats.values.raw_formats import RAW_FORMATS
+from aengine.text.answer.formats.values.raw_text import BEGINNINGS, WORDS, as_json
+from aengine.text.answer.formats.values.schemas import ANNOTATIONS, Kind, alternatives, kinds_of
 from aengine.text.answer.lark import avoiding, json_value, literal, place, sequence
 
 _OF_A_STRING = {"type", "format", "pattern", "minLength", "maxLength", "$defs", "definitions"}

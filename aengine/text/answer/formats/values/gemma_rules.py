@@ -7,9 +7,9 @@ import re
 
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.formats.base import CallableTool, Schema
-from aengine.text.answer.formats.gemma_literal import QUOTE
-from aengine.text.answer.formats.raw_rules import raw_text
-from aengine.text.answer.formats.schemas import ANNOTATIONS, alternatives, further_of, parameters_of
+from aengine.text.answer.formats.values.gemma_literal import QUOTE
+from aengine.text.answer.formats.values.raw_rules import raw_text
+from aengine.text.answer.formats.values.schemas import ANNOTATIONS, alternatives, further_of, parameters_of
 from aengine.text.answer.lark import Tokens, avoiding, json_value, literal, marker, place, sequence
 
 _KEY = re.compile(r"[^\s,:<>{}\[\]\"]+")
