@@ -48,7 +48,7 @@ def test_every_family_has_three_heads(family: str) -> None:
 
     for ending, head in (("ForCausalLM", "vocabulary"), ("Model", "none"), ("ForSequenceClassification", "classes")):
         found = _architecture(Fields({"architectures": [f"{family}{ending}"]}, "here"))
-        assert found == (f"{family}{ending}", f"{family}ForCausalLM", head)
+        assert found == (f"{family}{ending}", f"{family}ForCausalLM", head, None)
 
 
 @pytest.mark.parametrize("name", ["BertModel", "Model", "ForCausalLM", "Qwen3ForTokenClassification", "GPT2Model", ""])

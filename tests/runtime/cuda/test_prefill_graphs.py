@@ -73,7 +73,7 @@ class FixedShapeExecutor(StepExecutor):
     """Steps with chunks go through `PrefillGraphs`, as on a GPU."""
 
     def __init__(self, usual: StepExecutor) -> None:
-        super().__init__(usual._decoder, usual._kv, usual._sampler, usual._rows)
+        super().__init__(usual._decoder, usual.kv, usual._sampler, usual._rows)
         self.graphs = PrefillGraphs(self._decoder, self._kv, self._rows, prefill_sizes(256, 256), lambda *_: True)
         for size in self.graphs.sizes:
             shape = PrefillShape.of(size, self._rows.padding)
@@ -187,7 +187,7 @@ def test_a_step_that_scores_its_prompts_is_not_taken(decoder: Decoder) -> None:
     cuda_runner = pytest.importorskip("aengine.runtime.cuda.runner", reason="needs Triton", exc_type=ImportError)
     rig = Rig(decoder, max_rows=2, max_step_tokens=32)
     usual = rig.executor
-    executor = cuda_runner.GraphedExecutor(usual._decoder, usual._kv, usual._sampler, usual._rows)
+    executor = cuda_runner.GraphedExecutor(usual._decoder, usual.kv, usual._sampler, usual._rows)
     executor.prefill_graphs = FixedShapeExecutor(usual).graphs
     rig.add([1, 2, 3], 2).params = SamplingParams(prompt_logprobs=1, max_tokens=2, temperature=0)
     rig.add([4, 5], 2)
@@ -211,7 +211,7 @@ def test_what_is_pooled_is_the_same_in_a_step_of_fixed_shape(decoder: Decoder, k
         rig.executor.execute(scheduled := rig.scheduler.schedule())
         assert len(scheduled.prefill) == 2
         if fixed:
-            rig.executor = cuda_runner.GraphedExecutor(usual._decoder, usual._kv, usual._sampler, usual._rows)
+            rig.executor = cuda_runner.GraphedExecutor(usual._decoder, usual.kv, usual._sampler, usual._rows)
             rig.executor.prefill_graphs = graphs = FixedShapeExecutor(usual).graphs
         for first, kind in enumerate(kinds):
             rig.add(list(range(first, first + 20)), 1).pool = Pool(kind, (5, 9) if kind == "tokens" else ())
