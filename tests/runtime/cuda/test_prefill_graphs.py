@@ -74,7 +74,7 @@ class FixedShapeExecutor(StepExecutor):
 
     def __init__(self, usual: StepExecutor) -> None:
         super().__init__(usual._decoder, usual.kv, usual._sampler, usual._rows)
-        self.graphs = PrefillGraphs(self._decoder, self._kv, self._rows, prefill_sizes(256, 256), lambda *_: True)
+        self.graphs = PrefillGraphs(self._decoder, self.kv, self._rows, prefill_sizes(256, 256), lambda *_: True)
         for size in self.graphs.sizes:
             shape = PrefillShape.of(size, self._rows.padding)
             for adapted in (False, True):
