@@ -98,7 +98,7 @@ class AnswerReading:
             grammar = self._grammar()
             calls = None if grammar is None else grammar.rules()
             structured = msgspec.structs.replace(structured, thought=self._thought(opens_thought), calls=calls)
-        elif (source := self.calls_grammar(opens_thought)) is not None:
+        elif (self._calls or self._harmony_calls) and (source := self.calls_grammar(opens_thought)) is not None:
             structured = Structured(grammar=source, origin="tools")
         if structured is not None:  # a marker that is not written would join the texts on both its sides
             markers = tuple(self._format.markers[marker] for marker in sorted(self._format.special_markers))
