@@ -96,10 +96,15 @@ class Loaded:
             tiers = tiers_below(self.scheduler.memory, runtime.copies, fingerprint, disk)
             self.carriers = PageCarriers(self.scheduler.attach(tiers), runtime.copies)
 
-    def renew_fingerprint(self, folder: Path) -> None:
-        """The weights are those of this folder now: what is kept below the pool from here on is theirs. Blocks."""
-        if self.carriers is not None and self.carriers.tiers.disk is not None:
-            self.carriers.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
+    def fingerprint(self, folder: Path) -> bytes:
+        """That of the weights in this folder, where a later start could find what is kept below the pool. Blocks."""
+        lasting = self.carriers is not None and self.carriers.tiers.disk is not None
+        return _fingerprint(folder, self._config, self.runtime) if lasting else b""
+
+    def renew_fingerprint(self, fingerprint: bytes) -> None:
+        """What is kept below the pool from here on belongs to other weights."""
+        if self.carriers is not None:
+            self.carriers.tiers.fingerprint = fingerprint
 
     def look(self) -> None:
         """Between two steps: let those who carry adapters and pages know of what is awaited."""
