@@ -270,7 +270,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
 
 
 def _fingerprint(folder: Path, config: EngineConfig, runtime: Runtime) -> bytes:
-    return fingerprint_of(folder, config, runtime.dtypes, runtime.model.ranks)
+    return fingerprint_of(folder, config, runtime.model, runtime.dtypes, runtime.pool.max_model_len)
 
 
 def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
