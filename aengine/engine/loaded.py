@@ -101,10 +101,12 @@ class Loaded:
         lasting = self.carriers is not None and self.carriers.tiers.disk is not None
         return _fingerprint(folder, self._config, self.runtime) if lasting else b""
 
-    def renew_fingerprint(self, fingerprint: bytes) -> None:
-        """What is kept below the pool from here on belongs to other weights."""
+    def reloaded(self, folder: Path, fingerprint: bytes) -> None:
+        """The weights are those of this folder from here on; fingerprint: theirs."""
         if self.carriers is not None:
             self.carriers.tiers.fingerprint = fingerprint
+        if self.runtime.adapters is not None:
+            self.runtime.adapters.rebase(folder)
 
     def look(self) -> None:
         """Between two steps: let those who carry adapters and pages know of what is awaited."""

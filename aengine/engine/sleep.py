@@ -134,7 +134,7 @@ class Sleeping(ABC):
             async with self._at_rest(self._gate.hold) as ready:
                 fingerprint = await anyio.to_thread.run_sync(ready.fingerprint, path)
                 ready.scheduler.flush_cache()
-                await _to_the_end(partial(weights.reload, checkpoint), partial(ready.renew_fingerprint, fingerprint))
+                await _to_the_end(partial(weights.reload, checkpoint), partial(ready.reloaded, path, fingerprint))
 
     def _sleepable(self) -> SleepableMemory:
         memory = self._serving().runtime.memory
