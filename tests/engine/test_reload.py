@@ -215,6 +215,22 @@ async def test_adapters_stay(other: Path, tmp_path: Path) -> None:
         assert await ids(engine) == plain
 
 
+@pytest.mark.parametrize("scaled_first", [True, False])
+async def test_scales_of_keys_and_values_go_with_their_checkpoint(scaled_first: bool, tmp_path: Path) -> None:
+    """One checkpoint has some, so small ones that much is cut off, the other none."""
+    scaled = Path(shutil.copytree(DEMO, tmp_path / "scaled"))
+    tensors = load_file(scaled / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{part}_scale": torch.tensor(1e-3) for part in "kv"}
+    save_file(tensors, scaled / "model.safetensors", {"format": "pt"})
+    first, second = (scaled, DEMO) if scaled_first else (DEMO, scaled)
+    wanted = [await fresh(one, kv_cache_dtype="fp8") for one in (first, second)]
+    assert wanted[0] != wanted[1]
+    async with aengine.Engine(str(first), **KNOBS, kv_cache_dtype="fp8") as engine:
+        assert await ids(engine) == wanted[0]
+        await engine.reload(second)
+        assert await ids(engine) == wanted[1]
+
+
 async def test_adapters_that_come_are_those_of_the_new_weights(other: Path, tmp_path: Path) -> None:
     """PEFT stores a copy of the output matrix beside its factors, which has to be what the base has."""
     model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
