@@ -96,10 +96,17 @@ class Loaded:
             tiers = tiers_below(self.scheduler.memory, runtime.copies, fingerprint, disk)
             self.carriers = PageCarriers(self.scheduler.attach(tiers), runtime.copies)
 
-    def renew_fingerprint(self, folder: Path) -> None:
-        """The weights are those of this folder now: what is kept below the pool from here on is theirs. Blocks."""
-        if self.carriers is not None and self.carriers.tiers.disk is not None:
-            self.carriers.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
+    def fingerprint(self, folder: Path) -> bytes:
+        """That of the weights in this folder, where a later start could find what is kept below the pool. Blocks."""
+        lasting = self.carriers is not None and self.carriers.tiers.disk is not None
+        return _fingerprint(folder, self._config, self.runtime) if lasting else b""
+
+    def reloaded(self, folder: Path, fingerprint: bytes) -> None:
+        """The weights are those of this folder from here on; fingerprint: theirs."""
+        if self.carriers is not None:
+            self.carriers.tiers.fingerprint = fingerprint
+        if self.runtime.adapters is not None:
+            self.runtime.adapters.rebase(folder)
 
     def look(self) -> None:
         """Between two steps: let those who carry adapters and pages know of what is awaited."""
@@ -265,7 +272,7 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
 
 
 def _fingerprint(folder: Path, config: EngineConfig, runtime: Runtime) -> bytes:
-    return fingerprint_of(folder, config, runtime.dtypes, runtime.model.ranks)
+    return fingerprint_of(folder, config, runtime.model, runtime.dtypes, runtime.pool.max_model_len)
 
 
 def described_model(config: EngineConfig, folder: Path) -> ModelConfig:

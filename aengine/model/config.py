@@ -82,6 +82,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"quantization: the checkpoint is quantised already ({quantized.method}); use auto")
         return msgspec.structs.replace(self, to_fp8=True)
 
+    def far(self, max_positions: int) -> bool:
+        """Whether any layer's keys are rotated otherwise than where fewer positions may come."""
+        ropes = (layer.attention.rope for layer in self.layers if isinstance(layer.attention, AttentionSpec))
+        return any(rope is not None and rope.far(max_positions) for rope in ropes)
+
     def over(self, ranks: int) -> ModelConfig:
         """The same, spread over so many ranks. Raises `ConfigError` where it cannot be dealt out evenly."""
         for layer in self.layers:

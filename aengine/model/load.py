@@ -41,6 +41,15 @@ class Placement:
     ranks: Collective | None = None  # None: the model is here alone
 
 
+def checkpoint_of(folder: Path, whole: Decoder) -> Checkpoint:
+    """The weights in `folder`, matched to a decoder that is not spread over ranks. Reads headers only.
+
+    Raises `WeightsError`.
+    """
+    config = whole.config
+    return Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.wrapped, config.aside)
+
+
 def load_model(
     folder: Path,
     config: ModelConfig,
@@ -89,8 +98,7 @@ def load_shards(
     `dtype`). Raises `WeightsError`.
     """
     if load_format == "auto":  # a checkpoint that does not fit is refused before any memory is taken
-        whole = Decoder(config, placements[0].kernels, placements[0].attention)
-        checkpoint = Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.wrapped, config.aside)
+        checkpoint = checkpoint_of(folder, Decoder(config, placements[0].kernels, placements[0].attention))
     decoders = [
         Decoder(config, one.kernels, one.attention, dtype, one.device, max_positions, kv_dtype, one.ranks)
         for one in placements

@@ -12,6 +12,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
+from aengine.model.load import checkpoint_of
 
 _OF_THE_DEVICE = ("ranks", "lora")  # rather than of the checkpoint
 _CONVERTED = ("dtype",)  # while weights are read
@@ -30,8 +31,7 @@ def matching_checkpoint(folder: Path, model: ModelConfig, loaded: ModelConfig) -
                 f"are reloaded for the same model alone, another one needs another engine"
             )
     plain = msgspec.structs.replace(loaded, lora=None)
-    whole = Decoder(plain, TorchKernels(), TorchAttention())
-    return Checkpoint(folder, whole.groups, loaded.tie_word_embeddings)
+    return checkpoint_of(folder, Decoder(plain, TorchKernels(), TorchAttention()))
 
 
 def _shown(value: object) -> str:

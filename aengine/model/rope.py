@@ -38,6 +38,10 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
         """How many positions the scaling itself makes usable; 0: it does not say."""
         return int(self.original_positions * self.factor) if self.type == "yarn" else 0
 
+    def far(self, max_positions: int) -> bool:
+        """Whether longrope's factors for positions beyond the trained context are in use, where so many may come."""
+        return self.type == "longrope" and max_positions > self.original_positions
+
     def rotated(self, head_dim: int) -> int:
         """How many dimensions of a head are rotated."""
         return int(head_dim * self.part)
@@ -196,7 +200,7 @@ def inverse_frequencies(rope: RopeConfig, rotated: int, max_positions: int) -> T
         return _yarn(rope, plain, rotated)
     if rope.type == "longrope":
         # What is kept of a token must not change when its sequence grows: what may come decides, not what is there.
-        factors = rope.long_factors if max_positions > rope.original_positions else rope.short_factors
+        factors = rope.long_factors if rope.far(max_positions) else rope.short_factors
         return 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents)
     return plain
 

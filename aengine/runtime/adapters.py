@@ -29,6 +29,10 @@ class AdapterPlaces(Protocol):
         """
         ...
 
+    def rebase(self, base: Path) -> None:
+        """The base's weights are those of this folder now, with which adapters that come are compared."""
+        ...
+
     async def put(self, adapter: Adapter, place: int) -> None:
         """Fill a place on every rank; every step launched from then on sees it. One at a time.
 
@@ -88,6 +92,9 @@ class RankedPlaces:
 
     def read(self, folder: Path) -> Adapter:
         return read_adapter(folder, self._linears, self._room, self._dtype, self._base)
+
+    def rebase(self, base: Path) -> None:
+        self._base = base
 
     async def put(self, adapter: Adapter, place: int) -> None:
         if not 1 <= place <= self.count:

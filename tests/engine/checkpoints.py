@@ -1,4 +1,4 @@
-"""Checkpoints of the demo model's shape with other weights."""
+"""Checkpoints with other weights than those that they were made of."""
 
 from __future__ import annotations
 
@@ -31,3 +31,15 @@ def with_config(folder: Path, **changes: object) -> Path:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
+
+
+def other_numbers(folder: Path, to: Path, seed: int = 1) -> Path:
+    """A copy of any checkpoint with noise on all of its tensors, those of norms and gates as well."""
+    shutil.copytree(folder, to)
+    generator = torch.Generator().manual_seed(seed)
+    changed = {
+        name: (one + 0.15 * torch.randn(one.shape, generator=generator) * one.std().clamp_min(0.05)).to(one.dtype)
+        for name, one in load_file(folder / "model.safetensors").items()
+    }
+    save_file(changed, to / "model.safetensors", {"format": "pt"})
+    return to

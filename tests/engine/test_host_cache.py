@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 
 import aengine
 from aengine.errors import ConfigError
+from aengine.model.hub import DEMO
 from aengine.types import Completion
 from tests.engine.conftest import idle
+from tests.model.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.anyio
 
@@ -284,6 +287,23 @@ async def test_another_model_finds_nothing(tmp_path: Path) -> None:
         await all_copied(engine)
     async with engine_with(disk_cache_dir=str(tmp_path), load_format="dummy", seed=1) as engine:
         assert (await ask(engine, chat(0))).usage.cached_tokens == 0
+
+
+async def test_keys_that_are_rotated_otherwise_are_not_found(tmp_path: Path) -> None:
+    """By longrope, whose factors depend on the context that the engine is started for."""
+    folder = tmp_path / "phi3"
+    write_checkpoint("phi3-beyond-the-trained-context", folder, vocab_size=4096, original_max_position_embeddings=128)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder)
+    knobs = {"model": str(folder), "disk_cache_dir": str(tmp_path / "pages")}
+    turns = []
+    for context in (256, 128, 120):
+        async with engine_with(**knobs, max_model_len=context) as engine:
+            turns.append(await ask(engine, chat(0, 100)))
+            await all_copied(engine)
+    far, near, nearer = turns
+    assert near.token_ids == nearer.token_ids != far.token_ids
+    assert [turn.usage.cached_tokens for turn in turns] == [0, 0, 96]
 
 
 async def test_a_damaged_file_is_computed_anew_and_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,10 +14,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import aengine
 from aengine.errors import (
+    AdapterError,
     CheckpointError,
     EngineNotReadyError,
     InvalidRequestError,
@@ -31,6 +34,7 @@ from aengine.runtime.weights import Weights
 from tests.engine.adapters import Written
 from tests.engine.checkpoints import other_demo, with_config
 from tests.engine.conftest import idle
+from tests.model.lora.adapters import write_adapter
 
 pytestmark = pytest.mark.anyio
 
@@ -209,6 +213,38 @@ async def test_adapters_stay(other: Path, tmp_path: Path) -> None:
         await engine.reload(other)
         assert await ids(engine, adapter="a0") == wanted != before
         assert await ids(engine) == plain
+
+
+@pytest.mark.parametrize("scaled_first", [True, False])
+async def test_scales_of_keys_and_values_go_with_their_checkpoint(scaled_first: bool, tmp_path: Path) -> None:
+    """One checkpoint has some, so small ones that much is cut off, the other none."""
+    scaled = Path(shutil.copytree(DEMO, tmp_path / "scaled"))
+    tensors = load_file(scaled / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{part}_scale": torch.tensor(1e-3) for part in "kv"}
+    save_file(tensors, scaled / "model.safetensors", {"format": "pt"})
+    first, second = (scaled, DEMO) if scaled_first else (DEMO, scaled)
+    wanted = [await fresh(one, kv_cache_dtype="fp8") for one in (first, second)]
+    assert wanted[0] != wanted[1]
+    async with aengine.Engine(str(first), **KNOBS, kv_cache_dtype="fp8") as engine:
+        assert await ids(engine) == wanted[0]
+        await engine.reload(second)
+        assert await ids(engine) == wanted[1]
+
+
+async def test_adapters_that_come_are_those_of_the_new_weights(other: Path, tmp_path: Path) -> None:
+    """PEFT stores a copy of the output matrix beside its factors, which has to be what the base has."""
+    model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
+    adapter, without = str(tmp_path / "adapter"), str(tmp_path / "without")
+    for folder, copies in ((adapter, "auto"), (without, False)):
+        write_adapter(model, Path(folder), target_modules=["lm_head", "q_proj"], save_embedding_layers=copies)
+    async with aengine.Engine(str(other), **KNOBS, lora={"a": adapter}) as engine:
+        wanted = await ids(engine, adapter="a")
+    async with aengine.Engine(**KNOBS, lora={"room": without}, max_loras=2, lora_loading=True) as engine:
+        with pytest.raises(AdapterError, match="not the base's own output matrix"):
+            await engine.load_adapter("a", adapter)
+        await engine.reload(other)
+        await engine.load_adapter("a", adapter)
+        assert await ids(engine, adapter="a") == wanted
 
 
 async def test_one_at_a_time(other: Path) -> None:

@@ -156,7 +156,9 @@ def _mistral3(**text: object) -> PreTrainedConfig:
 
 def _qwen3_5(config: type[PreTrainedConfig]) -> Callable[..., PreTrainedConfig]:
     """The same."""
-    return lambda **text: config(text_config=text, vision_config=_VISION)
+    return lambda **text: config(
+        text_config=text, vision_config=_VISION, tie_word_embeddings=text.get("tie_word_embeddings", False)
+    )
 
 
 def _gemma3(**text: object) -> PreTrainedConfig:
@@ -209,6 +211,11 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     "qwen3-5-linear-last": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, _HYBRID | {"layer_types": _LINEAR_LAST}),
     "qwen3-5-moe": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, _HYBRID | _SHARED),
     "qwen3-5-wrapped": (Qwen3_5ForConditionalGeneration, _qwen3_5(Qwen3_5Config), _HYBRID),
+    "qwen3-5-wrapped-tied": (
+        Qwen3_5ForConditionalGeneration,
+        _qwen3_5(Qwen3_5Config),
+        _HYBRID | {"tie_word_embeddings": True},
+    ),
     "qwen3-5-moe-wrapped": (Qwen3_5MoeForConditionalGeneration, _qwen3_5(Qwen3_5MoeConfig), _HYBRID | _SHARED),
     "phi3": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": None, "partial_rotary_factor": 0.75}),
     "phi3-window": (Phi3ForCausalLM, Phi3Config, {"pad_token_id": None, "sliding_window": 20}),

@@ -6,8 +6,9 @@ import re
 
 from aengine.errors import AengineError, InvalidRequestError, ModelNotFoundError
 
-# Folders in front of a file name. A slash inside a word (a model id) or after another one (a URL) starts none.
-_FOLDERS = re.compile(r"(?<![\w./:-])(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
+# Folders in front of a file name. A slash inside a word (a model id), after another one (a URL) or after a method of
+# HTTP (an endpoint) starts none.
+_FOLDERS = re.compile(r"(?<![\w./:-])(?<!GET )(?<!POST )(?:~|[A-Za-z]:)?[/\\](?=[^\s/\\])(?:[^/\\\s'\"`]+[/\\])*")
 
 
 def public_message(error: BaseException) -> str:

@@ -110,6 +110,10 @@ class Checkpoint:
                 groups = [*groups, Plain(_HEAD, heads[-1][0], entry=entry)]
             for group in groups:
                 there = [name for name in group.entries if name in self._sources]
+                if not there:  # all of it is optional, and what an earlier checkpoint had of it goes
+                    group.open(())
+                    group.close()
+                    continue
                 filling = _Filling(group, there, sum(self._sources[name].entry.nbytes for name in there))
                 for name in there:
                     fillings.setdefault(name, []).append(filling)

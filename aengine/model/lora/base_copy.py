@@ -15,9 +15,16 @@ from aengine.errors import AdapterError, WeightsError
 from aengine.model.checkpoint.pieces import DTYPES
 from aengine.model.checkpoint.safetensors import TensorEntry
 from aengine.model.checkpoint.weights import find_stored
+from aengine.model.families.wrappers import LANGUAGE_MODEL
 from aengine.model.groups import FLOATS
 
-_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")  # the first that the base has
+_OUTER = ("", *LANGUAGE_MODEL)  # what stands before the names where the base is the language model of one that sees
+# The first that the base has.
+_NAMES = tuple(
+    f"{outer}{name}"
+    for name in ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
+    for outer in _OUTER
+)
 _PIECE_BYTES = 32 * 2**20
 
 

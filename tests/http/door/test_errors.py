@@ -87,6 +87,7 @@ async def test_after_a_failure_the_stream_ends_in_order() -> None:
         (r"C:\models\x\config.json is missing", "config.json is missing"),
         ("Qwen/Qwen3-8B was not found at https://host/path", "Qwen/Qwen3-8B was not found at https://host/path"),
         ("either / or and 3/4", "either / or and 3/4"),
+        ("asleep; wake it up (POST /wake_up)", "asleep; wake it up (POST /wake_up)"),
     ],
 )
 def test_folders_are_not_told(said: str, told: str) -> None:

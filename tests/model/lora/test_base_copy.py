@@ -39,7 +39,7 @@ class Written:
         save_file(load_file(self.adapter / FILE) | {COPY: copy}, self.adapter / FILE)
 
 
-@pytest.fixture(params=["qwen3", "qwen3-bias-untied"])
+@pytest.fixture(params=["qwen3", "qwen3-bias-untied", "qwen3-5-wrapped", "qwen3-5-wrapped-tied"])
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
     made = Written(request.param, tmp_path)
     assert COPY in load_file(made.adapter / FILE)
