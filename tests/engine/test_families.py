@@ -49,5 +49,6 @@ async def test_the_ids_are_those_of_transformers(name: str, subject: tuple[Path,
         await engine.complete(prompt, **greedy)
         again = await engine.complete(prompt, n=3, **greedy)
         assert [list(choice.token_ids) for choice in again.choices] == [ids] * 3
-        assert again.usage.cached_tokens > 0
+        # A prompt of 49 tokens ends before the first snapshot of a state.
+        assert (again.usage.cached_tokens > 0) == (engine._ready().runtime.pool.states is None)
         engine.check_integrity()
