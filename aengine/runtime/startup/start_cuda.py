@@ -147,9 +147,8 @@ def start_cuda(
             torch.cuda.empty_cache()
         phases.end("memory")
         capture(executors, config.progress)
-        executors.warm_up(
-            with_adapters(greediest_steps(), lora)
-        )  # compiles what no graph holds: draws that decide something on the host
+        # Compiles what no graph holds: draws that decide something on the host.
+        executors.warm_up(with_adapters(greediest_steps(), lora))
         if collectives:  # torch keeps what steps take: to take more of a device may wait for others'
             largest = greediest_largest_step(config, steps.most, pool.max_model_len)
             with _pool_size_errors(config, steps.most):
