@@ -64,7 +64,6 @@ VARIANTS: dict[str, dict[str, object]] = {
     "chunks of 33, no lookahead": {"max_step_tokens": 33, "lookahead": False},
     "one row": {"max_num_seqs": 1},
     "pages of 1": {"page_size": 1},
-    "pages of 5": {"page_size": 5},
     "pages of 128": {"page_size": 128},
     "sparse snapshots": {"state_snapshot_tokens": 192},
     "no snapshots": {"state_snapshots": 0},

