@@ -145,7 +145,9 @@ def test_without_a_bound_there_is_room_for_each_replicas_keys_and_no_end_of_repl
 SPEEDS = (SPEED, Speed(prefill=1e-3, step=1e-3, rows=64), Speed(prefill=1e-5, step=1e-2, rows=8))
 
 
-@pytest.mark.xfail(reason="open: a thorough search found a case where the short search chooses another replica")
+@pytest.mark.xfail(
+    strict=False, reason="open: a thorough search found a case where the short search chooses another replica"
+)
 @given(
     st.lists(st.sampled_from(SPEEDS), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 40)), max_size=12),
