@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-OPEN = ("phi3", "phi3-window", "mistral3", "gemma3-that-sees")  # fused or wrapped: adapters not compared yet
+OPEN = ("phi3", "phi3-window", "mistral3", "gemma3-that-sees")  # these fail; why is not known yet
 
 
 @pytest.mark.parametrize(
