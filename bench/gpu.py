@@ -84,6 +84,14 @@ FIGURES = {
         "decode256": Row(None, 8_450, 6_340),
         "prefill": Row(None, 30_350, 22_760),
     },
+    "qwen3.5-9b": {
+        "decode1": Row(None, 286, 215),
+        "decode256": Row(None, 13_800, 10_500),
+    },
+    "qwen3.5-35b-a3b": {
+        "decode1": Row(None, 777, 430),
+        "decode256": Row(None, 10_000, 7_300),
+    },
     "8b fp8": {
         "decode1": Row(237, 554, 400),
         "nano": Row(9_536, 16_600, 12_500),
@@ -191,7 +199,7 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         )
 
     # 1 where there are experts: sequences do not run together then, so that all experts are read.
-    temperature = 1.0 if options.shape.startswith("moe") else 0.6
+    temperature = 1.0 if "num_experts" in SHAPES[options.shape] else 0.6
     with tempfile.TemporaryDirectory() as scratch:
         write_config(Path(scratch), options.shape, quantization=options.quantization)
         began = time.perf_counter()
