@@ -90,6 +90,10 @@ class Kernels(Protocol):
         """silu(gate) * up: [tokens, 2 * intermediate], gate first -> [tokens, intermediate]."""
         ...
 
+    def gated_silu_mul(self, gate_up: Tensor, h: Tensor, row: Tensor) -> Tensor:
+        """The same times sigmoid(h row^T), a factor of each token: h [tokens, hidden], row [1, hidden]."""
+        ...
+
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """The same of GELU, by its approximation with a hyperbolic tangent."""
         ...

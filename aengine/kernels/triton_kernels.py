@@ -15,6 +15,7 @@ from aengine.kernels.experts.route import Route, TritonRoute
 from aengine.kernels.experts.route_rows import RouteRows
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
+from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
@@ -109,6 +110,9 @@ class TritonKernels:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
+
+    def gated_silu_mul(self, gate_up: Tensor, h: Tensor, row: Tensor) -> Tensor:
+        return gated_silu_mul(gate_up, h, row)
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return gelu.gelu_mul(gate_up)

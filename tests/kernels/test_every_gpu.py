@@ -29,6 +29,7 @@ from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.route import Route
 from aengine.kernels.experts.route_rows import RouteRows
 from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
@@ -345,6 +346,7 @@ def test_what_ranks_compute_together(compiler: Compiler, count: int, new: Callab
 def test_everything_small(compiler: Compiler) -> None:
     norms.rms_norm(half(3, 16384), half(16384), 1e-6)
     norms.silu_mul(half(3, 24576))
+    gated_silu_mul(half(3, 1024), half(3, 2048), half(1, 2048))
     caches = [half(100, 16, 8, 128), eighth(100, 16, 8, 128)]
     for cache in caches if compiler.gpu.capability >= 89 else caches[:1]:
         rope.qk_norm_rope_store(

@@ -22,6 +22,7 @@ WHERE = (
 TINY = " or ".join(
     (
         "test_norms.py",
+        "test_shared_gate.py",
         "test_two_parts.py",
         "test_rope.py",
         "test_row_steps.py",
