@@ -20,6 +20,7 @@ from aengine.kernels.experts import (
     plan,
     route,
     route_rows,
+    shared_gate,
     single_rows,
     triton_experts,
     weighted_sum,
@@ -44,7 +45,7 @@ KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, one_row, peers, prefix_attention, rope, small_linear),
     *(fp8_few_rows, fp8_few_tiles, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
     *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, plan, route),
-    *(route_rows, single_rows, triton_experts, weighted_sum),
+    *(route_rows, shared_gate, single_rows, triton_experts, weighted_sum),
     *(expand, shrink, shrink_row, triton_adapted),
     *(across, convolve, delta_decode, triton_delta, within),
 )

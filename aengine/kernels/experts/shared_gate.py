@@ -1,4 +1,4 @@
-"""SiLU(gate) * up of the expert that all tokens share, times the sigmoid of a row's product with the token: one pass."""
+"""SiLU(gate) * up of the expert that all tokens share, times sigmoid(a row's product with the token): in one pass."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations

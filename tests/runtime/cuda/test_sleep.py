@@ -103,6 +103,7 @@ async def test_memory_that_others_have_is_waited_for(one: Path) -> None:
     async with aengine.Engine(str(one), sleep_mode=True, **KNOBS) as engine:
         before = await ids(engine)
         await engine.sleep()
+        torch.cuda.set_per_process_memory_fraction(1.0)  # beyond what the engine lets torch have
         free = torch.cuda.mem_get_info()[0]
         taken = torch.empty(free - 2**31, dtype=torch.uint8, device="cuda")
         for _ in range(2):
