@@ -2,7 +2,7 @@
 inputs are made of.
 
 Of bfloat16, two neighbours are loaded as one word: a shift or a mask then widens each, where Triton would take two to
-three instructions. Columns lie eight to a thread, so that these are added up before any threads are.
+three instructions. Of float32 beside it (a norm's weight), two are a word of 64 bits. Columns lie eight to a thread, so that these are added up before any threads are.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -25,9 +25,10 @@ def in_words(x: Tensor, weight: Tensor) -> bool:
 def load_columns(rows, at, WIDTH: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr):
     """Of rows of pointers [..., 1], WIDTH columns from `at` on. WHOLE: they end within K; otherwise zeros follow."""
     if WORDS:
+        word: tl.constexpr = tl.int64 if rows.dtype.element_ty == tl.float32 else tl.int32
         k = tl.arange(0, WIDTH // 2)
         inside = k < (K - at) // 2
-        rows = rows.to(tl.pointer_type(tl.int32), bitcast=True) + at // 2
+        rows = rows.to(tl.pointer_type(word), bitcast=True) + at // 2
     else:
         k = tl.max_contiguous(tl.arange(0, WIDTH), VECTOR)  # for those of one byte as many as for x
         inside = k < K - at
@@ -41,12 +42,16 @@ def load_columns(rows, at, WIDTH: tl.constexpr, K: tl.constexpr, WHOLE: tl.const
 @triton.jit
 def evens(x):
     """Of words the lower numbers, otherwise all, in float32."""
+    if x.dtype == tl.int64:
+        return x.to(tl.int32).to(tl.float32, bitcast=True)
     return (x << 16).to(tl.float32, bitcast=True) if x.dtype == tl.int32 else x.to(tl.float32)
 
 
 @triton.jit
 def odds(x):
     """Of words the upper numbers, otherwise none, in float32."""
+    if x.dtype == tl.int64:
+        return (x >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return (x & -65536).to(tl.float32, bitcast=True) if x.dtype == tl.int32 else tl.zeros(x.shape, tl.float32)
 
 

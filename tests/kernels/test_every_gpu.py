@@ -130,6 +130,11 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     assert compiler.shared[-1] <= config.shared_memory(m, 2)
 
 
+@pytest.mark.parametrize("k", [2048, 3840, 4096])
+def test_products_of_a_row_normed_by_float32(compiler: Compiler, k: int) -> None:
+    small_linear.SmallLinear()(half(1, k), half(12352, k), norm=norms.TritonNorm(single(k), 1e-6))
+
+
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 def test_delta_nets(compiler: Compiler, kept: torch.dtype) -> None:
     heads = DeltaHeads(16, 32, 128, 128)

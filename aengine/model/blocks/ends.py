@@ -15,10 +15,7 @@ from aengine.model.ranks.sharded import Sum
 
 def taken(linear: Linear, norm: Norm | None, x: Tensor) -> Tensor:
     """`linear` of x, normed where there is a norm."""
-    if norm is None:
-        return linear(x)
-    # Products take a norm along only where its weight is of their rows' dtype.
-    return linear.after(norm, x) if norm.weight.dtype == x.dtype else linear(norm(x))
+    return linear(x) if norm is None else linear.after(norm, x)
 
 
 @dataclass(frozen=True, slots=True)

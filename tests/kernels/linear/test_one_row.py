@@ -31,16 +31,17 @@ SHAPES = [
 @pytest.mark.thinned
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("normed", ["plain", "normed", "by_float32"])
 def test_every_cut_gives_the_product(
-    n: int, k: int, normed: bool, cut: str, dtype: torch.dtype, device: torch.device
+    n: int, k: int, normed: str, cut: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     x, weight, bias, scale = (torch.randn(*s, device=device).to(dtype) for s in ((1, k), (n, k), (n,), (k,)))
     out = torch.full((1, n), float("nan"), device=device).to(dtype)
-    norm = TritonNorm(scale, 1e-5) if normed else None
+    scale = scale.float() if normed == "by_float32" else scale
+    norm = None if normed == "plain" else TritonNorm(scale, 1e-5)
     one_row(x * 3, weight, CUTS[cut], bias, norm=norm, out=out)
     wide = x.double() * 3
-    if normed:
+    if norm is not None:
         wide = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
     assert relative_error(out, F.linear(wide, weight.double(), bias.double())) < tolerance(dtype)
     assert torch.equal(out, one_row(x * 3, weight, CUTS[cut], bias, norm=norm))
@@ -56,8 +57,12 @@ def test_a_residual_is_added_in_its_place_tiny(cut: str, dtype: torch.dtype, dev
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("k", [256, 400])
-def test_pairs_of_bfloat16_come_apart_in_their_order_tiny(cut: str, k: int, device: torch.device) -> None:
+@pytest.mark.parametrize("of_norm", [torch.bfloat16, torch.float32])
+def test_pairs_of_bfloat16_come_apart_in_their_order_tiny(
+    of_norm: torch.dtype, cut: str, k: int, device: torch.device
+) -> None:
     x, weight, scale = (torch.randn(*shape, device=device).bfloat16() for shape in ((1, k), (24, k), (k,)))
+    scale = scale.to(of_norm)
     out = one_row(x, weight, CUTS[cut], norm=TritonNorm(scale, 1e-5))
     normed = x.double() * torch.rsqrt(x.double().square().mean() + 1e-5) * scale.double()
     assert relative_error(out, F.linear(normed, weight.double())) < 1e-2
