@@ -2,7 +2,8 @@
 inputs are made of.
 
 Of bfloat16, two neighbours are loaded as one word: a shift or a mask then widens each, where Triton would take two to
-three instructions. Of float32 beside it (a norm's weight), two are a word of 64 bits. Columns lie eight to a thread, so that these are added up before any threads are.
+three instructions. Of float32 beside it (a norm's weight), two are a word of 64 bits. Columns lie eight to a thread, so
+that these are added up before any threads are.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
