@@ -14,7 +14,7 @@ from aengine.ray_serve.routing.prompt import Prompt
 R = TypeVar("R", bound=Hashable)
 
 _SAMPLE = 8  # holders of one beginning that are compared
-_MORE = 4  # times as many hold the next shorter beginning that is looked at
+_MORE = 4  # times as many hold the next shorter beginning that is looked at, where not all are compared
 _FREE = 4  # replicas that are compared whatever they hold
 
 
@@ -23,10 +23,11 @@ class PrefixRouter(Generic[R]):
 
     The cost of a replica is in seconds: tokens that it would have to compute, times what a token takes there, plus its
     work ahead (`ReplicaLoad`). The candidates are found without looking at every replica: some holders of the longest
-    cached beginning, then of the next shorter one that at least twice as many hold, and so on to the first; and a few
-    replicas taken at random, whose least busy one stands for "anywhere else" (with two choices or more the fullest
-    replica is hardly fuller than the mean). The search ends where computing what is missing alone costs more than the
-    best one so far. The least cost wins; where costs tie, the least busy.
+    cached beginning, then of the next shorter one that others hold as well (where eight or more hold one already: that
+    more than four times as many do), and so on to the first; and a few replicas taken at random, whose least busy one
+    stands for "anywhere else" (with two choices or more the fullest replica is hardly fuller than the mean). The search
+    ends where computing what is missing alone costs more than the best one so far. The least cost wins; where costs
+    tie, the least busy.
 
     So a chat stays where its turns are cached, as going elsewhere costs its whole history; and a prompt that everybody
     sends is computed anew by another replica as soon as the queue at those that have it is longer than the prompt,
@@ -109,7 +110,8 @@ class PrefixRouter(Generic[R]):
                     best, best_cost, best_delay = slot, cost, delay
             if not depth:
                 break
-            depth = index.depth(keys, depth - 1, _MORE * held)
+            # A holder of a beginning that is passed over would count as if it had to compute more than it has to.
+            depth = index.depth(keys, depth - 1, held if held < _SAMPLE else _MORE * held)
         return self._name(best)
 
     def sent(self, replica: R, prompt: Prompt, now: float) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from math import inf
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -145,19 +146,17 @@ def test_without_a_bound_there_is_room_for_each_replicas_keys_and_no_end_of_repl
 SPEEDS = (SPEED, Speed(prefill=1e-3, step=1e-3, rows=64), Speed(prefill=1e-5, step=1e-2, rows=8))
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: a thorough search found a case where the short search chooses another replica"
-)
 @given(
-    st.lists(st.sampled_from(SPEEDS), min_size=1, max_size=4),
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 40)), max_size=12),
-    st.integers(0, 3),
+    st.lists(st.sampled_from(SPEEDS), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3), st.integers(0, 40)), max_size=24),
+    st.integers(0, 8),
     st.integers(0, 3),
 )
-def test_the_search_ends_early_only_where_nothing_better_is_left(
+@example([SPEED, SPEED], [(0, 0, 3), (1, 0, 1)], 0, 0)  # the second one's beginning is shorter, its queue as well
+def test_no_replica_that_is_compared_would_be_sooner(
     speeds: list[Speed], sends: list[tuple[int, int, int]], reports: int, asked: int
 ) -> None:
-    """So few replicas are all compared: the cost of the chosen one is the least of all."""
+    """Those are all where they are few, and all that hold anything of the prompt where these are few."""
     made: PrefixRouter[int] = PrefixRouter(seed=0)
     texts = [bytes([number]) * 200 + Random(number).randbytes(4000) for number in range(4)]
     for replica, speed in enumerate(speeds):
@@ -173,7 +172,9 @@ def test_the_search_ends_early_only_where_nothing_better_is_left(
         missing = prompt.tokens - made.cached_tokens(replica, prompt)
         return made._loads[made._slots[replica]].delay(0.0) + missing * speeds[replica].prefill
 
-    assert cost(made.choose(prompt, 0.0)) == pytest.approx(min(map(cost, made.replicas)))
+    compared = [one for one in made.replicas if len(speeds) <= 4 or made.cached_tokens(one, prompt)]
+    least = min(map(cost, compared), default=inf)
+    assert cost(made.choose(prompt, 0.0)) <= least * (1 + 1e-9)
 
 
 class Machine(RuleBasedStateMachine):
