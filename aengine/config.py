@@ -119,8 +119,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     state_snapshot_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=2**26)] | None,
         Meta(
-            description="tokens from one such state to the next; default: 64 in outputs, in prompts as many as take "
-            "as much memory"
+            description="tokens from one such state to the next; default: 64 in outputs, or what 64 and page_size "
+            "both divide; in prompts as many as take as much memory"
         ),
     ] = None
     lookahead: Annotated[bool, Meta(description="launch a step before the tokens of the last one are read")] = True

@@ -24,12 +24,9 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-OPEN = ("gemma3-that-sees",)  # fails before its tests begin; why is not known yet
-
-
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES if case not in OPEN],
+    params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     folder = tmp_path_factory.mktemp(request.param)

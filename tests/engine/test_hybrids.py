@@ -23,6 +23,9 @@ PROMPTS = [
     SHARED[: RNG.randrange(200)] + [RNG.randrange(300, 4000) for _ in range(RNG.randint(1, 90))] for _ in range(20)
 ]
 LENGTHS = [RNG.randint(1, 90) for _ in PROMPTS]
+# Of pages of 5 a state is kept behind every 320th token, the first that ends both a page and a block of 64.
+PROMPTS += [SHARED + RNG.choices(range(300, 4000), k=length) for length in (121, 130)]
+LENGTHS += [20, 30]
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
@@ -64,6 +67,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "chunks of 33, no lookahead": {"max_step_tokens": 33, "lookahead": False},
     "one row": {"max_num_seqs": 1},
     "pages of 1": {"page_size": 1},
+    "pages of 5": {"page_size": 5},
     "pages of 128": {"page_size": 128},
     "sparse snapshots": {"state_snapshot_tokens": 192},
     "no snapshots": {"state_snapshots": 0},
@@ -85,7 +89,7 @@ async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, 
     hits = after.cached_tokens - before.cached_tokens
     assert (hits > 0) == (after.state_snapshots > 0)
     if name == "as it comes":
-        assert hits / (after.prompt_tokens - before.prompt_tokens) > 0.6  # prompts of 1 to 290 tokens, in steps of 64
+        assert hits / (after.prompt_tokens - before.prompt_tokens) > 0.6  # prompts of 1 to 330 tokens, in steps of 64
     if "small pool" in name:
         assert after.preemptions > 0
 

@@ -169,6 +169,7 @@ def _gemma3(**text: object) -> PreTrainedConfig:
         vision_config={"image_size": 28, "patch_size": 14, **vision},
         tie_word_embeddings=tied,
         mm_tokens_per_image=4,
+        initializer_range=text["initializer_range"],  # of the output matrix: it is not the language model's own
         **{f"{name}_index": VOCAB - 3 + i for i, name in enumerate(("boi_token", "eoi_token", "image_token"))},
         bos_token_id=None,
         eos_token_id=None,
