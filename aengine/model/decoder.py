@@ -49,7 +49,7 @@ class Decoder:
         device = device or torch.device("meta")
         make = Parameters(
             kernels, dtype, device, config.quantized, kv_dtype, config.to_fp8, ranks, config.lora,
-            config.ends.norm_offset,
+            config.ends.norm_offset, config.aside,
         )  # fmt: skip
         tables = PositionTables(max_positions or config.max_position_embeddings, device)
         self.ranks = ranks

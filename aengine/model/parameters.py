@@ -58,14 +58,16 @@ class Parameters:
         ranks: Collective | None = None,
         lora: LoraRoom | None = None,
         norm_offset: float = 0.0,
+        aside: tuple[str, ...] = (),
     ) -> None:
         """quantization: the formats of linears and experts in the checkpoint; None: all are floats. kv_dtype: of the
         cache; None: `dtype`. to_fp8: whether matrices of floats are quantised while they are loaded. ranks: those that
         the model is spread over; None: it is here alone. lora: the room for adapters; None: no linear knows of any.
-        norm_offset: added to the weights of all norms.
+        norm_offset: added to the weights of all norms. aside: what the names of modules begin with that belong to other
+        parts of the model, which adapters may change as well.
         """
         self.ranks = ranks
-        self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device)
+        self.adapters = None if lora is None else AdapterMemory(lora, kernels, dtype, device, aside)
         self._last_sum: Sum | None = None  # behind which no norm has come yet
         # Inputs in FP8 are normed in the pass that rounds them.
         self._rounds_inputs = to_fp8 or (quantization is not None and quantization.bits == 8)

@@ -19,7 +19,9 @@ from aengine.model.lora.settings import MERGE
 WEIGHTS = "adapter_model.safetensors"
 MAX_HEADER_BYTES = 16 * 2**20  # parsed while others are served; of factors of 12,000 experts, each by itself
 _PICKLED = "adapter_model.bin"
-_COPY = re.compile(r"(base_model\.model\.)?lm_head\.base_layer\.weight")  # PEFT's default where it is adapted
+_COPY = re.compile(
+    r"(base_model\.model\.)?(language_model\.)?lm_head\.base_layer\.weight"
+)  # PEFT's default where it is adapted
 _PREFIX = re.compile(r"(base_model\.model\.)?")
 _FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _KINDS = (
@@ -115,7 +117,7 @@ def read_contents(folder: Path) -> Contents:
         found[module][factor[2]] = Factor(path, name, entry)
     if not found:
         raise AdapterError(f"{path}: holds no factors (lora_A, lora_B)")
-    if copy is not None and "lm_head" not in found:
+    if copy is not None and not found.keys() & {"lm_head", "language_model.lm_head"}:
         raise AdapterError(f"{path}: {copy[1]} is there, and no factors of lm_head; {MERGE}")
     return Contents({module: _pair(path, module, factors) for module, factors in found.items()}, copy)
 

@@ -21,7 +21,7 @@ class Change:
     """A linear, and how its factors come out of those in the file."""
 
     name: str  # of the linear, as the model has it
-    module: str  # as patterns have it
+    module: str  # as the file spells it, which is what the patterns of its settings are about
     rank: int
     unpack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # -> [rank, inputs], [outputs, rank]
 
@@ -35,6 +35,7 @@ class Linears:
 
     def __init__(self, memory: AdapterMemory) -> None:
         self.sites = memory.sites
+        self._aside = memory.aside
         self._site_of = {name: site for site in self.sites for name in self.sites[site].parts}
         self._fused = {
             name: FusedExperts(name, layer.hidden, layer.spec) for name, layer in memory.layers_of_experts.items()
@@ -55,16 +56,19 @@ class Linears:
     def changes(self, pair: Pair, peft: tuple[int, ...] | None) -> list[Change]:
         """What the factors change: one linear, or a matrix of all experts. peft: the version that wrote them.
 
-        Raises `AdapterError` where there is no such linear, or one of another shape.
+        Nothing where they belong to a part of the model that is not used, as what a model sees with. Raises
+        `AdapterError` where there is no such linear, or one of another shape.
         """
         module = alone(pair.module)
+        if self._aside and module.startswith(self._aside):
+            return []
         for name in (module, f"model.{module}"):
             if name in self._site_of:
                 return [self._whole(pair, name)]
             if (fused := self._experts(name)) is not None:
                 matrix, rank = fused.matrix(pair, peft)
                 return [
-                    Change(expert, f"{name.removesuffix('.base_layer')}.{matrix.parameter}", rank, unpack)
+                    Change(expert, f"{pair.module.removesuffix('.base_layer')}.{matrix.parameter}", rank, unpack)
                     for expert, unpack in unfuse(fused, matrix, rank)
                 ]
         kinds = sorted({kind_of(name).rpartition(".")[-1] for name in self._site_of})
@@ -81,7 +85,7 @@ class Linears:
                     f"{factor.path}: {factor.name} has shape {list(factor.shape)}, for this model it is {list(shape)}; "
                     f"the adapter belongs to another base model"
                 )
-        return Change(name, name, rank, _as_they_are)
+        return Change(name, pair.module, rank, _as_they_are)
 
     def _experts(self, module: str) -> FusedExperts | None:
         """The experts that the module holds all in one; transformers calls their block mlp, whatever files call it."""

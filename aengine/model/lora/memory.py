@@ -47,8 +47,17 @@ class Filling:
 class AdapterMemory:
     """Memory of all places, which holds zeros until adapters are put there."""
 
-    def __init__(self, room: LoraRoom, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        room: LoraRoom,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
+        aside: tuple[str, ...] = (),
+    ) -> None:
+        """aside: what the names of modules begin with that belong to parts of the model which are not used."""
         self.room = room
+        self.aside = aside
         self.tokens = TokenAdapters()
         self.sites: dict[str, Site] = {}  # by the name of the first part; of experts, those of the other ranks as well
         self.layers_of_experts: dict[str, LayerOfExperts] = {}  # by the name of them all

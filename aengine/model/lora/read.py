@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from aengine.model.lora.linears import Change, Linears
 from aengine.model.lora.memory import Site
 from aengine.model.lora.room import EXPERTS, LoraRoom, kind_of
 from aengine.model.lora.settings import Settings
+
+log = logging.getLogger("aengine")
 
 
 def read_adapter(
@@ -42,6 +45,8 @@ def read_adapter(
                 )
     if contents.copy is not None:
         check_copy(*contents.copy, base)
+    if left := sum(not changes for _, changes in found):
+        log.info("%s: left aside its factors of %d modules of parts that are not used", folder, left)
     factors: dict[str, Factors] = {}
     for pair, changes in found:
         a, b = pair.a.read(), pair.b.read()
@@ -69,6 +74,7 @@ def _changes(
 ) -> Iterator[tuple[Pair, list[Change]]]:
     """The pairs of factors in a file, and what each changes. Raises `AdapterError`: one twice, too many, too few."""
     changed: dict[str, Pair] = {}
+    ours = theirs = ""  # what stands before the names of layers
     for pair in contents.pairs.values():
         changes = linears.changes(pair, settings.peft_version)
         for change in changes:
@@ -76,11 +82,19 @@ def _changes(
                 other = changed[change.name]
                 raise AdapterError(f"{pair.a.path}: {pair.a.name} and {other.a.name} change the same linear")
             changed[change.name] = pair
+            if "layers." in pair.module:
+                ours, theirs = (one.partition("layers.")[0] for one in (change.name, pair.module))
         yield pair, changes
+    if not changed:
+        raise AdapterError(f"{folder}: it changes nothing but parts of the model that are not used here")
     for name in linears.names():
         if EXPERTS in name:  # other versions of transformers hold them otherwise, and settings name what they hold
             continue
-        named = settings.targets.takes(name)
+        if name in changed:
+            spelled = changed[name].module
+        else:
+            spelled = theirs + name.removeprefix(ours) if name.startswith(f"{ours}layers.") else name
+        named = settings.targets.takes(spelled)
         if named and name not in changed:
             raise AdapterError(f"{folder}: target_modules names {name}, the file holds no factors of it")
         if named is False and name in changed:

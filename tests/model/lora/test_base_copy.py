@@ -59,6 +59,16 @@ def test_a_copy_of_a_coarser_type_is_one_too(written: Written) -> None:
     written.read(written.adapter, written.base)
 
 
+def test_older_versions_have_it_in_the_language_model(tmp_path: Path) -> None:
+    written = Written("qwen3-5-wrapped", tmp_path)
+    tensors = load_file(written.adapter / FILE)
+    older = {name.replace(".model.lm_head.", ".model.language_model.lm_head."): one for name, one in tensors.items()}
+    assert older.keys() != tensors.keys()
+    save_file(older, written.adapter / FILE)
+    taken, expected = written.read(written.adapter, written.base), written.read(written.without, None)
+    assert all(torch.equal(taken[name], expected[name]) for name in expected)
+
+
 def test_another_matrix_is_refused_by_name(written: Written) -> None:
     copy = load_file(written.adapter / FILE)[COPY]
     other = copy.clone()
