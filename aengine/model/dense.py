@@ -74,14 +74,11 @@ class Dense:
         bias: bool,
         storage: Storage,
         to_fp8: bool = False,
-        order: Tensor | None = None,
     ) -> None:
         """parts: by the checkpoint's names without ".weight" and ".bias", in order; to_fp8: whether the matrix is
-        quantised once it is there; order: which row of these each output has, None: its own; there is no bias then.
-        Rows of the linear beyond those of the parts are zero.
+        quantised once it is there. Rows of the linear beyond those of the parts are zero.
         """
         self._to_fp8 = to_fp8
-        self._order = order
         self.entries = {f"{name}.weight": part.weight for name, part in parts.items()}
         if bias:
             self.entries |= {f"{name}.bias": part.bias for name, part in parts.items()}
@@ -107,11 +104,9 @@ class Dense:
         if self._read:  # once more: the numbers are where they belong
             return
         weight, bias = self._whole
-        if not weight.is_cuda or self._to_fp8 or self._order is not None:
+        if not weight.is_cuda or self._to_fp8:
             self._whole = None  # the linear has a copy
         self._read = self._whole is not None
-        if self._order is not None:
-            weight = weight.index_select(0, self._order.to(weight.device))
         self._linear.load(
             self._storage.kernels.quantized(in_fp8(weight), bias, self._storage.dtype)
             if self._to_fp8

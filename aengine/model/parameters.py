@@ -26,7 +26,7 @@ from aengine.model.quant.formats.mxfp4 import gate_first
 from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.reading import row_multiple
 from aengine.model.quant.scheme import QuantConfig
-from aengine.model.ranks.shard import ExpertsShare, Part, Shard, Split, width
+from aengine.model.ranks.shard import ExpertsShare, Part, Range, Shard, Split, width
 from aengine.model.ranks.sharded import (
     Embedding,
     Head,
@@ -173,19 +173,23 @@ class Parameters:
         bias: bool = False,
         floats: bool = False,
         split: Split | None = None,
-        order: Tensor | None = None,
+        rows: Mapping[str, tuple[Range, ...]] | None = None,
     ) -> Linear:
         """A linear of several fused ones: their names in the checkpoint, with their outputs, in order; of a
         tensor that has several in it, those of each.
 
         floats: it is never quantised, whether or not the checkpoint's configuration says so. split: what is dealt out
         to the ranks, its outputs, of which each gives its own, or its inputs, of which each takes its own: what they
-        make of these is to be added up. order [outputs] int64: which row of the checkpoint's parts each output has,
-        None: its own; no adapter changes such a linear.
+        make of these is to be added up. rows: which of the checkpoint's the outputs of this rank are, one range behind
+        the other, by the names of the parts; empty: those that `split` gives it.
         """
+        if rows:
+            return self._linear(
+                {name: Stored(width(part), inputs, rows[name]) for name, part in parts.items()}, bias, floats
+            )
         if self.ranks is None or split is None:
             whole = {name: Stored(width(part), inputs) for name, part in parts.items()}
-            return self._linear(whole, bias, floats, order=order)
+            return self._linear(whole, bias, floats)
         if split == "outputs":
             stored = {name: Stored(width(part), inputs, rows=self.shard.ranges(part)) for name, part in parts.items()}
             return self._linear(stored, bias, floats)
@@ -200,20 +204,15 @@ class Parameters:
         bias: bool,
         floats: bool,
         outputs: int | None = None,
-        order: Tensor | None = None,
     ) -> Linear:
         """outputs: more than the parts have, where the last ones are nobody's."""
         kept = [part.kept for part in parts.values()]
         outputs = outputs or sum(rows for rows, _ in kept)
-        linear = self._loaded(parts, kept[0][1], outputs) if order is None else LoadedLinear(kept[0][1], outputs)
+        linear = self._loaded(parts, kept[0][1], outputs)
         form = None if self._quantization is None or floats else self._quantization.format_of(*parts)
-        if form is not None and order is not None:
-            raise UnsupportedModelError(
-                f"{next(iter(parts))}: its rows are in another order, in which {form.name} is not read"
-            )
         to_fp8 = self._to_fp8 and linear.outputs >= GROUP and "lm_head" not in parts
         self.groups.append(
-            Dense(linear, parts, bias, self._storage, to_fp8, order)
+            Dense(linear, parts, bias, self._storage, to_fp8)
             if form is None
             else QuantizedLinear(linear, parts, bias, form, self._storage)
         )

@@ -188,8 +188,6 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(attention, DeltaSpec):
             if attention.key_heads % ranks:
                 return f"{attention.key_heads} key heads of linear attention"
-            if attention.interleaved and ranks > 1:
-                return "linear attention whose weights are interleaved by head"
         elif attention.heads % ranks:
             return f"{attention.heads} query heads"
         elif attention.kv_heads % ranks and ranks % attention.kv_heads:  # where there are fewer, several have the same

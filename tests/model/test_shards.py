@@ -33,11 +33,10 @@ COUNTS = (2, 4, 8)
 NEW_TOKENS = 12
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 131}
 LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}  # of layers with a state
-SHARDED = [case for case in CASES if "qwen3-next" not in case]  # whose weights are interleaved
 
 
 def sizes_of(case: str) -> dict[str, object]:
-    return {**SIZES, **LINEAR} if "qwen3-5" in case else {**SIZES}
+    return {**SIZES, **LINEAR} if case.startswith(("qwen3-5", "qwen3-next")) else {**SIZES}
 
 
 def slow_but(case: str) -> object:
@@ -72,18 +71,18 @@ def assert_equal(
     torch.testing.assert_close(logits(ranks[0]), expected_logits(model, alone), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("case", [slow_but(case) for case in SHARDED])
+@pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
 @pytest.mark.parametrize("count", COUNTS)
 def test_fewer_kv_heads_than_ranks(case: str, count: int, tmp_path: Path) -> None:
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **sizes_of(case)), count)
 
 
-@pytest.mark.parametrize("case", [slow_but(case) for case in SHARDED])
+@pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
 def test_a_kv_head_for_each_rank(case: str, tmp_path: Path) -> None:
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **{**sizes_of(case), "num_key_value_heads": 8}), 8)
 
 
-@pytest.mark.parametrize("case", [slow_but(case) for case in SHARDED])
+@pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
 def test_tokens_in_pieces_whose_sums_are_under_way_while_others_are_computed(case: str, tmp_path: Path) -> None:
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **sizes_of(case)), 2, collective=InPieces)
 
@@ -156,7 +155,7 @@ def test_what_is_not_finite_on_one_rank_is_seen_by_all(tmp_path: Path) -> None:
     assert all(not found.isfinite().any() for found in Ranks(tmp_path, 2).each(sums))
 
 
-@pytest.mark.parametrize("case", [slow_but(case) for case in SHARDED])
+@pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
 def test_bfloat16_is_as_near_to_the_truth_as_alone(case: str, tmp_path: Path) -> None:
     write_checkpoint(case, tmp_path, **sizes_of(case))
     [exact] = Ranks(tmp_path, 1).generate(prompts(131), 1)
@@ -184,7 +183,6 @@ def test_random_weights(case: str, tmp_path: Path) -> None:
         ("llama2", {"intermediate_size": 98}, "98 columns of the MLP .* use 1 or 2"),
         ("qwen3-moe", {"num_experts": 3, "moe_intermediate_size": 33}, "3 experts of 33 columns .* use 1 or 2"),
         ("qwen3-5", {"num_attention_heads": 4}, "2 key heads of linear attention .* use 1 or 2"),
-        ("qwen3-next", LINEAR, "linear attention whose weights are interleaved by head .* use 1"),
         ("qwen2-moe", {"shared_expert_intermediate_size": 33}, "33 columns of the shared expert .* use 1"),
     ],
 )

@@ -87,7 +87,7 @@ class PeerCollective:
 
     @cached_property
     def _side(self) -> torch.cuda.Stream:
-        """For sums beside products. Of no other priority than theirs: that would cost steps of one row 3 %."""
+        """For sums beside products. Another priority than theirs makes no difference (bench/README.md)."""
         return torch.cuda.Stream(self.box.lanes.device)
 
     def begin_step(self, rehearsal: bool, halves: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from aengine.kernels.delta.base import DeltaHeads, DeltaWeights
 from aengine.model.blocks.ends import Addition, taken
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
-from aengine.model.ranks.shard import Part
+from aengine.model.ranks.shard import Part, Range
 from aengine.model.spec import DeltaSpec, LayerSpec
 
 Parts = dict[str, Part | tuple[Part, ...]]
@@ -37,17 +39,18 @@ class GatedDeltaNet:
         heads = DeltaHeads(units(spec.key_heads), units(spec.value_heads), spec.key_dim, spec.value_dim)
         self._norm = make.optional_norm(layer, norms.before_attention, hidden, eps)
         self._widths = [heads.channels, heads.values, heads.value_heads, heads.value_heads]
-        order = None
+        rows: dict[str, tuple[Range, ...]] = {}
         if spec.interleaved:
-            order = interleaved_rows(spec)
-            large: Parts = {f"{name}.in_proj_qkvz": Part(sum(self._widths[:2]))}
-            small: Parts = {f"{name}.in_proj_ba": Part(sum(self._widths[2:]))}
+            qkvz, ba = interleaved_rows(spec, make.shard.range(Part(spec.key_heads)))
+            large: Parts = {f"{name}.in_proj_qkvz": Part(spec.heads.channels + spec.heads.values)}
+            small: Parts = {f"{name}.in_proj_ba": Part(2 * spec.value_heads)}
+            rows = {f"{name}.in_proj_qkvz": qkvz, f"{name}.in_proj_ba": ba}
         else:
             large = {f"{name}.in_proj_qkv": (keys, keys, values), f"{name}.in_proj_z": values}
             small = {f"{name}.in_proj_b": each, f"{name}.in_proj_a": each}
         # What is quantised leaves b and a out, as a rule.
-        split = [large, small] if make.quantizes and order is None else [{**large, **small}]
-        self._projections = [make.linear(parts, hidden, split="outputs", order=order) for parts in split]
+        split = [large, small] if make.quantizes else [{**large, **small}]
+        self._projections = [make.linear(parts, hidden, split="outputs", rows=rows) for parts in split]
         conv = make.rows(f"{name}.conv1d.weight", (keys, keys, values), 1, spec.conv).squeeze(1)
         a_log, dt_bias = (make.rows(f"{name}.{part}", each, dtype=torch.float32) for part in ("A_log", "dt_bias"))
         norm = make.tensor(f"{name}.norm.weight", heads.value_dim)
@@ -77,11 +80,15 @@ class GatedDeltaNet:
         return self._add.of(lambda rows: self._out(read[rows]), x)
 
 
-def interleaved_rows(spec: DeltaSpec) -> Tensor:
-    """Where the rows of q, k, v, z, b and a are in matrices that hold them by key head: qkvz, then ba; int64."""
-    heads, each = spec.heads, spec.value_heads // spec.key_heads
+def interleaved_rows(spec: DeltaSpec, heads: Range) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+    """Where q, k, v and z of these key heads are in a matrix that holds them by key head, and b and a in another."""
+    each = spec.value_heads // spec.key_heads
     values = each * spec.value_dim
-    qkvz = torch.arange(heads.channels + heads.values).view(spec.key_heads, -1)
-    ba = torch.arange(2 * spec.value_heads).view(spec.key_heads, -1) + qkvz.numel()
-    parts = (*qkvz.split([spec.key_dim, spec.key_dim, values, values], dim=1), *ba.split(each, dim=1))
-    return torch.cat([part.flatten() for part in parts])
+    return _by_head((spec.key_dim, spec.key_dim, values, values), heads), _by_head((each, each), heads)
+
+
+def _by_head(widths: tuple[int, ...], heads: Range) -> tuple[Range, ...]:
+    """Rows of each width's part of all heads, one part behind the other."""
+    starts, size = [0, *accumulate(widths)], sum(widths)
+    first = [(head * size + start, width) for start, width in zip(starts, widths) for head in range(*heads)]
+    return tuple((at, at + width) for at, width in first)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from aengine.errors import UnsupportedModelError
+from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.linear.weights import Mxfp4Weight, QuantizedWeight
 from aengine.model.dense import Storage, Stored
@@ -38,8 +39,9 @@ class QuantizedLinear:
             for name, part in parts.items()
         }
         self.entries = {one.name: self._readings[name].entry(one) for name, one in self._tensors()}
-        if bias:
-            self.entries |= {f"{name}.bias": part.bias for name, part in parts.items()}
+        # Where the model has none, AutoGPTQ's files have one of zeros. Of ranks that share inputs the first reads it.
+        self._biases = {f"{name}.bias": part for name, part in parts.items() if not (part.columns and part.columns[0])}
+        self.entries |= {name: replace(part.bias, optional=not bias) for name, part in self._biases.items()}
         self._linear = linear
         self._parts = parts
         self._height = sum(part.kept[0] for part in parts.values())
@@ -47,6 +49,7 @@ class QuantizedLinear:
         self._form = form
         self._storage = storage
         self._places: dict[str, Tensor] = {}
+        self._zeros: dict[str, Tensor] = {}  # what is to be zero
         self._whole_bias: Tensor | None = None
 
     def _tensors(self) -> Iterator[tuple[str, StoredTensor]]:
@@ -58,12 +61,18 @@ class QuantizedLinear:
             one.name: self._readings[name].place(one, device) for name, one in self._tensors() if one.name in present
         }
         if not self._bias:
-            return self._places
+            there = {name: part for name, part in self._biases.items() if name in present}
+            self._zeros = {name: self._storage.empty(part.kept[0]) for name, part in there.items()}
+            return self._places | self._zeros
         self._whole_bias = self._storage.empty(self._linear.outputs)
         rows = self._whole_bias.split([part.kept[0] for part in self._parts.values()])
         return self._places | {f"{name}.bias": part for name, part in zip(self._parts, rows)}
 
     def close(self) -> None:
+        unused, self._zeros = self._zeros, {}
+        for name, one in unused.items():
+            if bool(one.any()):
+                raise WeightsError(f"{name} is not zero, and this model has no such bias")
         bias, self._whole_bias = self._whole_bias, None
         if not self._height:  # the vocabulary has fewer rows than there are ranks
             zeros = self._storage.empty(self._linear.outputs, self._linear.inputs).zero_()

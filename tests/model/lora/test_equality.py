@@ -56,6 +56,19 @@ def test_several_adapters_and_none_in_one_batch(case: str, tmp_path: Path) -> No
     assert_mixed(decoder, models, chunk=5)
 
 
+@pytest.mark.slow
+def test_matrices_whose_rows_are_interleaved_by_head(tmp_path: Path) -> None:
+    base = write_checkpoint("qwen3-next", tmp_path / "base")
+    adapters = [tmp_path / "one", tmp_path / "two"]
+    targets = ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"]
+    models = [
+        base,
+        write_adapter(base, adapters[0], 1, target_modules=targets),
+        write_adapter(base, adapters[1], 2, target_modules=targets[:1], r=9),
+    ]
+    assert_mixed(load(tmp_path / "base", adapters), models)
+
+
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
 def test_whatever_the_settings_say(settings: dict[str, object], tmp_path: Path) -> None:
     base = write_checkpoint("qwen3-bias-untied", tmp_path / "base")

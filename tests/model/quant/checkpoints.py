@@ -51,7 +51,8 @@ def write_quantized(scheme: str | Scheme, case: str, folder: Path, twin: Path, *
 
 def is_linear(name: str) -> bool:
     """Whether a parameter is a matrix that formats quantise: not an embedding, norm, bias or router."""
-    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
+    endings = ("_proj.weight", "in_proj_qkvz.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight")
+    return name.endswith(endings)
 
 
 def is_in(module: str, parts: Iterable[str]) -> bool:

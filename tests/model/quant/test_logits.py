@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from aengine.attention.torch_backend import TorchAttention
+from aengine.errors import WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.load import load_model
@@ -41,3 +43,19 @@ def test_logits_are_those_of_the_dequantised_twin(scheme: str, case: str, tmp_pa
     write_quantized(scheme, case, tmp_path / "quantised", tmp_path / "twin")
     for ours, expected in zip(logits(tmp_path / "quantised"), logits(tmp_path / "twin"), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
+
+
+def test_biases_that_the_model_does_not_have_may_be_there_if_they_are_zero(tmp_path: Path) -> None:
+    """AutoGPTQ wrote one beside every matrix."""
+    folder, name = tmp_path / "quantised", "model.layers.1.mlp.up_proj.bias"
+    write_quantized("gptq", "llama2", folder, tmp_path / "twin")
+    stored = load_file(folder / "model.safetensors")
+    matrices = [matrix for matrix in stored if matrix.endswith(".qweight")]
+    stored |= {one.replace("qweight", "bias"): torch.zeros(stored[one].shape[1]).half() for one in matrices}
+    save_file(stored, folder / "model.safetensors")
+    assert torch.equal(torch.stack(logits(folder)), torch.stack(logits(tmp_path / "twin")))
+
+    stored[name][5] = -0.5
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=f"{name} is not zero"):
+        logits(folder)

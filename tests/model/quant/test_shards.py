@@ -66,6 +66,17 @@ def test_logits_are_those_of_the_dequantised_twin(dense: tuple[str, Path], count
         assert_equal(folder, count)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("scheme", ["fp8-blocks", "gptq", "ct-int4-zeros"])
+def test_rows_that_are_interleaved_by_head(scheme: str, count: int, tmp_path: Path) -> None:
+    known = SCHEMES[scheme]
+    key = "ignore" if "config_groups" in known.config else "modules_to_not_convert"
+    names = [f"model.layers.{layer}.linear_attn.in_proj_ba" for layer in range(3)]
+    chosen = Scheme({**known.config, key: ["lm_head", *names]}, known.encode)
+    sizes = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "moe_intermediate_size": 128}
+    assert_equal(write(tmp_path, chosen, "qwen3-next", **HEADS, **sizes, shared_expert_intermediate_size=512), count)
+
+
 def test_ranks_share_the_tensors_without_reading_any_of_it_twice(dense: tuple[str, Path]) -> None:
     scheme, folder = dense
     if scheme in ORDERED:
