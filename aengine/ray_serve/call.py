@@ -23,6 +23,12 @@ class Head(msgspec.Struct, frozen=True):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes = b""
+    by_line: bool = False  # what follows comes by the line
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether server-sent events follow."""
+        return any(name == b"content-type" and b"event-stream" in value for name, value in self.headers)
 
 
 class Call:
