@@ -1,4 +1,4 @@
-"""The line from a replica to an ingress: many answers' pieces in one stream, in order, none lost, none kept for long."""
+"""The line from a replica to an ingress: many answers in one stream, in order, nothing lost, nothing kept for long."""
 
 from __future__ import annotations
 
