@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from aengine.http.door.errors import HTTPError
+
 _ENOUGH = 2**20  # bytes that may wait for the next item
 _IDLE_SECONDS = 1.0  # without a call; a replica that is to go waits for its lines to end
 _BEHIND = 2**22  # bytes of one answer that may wait for its client
@@ -21,7 +23,7 @@ _decode = msgspec.msgpack.Decoder(list[tuple[int, int | bytes]]).decode
 
 
 class LineBrokenError(Exception):
-    """The line is no more, or the client of a call is too far behind."""
+    """The line is no more."""
 
 
 class LineOut:
@@ -81,13 +83,13 @@ class LineOut:
 class Inbox:
     """The pieces of one call at the ingress."""
 
-    __slots__ = ("_broken", "_ended", "_pieces", "_size", "_there")
+    __slots__ = ("_ended", "_error", "_pieces", "_size", "_there")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
         self._ended = False
-        self._broken = False
+        self._error: Exception | None = None
         self._there = asyncio.Event()
 
     def put(self, piece: int | bytes) -> None:
@@ -97,16 +99,19 @@ class Inbox:
         else:
             self._pieces.append(piece)
             self._size += len(piece)
-            self._broken = self._broken or self._size > _BEHIND
+            if self._size > _BEHIND:
+                self._error = HTTPError(408, "reader_timeout", f"{self._size} bytes of the answer were not read")
         self._there.set()
 
     def break_off(self) -> None:
         """Let the call fail, unless all of it is here."""
-        self._broken = True
+        self._error = self._error or LineBrokenError()
         self._there.set()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """All that comes, together what is there together. Raises `LineBrokenError`."""
+        """All that comes, together what is there together. Raises `LineBrokenError`, or `HTTPError` if its reader is
+        too far behind.
+        """
         while True:
             await self._there.wait()
             self._there.clear()
@@ -115,9 +120,9 @@ class Inbox:
                 yield b"".join(pieces)
             elif self._ended:
                 return
-            elif self._broken:
-                raise LineBrokenError
-            if self._ended or self._broken:
+            elif self._error is not None:
+                raise self._error
+            if self._ended or self._error is not None:
                 self._there.set()
 
 
