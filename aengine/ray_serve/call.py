@@ -23,7 +23,7 @@ class Head(msgspec.Struct, frozen=True):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes = b""
-    by_line: bool = False  # what follows comes by the line
+    line: int | None = None  # by which what follows comes
 
     @property
     def is_stream(self) -> bool:

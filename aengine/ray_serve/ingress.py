@@ -127,7 +127,8 @@ class Forwarder:
             line = self._lines.enter(accepted.replica, number)
             async for piece in call:
                 yield piece
-                if isinstance(piece, Head) and piece.by_line:
+                if isinstance(piece, Head) and piece.line is not None:
+                    self._lines.follow(line, number, piece.line)
                     async for more in inbox.pieces():
                         yield more
         except (AengineError, StopAsyncIteration):

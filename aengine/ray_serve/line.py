@@ -29,7 +29,8 @@ class LineBrokenError(Exception):
 class LineOut:
     """The replica's end."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number  # by which the ingress tells its lines apart
         self.open = True
         self._calls = 0
         self._waiting: list[tuple[int, int | bytes]] = []
@@ -68,7 +69,7 @@ class LineOut:
                     async with asyncio.timeout(_IDLE_SECONDS):
                         await self._there.wait()
                 except TimeoutError:
-                    if self._calls:
+                    if self._calls or self._waiting:
                         continue
                     return
                 self._there.clear()
@@ -104,7 +105,7 @@ class Inbox:
         self._there.set()
 
     def break_off(self) -> None:
-        """Let the call fail, unless all of it is here."""
+        """Let the call fail, unless all of it is here: its line is no more."""
         self._error = self._error or LineBrokenError()
         self._there.set()
 

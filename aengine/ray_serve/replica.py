@@ -71,7 +71,7 @@ class EngineReplica:
                     await line.put(number, piece)
                 elif isinstance(piece, Head) and piece.is_stream and (line := self._lines.get(router)) is not None:
                     line.begin()
-                    yield msgspec.structs.replace(piece, by_line=True)
+                    yield msgspec.structs.replace(piece, line=line.number)
                 else:
                     yield piece
         finally:
@@ -82,9 +82,9 @@ class EngineReplica:
                 line.end(number)
             await pieces.aclose()
 
-    async def line(self, router: str) -> AsyncGenerator[bytes, None]:
+    async def line(self, router: str, number: int) -> AsyncGenerator[bytes, None]:
         """The pieces of this router's streams from now on, until there are none for a while."""
-        line = LineOut()
+        line = LineOut(number)
         self._lines[router] = line
         batches = line.batches()
         try:

@@ -30,7 +30,7 @@ async def text(inbox: Inbox) -> bytes:
 
 async def test_each_call_gets_its_own_pieces_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "_IDLE_SECONDS", 0.01)
-    line, inboxes = LineOut(), {number: Inbox() for number in range(8)}
+    line, inboxes = LineOut(0), {number: Inbox() for number in range(8)}
 
     async def answer(number: int) -> None:
         line.begin()
@@ -48,7 +48,7 @@ async def test_each_call_gets_its_own_pieces_in_order(monkeypatch: pytest.Monkey
 
 async def test_it_stays_open_while_there_is_a_call_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "_IDLE_SECONDS", 0.01)
-    line, inbox = LineOut(), Inbox()
+    line, inbox = LineOut(0), Inbox()
     line.begin()
     reading = asyncio.create_task(read(line, {1: inbox}))
     done, _ = await asyncio.wait([reading], timeout=0.1)
@@ -61,7 +61,7 @@ async def test_it_stays_open_while_there_is_a_call_and_no_longer(monkeypatch: py
 
 async def test_a_writer_waits_for_room_and_is_let_go_when_the_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_module, "_ENOUGH", 10)
-    line = LineOut()
+    line = LineOut(0)
     line.begin()
     async with aclosing(line.batches()) as batches:
         await anext(batches)
@@ -78,7 +78,7 @@ async def test_a_writer_waits_for_room_and_is_let_go_when_the_line_ends(monkeypa
 
 
 async def test_pieces_of_a_call_that_is_no_more_are_dropped() -> None:
-    line, inbox = LineOut(), Inbox()
+    line, inbox = LineOut(0), Inbox()
     line.begin()
     await line.put(1, b"gone")
     await line.put(2, b"here")
