@@ -28,7 +28,7 @@ def main() -> None:
         knobs = {"replicas": 2, "gpus": 1, "device": "cpu", "torch_threads": 1, "progress": False}
         serve.run(deploy.application(knobs), name="devices", route_prefix="/")
         seen = serve.get_deployment_handle(deploy.ENGINE, "devices").broadcast("visible_devices").results(timeout_s=30)
-        print(json.dumps(seen), flush=True)
+        print(f"seen {json.dumps(seen)}", flush=True)
     finally:
         serve.shutdown()
         ray.shutdown()
