@@ -23,6 +23,12 @@ class Head(msgspec.Struct, frozen=True):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes = b""
+    line: int | None = None  # by which what follows comes
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether server-sent events follow."""
+        return any(name == b"content-type" and b"event-stream" in value for name, value in self.headers)
 
 
 class Call:

@@ -27,6 +27,7 @@ from aengine.http.door.errors import error_body, error_response
 from aengine.http.streams import sse
 from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merged
 from aengine.ray_serve.call import Head
+from aengine.ray_serve.lines import Line, Lines
 from aengine.ray_serve.replica import Accepted
 from aengine.ray_serve.routing.prompt import Prompt, prompt_of
 
@@ -62,14 +63,17 @@ class Forwarder:
         self._accept_timeout = accept_timeout
         self._name = name
         self._news: list[Accepted] = []
+        self._lines = Lines(engines.options(stream=True, method_name="line"), name, accept_timeout)
         # Keys are asked for here as well, before a body is read; the rest of the door is each engine's.
         self._inside: ASGIApp = ApiKeyMiddleware(self._http, config.api_keys) if config.api_keys else self._http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
+            await receive()
+            async with self._lines:
+                await send({"type": "lifespan.startup.complete"})
                 await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
         else:
             await self._inside(scope, receive, send)
 
@@ -110,7 +114,9 @@ class Forwarder:
     async def _pieces(self, scope: dict[str, Any], body: bytes, prompt: Prompt) -> AsyncGenerator[Head | bytes, None]:
         """An engine's answer. Raises `EngineFailedError` where it is lost, `EngineNotReadyError` without any."""
         news, self._news = [(one.replica, one.changes) for one in self._news], []
-        call = self._calls.remote(scope=scope, body=body, prompt=prompt, router=self._name, news=news)
+        number, inbox = self._lines.register()
+        call = self._calls.remote(scope=scope, body=body, prompt=prompt, router=self._name, news=news, number=number)
+        line: Line | None = None
         try:
             try:
                 with anyio.fail_after(self._accept_timeout):
@@ -118,14 +124,20 @@ class Forwarder:
             except TimeoutError:
                 raise EngineNotReadyError("no replica takes requests at the moment") from None
             self._news.append(accepted)
+            line = self._lines.enter(accepted.replica, number)
             async for piece in call:
                 yield piece
+                if isinstance(piece, Head) and piece.line is not None:
+                    self._lines.follow(line, number, piece.line)
+                    async for more in inbox.pieces():
+                        yield more
         except (AengineError, StopAsyncIteration):
             raise
         except Exception as error:  # Ray has many words for an actor that is no more
             _log.warning("a replica was lost: %s", type(error).__name__)
             raise EngineFailedError(_LOST) from error
         finally:
+            self._lines.leave(line, number)
             call.cancel()
 
     async def _to_all(self, scope: dict[str, Any], body: bytes, answer: _Answer) -> None:
@@ -155,7 +167,7 @@ class _Answer:
     async def send(self, piece: Head | bytes) -> None:
         if isinstance(piece, Head):
             self.started = True
-            self._stream = any(name == b"content-type" and b"event-stream" in value for name, value in piece.headers)
+            self._stream = piece.is_stream
             headers = [(name, value) for name, value in piece.headers if name != _REQUEST_ID]
             await self._send({"type": "http.response.start", "status": piece.status, "headers": headers})
             piece = piece.body

@@ -17,6 +17,7 @@ from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import EngineFailedError
 from aengine.ray_serve.call import Call, Head
 from aengine.ray_serve.keyed_engine import Asked, KeyedEngine
+from aengine.ray_serve.line import LineOut
 from aengine.ray_serve.routing.cached_keys import Changes
 from aengine.ray_serve.routing.load import Report, Speed
 from aengine.ray_serve.routing.prompt import Prompt
@@ -41,6 +42,7 @@ class EngineReplica:
         self._engine = KeyedEngine(config=msgspec.convert(engine, EngineConfig))
         self._app = Application(self._engine.config, msgspec.convert(server, ServerConfig), lambda _: self._engine)
         self._calls: Counter[str] = Counter()  # that are being answered, by router
+        self._lines: dict[str, LineOut] = {}  # by router
         self._closing = asyncio.Event()
         self._started = asyncio.Event()
         self._life = asyncio.create_task(self._app({"type": "lifespan"}, self._lifespan_receive, self._lifespan_send))
@@ -51,22 +53,47 @@ class EngineReplica:
         self._speed = await measure_speed(self._engine)
 
     async def serve_http(
-        self, scope: dict[str, Any], body: bytes, prompt: Prompt, router: str
+        self, scope: dict[str, Any], body: bytes, prompt: Prompt, router: str, number: int
     ) -> AsyncGenerator[Accepted | Head | bytes, None]:
-        """Answer a request: at once what changed in the cache since this router asked last, then head and body."""
+        """Answer a request: at once what changed in the cache since this router asked last, then head and body.
+
+        Where the router has opened a line, the rest of a stream takes it; `number` is the call's name there.
+        """
         asked = Asked(prompt)
         call = Call(self._app, scope, body, asked)
         pieces = call.pieces(lambda: self._engine.note(asked))
         self._calls[router] += 1
+        line: LineOut | None = None
         try:
             yield Accepted(self._name, self._engine.cached.changes(router))
             async for piece in pieces:
-                yield piece
+                if line is not None and not isinstance(piece, Head):
+                    await line.put(number, piece)
+                elif isinstance(piece, Head) and piece.is_stream and (line := self._lines.get(router)) is not None:
+                    line.begin()
+                    yield msgspec.structs.replace(piece, line=line.number)
+                else:
+                    yield piece
         finally:
             self._calls[router] -= 1
             if not self._calls[router]:
                 del self._calls[router]
+            if line is not None:
+                line.end(number)
             await pieces.aclose()
+
+    async def line(self, router: str, number: int) -> AsyncGenerator[bytes, None]:
+        """The pieces of this router's streams from now on, until there are none for a while."""
+        line = LineOut(number)
+        self._lines[router] = line
+        batches = line.batches()
+        try:
+            async for batch in batches:
+                yield batch
+        finally:
+            if self._lines.get(router) is line:
+                del self._lines[router]
+            await batches.aclose()
 
     async def serve_whole(self, scope: dict[str, Any], body: bytes) -> tuple[str, Head]:
         """This replica's name, and its answer to a request that goes to all of them."""

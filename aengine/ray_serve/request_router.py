@@ -13,13 +13,15 @@ from aengine.ray_serve.routing.load import Report
 from aengine.ray_serve.routing.prompt import Prompt
 from aengine.ray_serve.routing.router import PrefixRouter
 
-NEWS = "news"  # the argument that is for the router alone
+NEWS = "news"  # arguments that are for the router alone
+TO = "to"
 
 
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """Keeps `PrefixRouter` in step with what Ray says of its replicas, and asks it.
 
-    A call carries its `prompt`, and by `news` what replicas told of their caches in their last answers.
+    A call carries its `prompt`, and by `news` what replicas told of their caches in their last answers. One that is
+    meant for a certain replica carries its name, as `to`.
     """
 
     def initialize_state(self, policy: str = "prefix", max_keys: int | None = None) -> None:
@@ -55,6 +57,8 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         if pending_request is None or not candidate_replicas:
             return []
         self._name = pending_request.kwargs.get("router", self._name)
+        if (to := pending_request.kwargs.pop(TO, None)) is not None:
+            return [[self._by_name[to]]] if to in self._by_name else []
         self._take_news(pending_request.kwargs.pop(NEWS, ()))
         request_id, now = pending_request.metadata.internal_request_id, time.monotonic()
         if (before := self._chosen.pop(request_id, None)) is not None:

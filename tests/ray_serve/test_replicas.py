@@ -119,6 +119,20 @@ async def stream(client: httpx2.AsyncClient, number: int, tokens: int) -> tuple[
     return end, time.monotonic()
 
 
+async def test_streams_go_on_when_others_that_began_before_them_leave(two: Cluster) -> None:
+    limits = httpx2.Limits(max_connections=100)
+    async with httpx2.AsyncClient(base_url=two.url, timeout=120, limits=limits) as client:
+        leaving = [asyncio.create_task(stream(client, number, 1500)) for number in range(8)]
+        await asyncio.to_thread(until, lambda: sum(two.metric("aengine_requests_running").values()) == 8, 30)
+        staying = [asyncio.create_task(stream(client, number, 150)) for number in range(8, 16)]
+        await asyncio.to_thread(until, lambda: sum(two.metric("aengine_requests_running").values()) == 16, 30)
+        for one in leaving:
+            one.cancel()
+        await asyncio.wait(leaving)
+        async with asyncio.timeout(60):
+            assert {end for end, _ in await asyncio.gather(*staying)} == {"done"}
+
+
 async def test_a_replica_that_dies_loses_its_own_streams_alone(two: Cluster) -> None:
     before = set(two.metric("aengine_ready"))
     async with httpx2.AsyncClient(base_url=two.url, timeout=120, limits=httpx2.Limits(max_connections=100)) as client:

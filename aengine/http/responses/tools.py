@@ -30,6 +30,7 @@ from aengine.http.openai.tools import ToolUse, choose_tools
 
 CUSTOM_ARGUMENT = "input"  # of the function that a custom tool is to the model
 _CALLABLE = ("function", "custom")
+_SEARCH = "web_search"  # and dated forms of it
 
 
 class CalledTool(NamedTuple):
@@ -48,11 +49,16 @@ class ResponsesTools(NamedTuple):
 
 
 def read_tools(body: ResponsesRequest) -> ResponsesTools:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field."""
+    """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequestError`, naming the field.
+
+    Web search, which nobody here could do, is left out; to choose it is refused.
+    """
     tools: list[Tool] = []
     places: list[str] = []
     called: dict[str, CalledTool] = {}
     for tool, namespace, where in _flattened(body.tools or ()):
+        if namespace is None and tool.type.startswith(_SEARCH):
+            continue  # Codex offers it with every request; a model need not call what it is offered
         function = _tool(tool, namespace, where)
         tools.append(function)
         places.append(where)

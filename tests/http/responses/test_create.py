@@ -192,7 +192,7 @@ async def test_tools_of_a_namespace_are_called_by_both_names() -> None:
         await server.post(PATH, input=[patch, f], tools=[files])
         chosen = {"type": "function", "name": "f", "namespace": "mcp__files__"}
         assert (await server.post(PATH, input="a", tools=[files], tool_choice=chosen)).status_code == 200
-        error = await refusal(server, tools=[{**files, "tools": [F, {"type": "web_search"}]}])
+        error = await refusal(server, tools=[{**files, "tools": [F, {"type": "image_generation"}]}])
         assert error["param"] == "tools[0].tools[1].type"
         error = await refusal(server, tools=[{**files, "tools": [{**F, "name": f"f{n}"} for n in range(128)]}, F])
         assert error["message"] == "tools: there are 129 with those in namespaces, at most 128"
@@ -393,7 +393,17 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
             "input[0].encrypted_content",
             "changed",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is a tool that OpenAI's servers run"),
+        (
+            {"tools": [{"type": "image_generation"}]},
+            "tools[0].type",
+            "'image_generation' is a tool that OpenAI's servers",
+        ),
+        (
+            {"tools": [F, {"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice.type",
+            "no tool that",
+        ),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type", "'mcp'"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "must have"),
         ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools", "must have"),

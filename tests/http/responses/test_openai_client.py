@@ -174,7 +174,7 @@ def test_refusals_have_the_clients_own_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="other", input="a")
     with pytest.raises(openai.BadRequestError) as bad:
-        client.responses.create(model="aengine-demo", input="a", tools=[{"type": "web_search"}])
+        client.responses.create(model="aengine-demo", input="a", tools=[{"type": "image_generation"}])
     assert bad.value.param == "tools[0].type"
     with pytest.raises(openai.NotFoundError, match="kept_responses"):
         client.responses.retrieve("resp_1")

@@ -1,0 +1,120 @@
+"""The line from a replica to an ingress: many answers in one stream, in order, nothing lost, nothing kept for long."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from aengine.http.door.errors import HTTPError
+from aengine.ray_serve import line as line_module
+from aengine.ray_serve.line import Inbox, LineBrokenError, LineOut, deliver
+
+pytestmark = pytest.mark.anyio
+
+
+async def read(line: LineOut, inboxes: dict[int, Inbox]) -> int:
+    """Carry batches until the line ends; how many there were."""
+    batches = 0
+    async for batch in line.batches():
+        deliver(batch, inboxes)
+        batches += 1
+        await asyncio.sleep(0)
+    return batches
+
+
+async def text(inbox: Inbox) -> bytes:
+    return b"".join([piece async for piece in inbox.pieces()])
+
+
+async def test_each_call_gets_its_own_pieces_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "_IDLE_SECONDS", 0.01)
+    line, inboxes = LineOut(0), {number: Inbox() for number in range(8)}
+
+    async def answer(number: int) -> None:
+        line.begin()
+        for place in range(50):
+            await line.put(number, b"%d " % place)
+            await asyncio.sleep(0)
+        line.end(number)
+
+    reading = asyncio.create_task(read(line, inboxes))
+    await asyncio.gather(*map(answer, range(8)))
+    for inbox in inboxes.values():
+        assert (await text(inbox)).split() == [b"%d" % place for place in range(50)]
+    assert await reading < 120  # of 400 pieces
+
+
+async def test_it_stays_open_while_there_is_a_call_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "_IDLE_SECONDS", 0.01)
+    line, inbox = LineOut(0), Inbox()
+    line.begin()
+    reading = asyncio.create_task(read(line, {1: inbox}))
+    done, _ = await asyncio.wait([reading], timeout=0.1)
+    assert not done
+    line.end(1)
+    await asyncio.wait_for(reading, 5)
+    assert not line.open
+    assert await text(inbox) == b""
+
+
+async def test_a_writer_waits_for_room_and_is_let_go_when_the_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "_ENOUGH", 10)
+    line = LineOut(0)
+    line.begin()
+    async with aclosing(line.batches()) as batches:
+        await anext(batches)
+        blocked = asyncio.create_task(line.put(1, b"x" * 11))
+        await asyncio.sleep(0)
+        assert not blocked.done()
+        await anext(batches)
+        await asyncio.wait_for(blocked, 5)
+        blocked = asyncio.create_task(line.put(1, b"x" * 11))
+        await asyncio.sleep(0)
+        assert not blocked.done()
+    await asyncio.wait_for(blocked, 5)
+    await line.put(1, b"x" * 100)  # nobody would read it
+
+
+async def test_pieces_of_a_call_that_is_no_more_are_dropped() -> None:
+    line, inbox = LineOut(0), Inbox()
+    line.begin()
+    await line.put(1, b"gone")
+    await line.put(2, b"here")
+    line.end(2)
+    async with aclosing(line.batches()) as batches:
+        await anext(batches)
+        deliver(await anext(batches), {2: inbox})
+    assert await text(inbox) == b"here"
+
+
+async def test_a_broken_line_gives_what_came_and_then_fails() -> None:
+    inbox = Inbox()
+    inbox.put(b"a")
+    inbox.put(b"b")
+    inbox.break_off()
+    pieces = inbox.pieces()
+    assert await anext(pieces) == b"ab"
+    with pytest.raises(LineBrokenError):
+        await anext(pieces)
+
+
+async def test_an_answer_that_is_whole_does_not_fail_with_the_line() -> None:
+    inbox = Inbox()
+    inbox.put(b"a")
+    inbox.put(0)
+    inbox.break_off()
+    assert await text(inbox) == b"a"
+
+
+async def test_a_client_that_is_far_behind_loses_its_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_module, "_BEHIND", 10)
+    slow, other = Inbox(), Inbox()
+    for _ in range(3):
+        slow.put(b"12345")
+        other.put(b"1")
+    other.put(0)
+    assert await text(other) == b"111"
+    with pytest.raises(HTTPError, match="15 bytes"):
+        await text(slow)
