@@ -10,6 +10,7 @@ from aengine.kernels.launch import Launch, power_of_two
 from aengine.kernels.lora.expand import ExpandConfig
 from aengine.kernels.lora.order import AT_ONCE, LOW_UP_TO, most_tiles_of
 from aengine.kernels.lora.shrink import ShrinkConfig
+from aengine.kernels.lora.shrink_few import ShrinkFewConfig
 from aengine.kernels.lora.shrink_row import ShrinkRowConfig
 
 FEW_TILES = 32
@@ -50,6 +51,15 @@ def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, l
     piece = 512 if k > 512 else max(16, power_of_two(k))
     block_r, warps = (64, 4) if tiles <= FEW_TILES else (16, 2)
     return ShrinkConfig(block_r, piece, -(-k // piece), 1, warps, piece)
+
+
+@lru_cache
+def shrink_few_config(r: int, k: int, element_size: int, launch: Launch) -> ShrinkFewConfig:
+    """Of 2 to 64 rows, whose product streams its weight meanwhile."""
+    block_r = min(64, max(16, power_of_two(r)))
+    if element_size > 2:
+        return ShrinkFewConfig(min(32, block_r), 32, 4, 2)
+    return ShrinkFewConfig(block_r, 64 if block_r == 64 else 128, 8 if k <= 4096 else 16, 4, programs=2)
 
 
 @lru_cache
