@@ -68,7 +68,7 @@ def start_cuda(
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
-    model = make_room(config, model, experts=False)
+    model = make_room(config, model, experts=not (model.fp8 or model.int4))
     gpus = choose_gpus(config, model, dtype, device)
     model = model.over(len(gpus))
     lora = model.lora is not None
