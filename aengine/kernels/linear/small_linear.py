@@ -274,6 +274,12 @@ class SmallLinear:
             return False
         return linear_config(m, n, k, x.element_size(), launch_for(x.device)) is not None
 
+    def single(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether x is a single row, for the kernel of one: its `low_rank` has another form."""
+        if len(x) != 1 or not weight.is_contiguous():
+            return False
+        return isinstance(linear_config(1, *weight.shape, x.element_size(), launch_for(x.device)), OneRowConfig)
+
     def norms(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the norm of x comes for free: of a single row, which every program reads whole."""
         if len(x) != 1 or not weight.is_contiguous():

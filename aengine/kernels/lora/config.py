@@ -54,12 +54,11 @@ def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, l
 
 
 @lru_cache
-def shrink_few_config(r: int, k: int, element_size: int, launch: Launch) -> ShrinkFewConfig:
+def shrink_few_config(k: int, element_size: int) -> ShrinkFewConfig:
     """Of 2 to 64 rows, whose product streams its weight meanwhile."""
-    block_r = min(64, max(16, power_of_two(r)))
     if element_size > 2:
-        return ShrinkFewConfig(min(32, block_r), 32, 4, 2)
-    return ShrinkFewConfig(block_r, 64 if block_r == 64 else 128, 8 if k <= 4096 else 16, 4, programs=2)
+        return ShrinkFewConfig(16, 32, 4, 2, 4, 1)
+    return ShrinkFewConfig(16, 128, 8 if k <= 4096 else 16, 4, 2, 4)
 
 
 @lru_cache
@@ -67,4 +66,4 @@ def expand_config(height: int, element_size: int) -> ExpandConfig:
     """height: of a tile of tokens."""
     if element_size > 2:
         return ExpandConfig(32, 4)
-    return ExpandConfig(256, 4) if height <= 16 else ExpandConfig(128, 4)
+    return ExpandConfig(256, 4) if height <= 16 else ExpandConfig(128, 8)

@@ -2,9 +2,8 @@
 behind it.
 
 A program owns a tile of tokens of one adapter, some rows of A and one of several pieces of its columns: as many pieces
-as keep all programs busy, so few adapters are cut finer than many. It asks for its piece of A while the kernel before
-it ends, and lets the product begin as soon as that one has: the product's weight streams meanwhile. The last program to
-arrive at a tile adds the pieces up in order.
+as keep all programs busy, so few adapters are cut finer than many. The product's weight streams meanwhile. The last
+program to arrive at a tile adds the pieces up in order.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -61,8 +60,6 @@ def _shrink_few_kernel(
     piece = (STEPS + pieces - 1) // pieces * BLOCK_K  # columns
     k = tl.arange(0, BLOCK_K)[None, :]
     if OVERLAP:
-        if program < shared * pieces:
-            _ask_for(a_ptr, tiles_ptr, program, pieces, piece, R, K, BLOCK_R, BLOCK_K)
         gdc_wait()
         gdc_launch_dependents()  # what this kernel waited for, the next one may read at once
     for item in tl.range(program, shared * pieces, programs, num_stages=1):
@@ -105,26 +102,6 @@ def _shrink_few_kernel(
             tl.store(out, total.to(inner_ptr.dtype.element_ty), mask=tl.trans(used) & (r < R)[:, None])
 
 
-@triton.jit
-def _ask_for(
-    a_ptr, tiles_ptr, item, pieces, piece, R: tl.constexpr, K: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Have an item's piece of A brought to the second-level cache."""
-    BLOCKS: tl.constexpr = (R + BLOCK_R - 1) // BLOCK_R
-    LINES: tl.constexpr = (BLOCK_K + 63) // 64  # of 128 bytes
-    whose = item // pieces
-    place = tl.load(tiles_ptr + whose // BLOCKS).to(tl.int64)
-    r = tl.minimum(whose % BLOCKS * BLOCK_R + tl.arange(0, BLOCK_R), R - 1)
-    a_rows = (a_ptr + place * (R * K) + r * K)[:, None]
-    begin = item % pieces * piece
-    for step in tl.range(begin, tl.minimum(begin + piece, K), BLOCK_K, num_stages=1):
-        at = a_rows + tl.minimum(step + tl.arange(0, LINES) * 64, K - 1)[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class ShrinkFewConfig:
     """How one shape is cut up. pieces: of the columns, at most; programs: for each processor."""
@@ -133,8 +110,8 @@ class ShrinkFewConfig:
     block_k: int
     pieces: int
     stages: int
-    warps: int = 4
-    programs: int = 1
+    warps: int
+    programs: int
 
 
 def shrink_few(x: Tensor, a: Tensor, rank: int, order: TokenOrder, config: ShrinkFewConfig, scratch: Parts) -> Tensor:

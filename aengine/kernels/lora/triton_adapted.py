@@ -66,7 +66,8 @@ class TritonAdapted:
         order, (a, b) = self._order, (self._weights.a, self._weights.b)
         config = shrink_config(order.capacity, order.height, *a.shape[1:], a.element_size(), launch_for(x.device))
         inner = shrink(x.contiguous(), a, order, config, self._scratch)
-        return expand(inner, b, self._parts, y, order, expand_config(order.height, b.element_size()))
+        cut = expand_config(order.height, b.element_size())
+        return expand(inner, b, self._parts, self._weights.outputs, y, order, cut)
 
 
 class DenseAdapted(TritonAdapted):
@@ -91,13 +92,13 @@ class DenseAdapted(TritonAdapted):
         return self._dense.add_to(x, residual, self._low_rank(x))
 
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        if not self._adds(len(gate_up)) or len(gate_up) > 1:
+        if not self._adds(len(gate_up)) or not self._dense.single(gate_up):
             return super().add_gated_to(gate_up, residual)
         inner, x = self._row(gate_up, silu=True)
         return self._dense.add_to(x, residual, self._given(inner))
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        if not self._adds(len(gate_up)) or len(gate_up) > 1:
+        if not self._adds(len(gate_up)) or not self._dense.single(gate_up):
             return super().gated(gate_up)
         inner, x = self._row(gate_up, silu=True)
         return self._dense(x, self._given(inner))
@@ -114,10 +115,10 @@ class DenseAdapted(TritonAdapted):
 
     def _low_rank(self, x: Tensor) -> LowRank:
         """A x, and what else the product needs. Nothing is to be launched between this and the product."""
-        if len(x) == 1:
+        if self._dense.single(x):
             return self._given(self._row(x)[0])
         order, a = self._order, self._weights.a
-        config = shrink_few_config(*a.shape[1:], a.element_size(), launch_for(x.device))
+        config = shrink_few_config(a.shape[2], a.element_size())
         return self._given(shrink_few(x, a, self._weights.rank, order, config, self._scratch))
 
     def _row(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:

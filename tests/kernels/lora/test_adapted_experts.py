@@ -81,7 +81,9 @@ def test_every_pair_gets_its_tokens_adapter_in_its_expert_tiny(
     places = torch.randint(0, PLACES, (tokens,), generator=generator, dtype=torch.int32)
     places[0] = 2
     out = case.run(h, ids, weights, onto, places)
-    assert relative_error(out.cpu(), case.expected(h, ids, weights, onto, places)) < tolerance(dtype)
+    assert relative_error(out.cpu(), case.expected(h, ids, weights, onto, places)) < 2 * tolerance(
+        dtype
+    )  # one product behind another
 
 
 def test_without_adapters_the_experts_alone_are_called_tiny(device: torch.device) -> None:
