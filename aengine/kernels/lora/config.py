@@ -58,7 +58,7 @@ def shrink_few_config(k: int, element_size: int) -> ShrinkFewConfig:
     """Of 2 to 64 rows, whose product streams its weight meanwhile."""
     if element_size > 2:
         return ShrinkFewConfig(16, 32, 4, 2, 4, 1)
-    return ShrinkFewConfig(16, 128, 8 if k <= 4096 else 16, 4, 2, 4)
+    return ShrinkFewConfig(16, 128, 8, 3, 2, 4) if k <= 4096 else ShrinkFewConfig(16, 128, 16, 3, 2, 2)
 
 
 @lru_cache
