@@ -39,8 +39,8 @@ def survey(
             raise AdapterError(f"lora: {name}: {error}") from None
         if changed & of_experts and not experts:
             raise AdapterError(
-                f"lora: {name}: {folder} changes the matrices of experts, for which there are no kernels where the "
-                f"experts are quantised; leave it out, or merge it into the base model"
+                f"lora: {name}: {folder} changes the matrices of experts, for which there are no kernels where they "
+                f"are quantised or have biases; leave it out, or merge it into the base model"
             )
         rank = max(rank, own)
         kinds |= changed

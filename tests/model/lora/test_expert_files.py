@@ -112,6 +112,6 @@ def test_experts_are_refused_where_the_device_cannot(tmp_path: Path) -> None:
     exchanged(tmp_path / "adapter", base)
     with pytest.raises(
         AdapterError,
-        match=r"^lora: adapter: .*no kernels where the experts are quantised",
+        match=r"^lora: adapter: .*no kernels where they are quantised",
     ):
         room_for(ModelConfig.from_folder(tmp_path / "base"), [tmp_path / "adapter"], experts=False)
