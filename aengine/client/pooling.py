@@ -155,16 +155,17 @@ def _routed(
     request_id: str | None = None,
     priority: int = 0,
     cache_salt: str | None = None,
+    adapter: str | None = None,
     **unknown: object,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The body and the headers of a request."""
     for name in unknown:
         raise InvalidRequestError(f"unknown parameter {name!r}", name)
-    check_routing(priority, cache_salt, None)
+    check_routing(priority, cache_salt, adapter)
     if request_id is not None and not (isinstance(request_id, str) and _ID.fullmatch(request_id)):
         raise InvalidRequestError("request_id must be 1 to 128 visible ASCII characters", "request_id")
     headers = {} if request_id is None else {"X-Request-Id": request_id}
-    return {**fields, "priority": priority, "cache_salt": cache_salt}, headers
+    return {**fields, "model": adapter, "priority": priority, "cache_salt": cache_salt}, headers
 
 
 def _vector(text: str) -> array[float]:

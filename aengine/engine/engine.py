@@ -24,8 +24,8 @@ from aengine.engine.kv_events import Publisher, published_events
 from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
-from aengine.engine.pooling.answers import PooledAnswers
-from aengine.engine.pooling.request import PooledRequest
+from aengine.engine.pooling.answers import PooledAnswers, Routing
+from aengine.engine.pooling.request import PooledPrompt, PooledRequest
 from aengine.engine.sleep import Sleeping
 from aengine.engine.stats import snapshot
 from aengine.engine.stream import Stream
@@ -330,11 +330,15 @@ class Engine(EngineFacts, PooledAnswers, Sleeping):
         return request.stream
 
     def _enqueue_pooled(
-        self, prompts: Sequence[list[int]], pool: Pool, request_id: str | None, priority: int, salt: str | None
+        self, prompts: Sequence[list[int]], pool: Pool, request_id: str | None, routing: Routing
     ) -> PooledRequest:
         ready = self._serving()  # tokenizing may have taken a while
         request_id = self._unused_id(request_id)
-        sequences = [ready.pooled_sequence(ids, pool, rank=self._rank(priority), salt=salt) for ids in prompts]
+        loaded = ready.adapter(routing.adapter)
+        sequences = [
+            ready.pooled_sequence(ids, pool, rank=self._rank(routing.priority), salt=routing.cache_salt, adapter=loaded)
+            for ids in prompts
+        ]
         request = PooledRequest(request_id, sequences, self._forget, self.latencies)
         ready.scheduler.add_pooled(sequences)
         self._begin(request)
@@ -379,7 +383,7 @@ class Engine(EngineFacts, PooledAnswers, Sleeping):
 
     def _fail_sequence(self, sequence: TokenSequence, error: AengineError) -> None:
         """End the request that a sequence belongs to with an error."""
-        if isinstance(sequence.owner, LiveChoice):
+        if isinstance(sequence.owner, (LiveChoice, PooledPrompt)):
             self._fail_request(sequence.owner.request, error)
 
     def _end_sequences(self, request: LiveRequest | PooledRequest) -> None:

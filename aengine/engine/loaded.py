@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from aengine.cache.radix import packed
+from aengine.cache.radix import Namespace, packed
 from aengine.cache.tiers.disk import DiskPages
 from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
@@ -158,14 +158,20 @@ class Loaded:
             stop_ids=(self.generation.eos_token_ids if ends else ()) + params.stop_token_ids,
             max_total=max_total,
             rank=rank,
-            salt=salt if adapter is None else (adapter.generation, salt),
+            salt=_salt(salt, adapter),
             adapter=adapter,
             banned=banned,
             siblings=params.n - 1,
         )
 
     def pooled_sequence(
-        self, token_ids: list[int], pool: Pool, *, rank: tuple[float, int], salt: str | None
+        self,
+        token_ids: list[int],
+        pool: Pool,
+        *,
+        rank: tuple[float, int],
+        salt: str | None,
+        adapter: LoadedAdapter | None,
     ) -> TokenSequence:
         """A prompt that is pooled. Raises as `sequence` does."""
         if not token_ids:
@@ -181,7 +187,8 @@ class Loaded:
             stop_ids=(),
             max_total=len(token_ids) + 1,  # what is taken of it counts as a draw
             rank=rank,
-            salt=salt,
+            salt=_salt(salt, adapter),
+            adapter=adapter,
             pool=pool,
         )
 
@@ -201,6 +208,11 @@ class Loaded:
                 "max_tokens",
             )
         return prompt_len + params.max_tokens
+
+
+def _salt(salt: str | None, adapter: LoadedAdapter | None) -> Namespace:
+    """Which cached prefixes a sequence may read: those of its own adapter alone."""
+    return salt if adapter is None else (adapter.generation, salt)
 
 
 def _maximum(context: int) -> str:

@@ -144,6 +144,7 @@ class EngineLike(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> Embeddings:
         """A vector of each prompt."""
         ...
@@ -155,6 +156,7 @@ class EngineLike(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> Classes:
         """The class of each prompt."""
         ...
@@ -168,6 +170,7 @@ class EngineLike(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> Scores:
         """How well documents suit queries, pair by pair."""
         ...
@@ -182,6 +185,7 @@ class EngineLike(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> Ranking:
         """The documents, the best first."""
         ...

@@ -84,10 +84,3 @@ class ServerState:
         if engine.has_adapter(name):
             return ChosenModel(name, name)
         raise ModelNotFoundError(f"the model {name[:200]!r} does not exist; this server serves {served!r}")
-
-    def check_model(self, name: str | None) -> str:
-        """The served model's name, for what adapters cannot do. Raises `ModelNotFoundError` when another is named."""
-        model = self.choose_model(name)
-        if model.adapter is not None:
-            raise ModelNotFoundError(f"{model.adapter!r} is an adapter, which does not do this")
-        return model.name

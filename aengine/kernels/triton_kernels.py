@@ -33,6 +33,7 @@ from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.experts import ExpertAdapters
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
+from aengine.kernels.lora.triton_experts import TritonAdaptedExperts
 from aengine.kernels.parts import Parts
 
 
@@ -72,7 +73,9 @@ class TritonKernels:
         return TritonAdapted(linear, weights, tokens, order, self._adapter_parts)
 
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
-        raise NotImplementedError("adapters of experts have no kernels")
+        if not isinstance(experts, TritonExperts):
+            raise NotImplementedError("adapters of quantised experts have no kernels")
+        return TritonAdaptedExperts(experts, weights, tokens)
 
     def computes(self, rule: ExpertRule) -> bool:
         return rule.plain

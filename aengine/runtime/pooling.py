@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.model.decoder import Decoder
-from aengine.runtime.rows import Upload
+from aengine.runtime.rows import Rows
 from aengine.step_plan import StepPlan
 
 
@@ -41,26 +41,28 @@ def pooled_tokens(plan: StepPlan) -> list[int]:
     return tokens
 
 
-def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, upload: Upload) -> ChunkPools:
+def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, rows: Rows) -> ChunkPools:
     """hidden [n, hidden]: of the `pooled_tokens`. Enqueues only, without a host sync."""
     at = 0
     vectors: list[Tensor] = []  # [1, hidden] float32 each
     classified: list[Tensor] = []  # [1, hidden] each
     scored: list[Tensor] = []  # the same
+    scored_rows: list[int] = []
     token_ids: list[int] = []
     for chunk in plan.prefill:
         if (pool := chunk.pool) is None:
             continue
         count = len(chunk.token_ids) if pool.of_all_tokens else 1
-        rows = hidden[at : at + count]
+        own = hidden[at : at + count]
         at += count
         match pool.kind:
             case "last" | "mean":
-                vectors.append(rows.sum(0, keepdim=True, dtype=torch.float32))
+                vectors.append(own.sum(0, keepdim=True, dtype=torch.float32))
             case "classes":
-                classified.append(rows)
+                classified.append(own)
             case "tokens":
-                scored.append(rows)
+                scored.append(own)
+                scored_rows.append(chunk.row)
                 token_ids += pool.token_ids
     pools = ChunkPools()
     if vectors:
@@ -68,8 +70,11 @@ def pool_chunks(plan: StepPlan, hidden: Tensor, decoder: Decoder, upload: Upload
     if classified:
         pools.classes = decoder.classes(torch.cat(classified)).float()
     if scored:
-        ids = upload(token_ids).view(len(scored), -1)
-        pools.tokens = decoder.logits(torch.cat(scored)).gather(1, ids).float()
+        ids = rows.upload(token_ids).view(len(scored), -1)
+        adapters = rows.adapters_of(scored_rows) if decoder.adapts_logits else None
+        if adapters is not None:
+            adapters = adapters[rows.upload(scored_rows)]
+        pools.tokens = decoder.logits(torch.cat(scored), adapters).gather(1, ids).float()
     return pools
 
 

@@ -140,7 +140,7 @@ class StepExecutor:
         pools = None
         if pooled is not None:
             of_pools = hidden[pooled] if plan.scoring else hidden[draws:]
-            pools = pool_chunks(plan, of_pools, self._decoder, rows.upload)
+            pools = pool_chunks(plan, of_pools, self._decoder, rows)
         logits, own = None, self._draws_from_own(plan, inputs.draw_row_list)
         if draws:
             logits = head(inputs.draw_tokens if plan.scoring else None if pooled is None else slice(draws), own)

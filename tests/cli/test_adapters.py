@@ -7,9 +7,10 @@ from contextlib import aclosing
 
 import pytest
 
-from aengine.cli.chat.backends import ChatBackend, ContentDelta, EngineBackend, ServerBackend
+from aengine.cli.chat.backends import ChatBackend, EngineBackend, ServerBackend
 from aengine.client import Client
 from aengine.errors import ModelNotFoundError
+from aengine.text.answer.deltas import ContentDelta
 from tests.cli.running import run
 from tests.engine.adapters import PROMPT, Written
 from tests.http.demo_server import DemoEngine, hosted_demo

@@ -45,6 +45,7 @@ from aengine.kernels.linear.int4.config import int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
+from aengine.kernels.lora.experts import ExpertAdapters
 from aengine.kernels.offline import OfflineDriver
 from aengine.kernels.parts import Parts
 from aengine.kernels.triton_kernels import TritonKernels
@@ -156,6 +157,22 @@ def test_adapters(compiler: Compiler, k: int, outputs: tuple[int, ...], tokens: 
     adapters.places = ints(tokens)
     linear.after(norms.TritonNorm(half(k), 1e-6), half(tokens, k))
     linear.add_gated_to(half(tokens, 2 * k), half(tokens, n))
+
+
+@pytest.mark.parametrize("rank", [16, 100])
+@pytest.mark.parametrize("tokens", [1, 300])
+@pytest.mark.parametrize("new", [half, single])
+def test_adapters_of_experts(compiler: Compiler, new: Callable[..., Tensor], tokens: int, rank: int) -> None:
+    kernels, adapters, hidden, inter = TritonKernels(), TokenAdapters(), 2048, 768
+    gate_up = AdapterWeights(new(9, 2 * rank, hidden), new(9, 2 * inter, rank), (inter, inter))
+    down = AdapterWeights(new(9, rank, inter), new(9, hidden, rank), (hidden,))
+    experts = kernels.adapted_experts(
+        kernels.experts(new(4, 2 * inter, hidden), new(4, hidden, inter)),
+        ExpertAdapters([gate_up] * 4, [down] * 4),
+        adapters,
+    )
+    adapters.places = ints(tokens)
+    experts.add_to(new(tokens, hidden), ints(tokens, 2), single(tokens, 2), new(tokens, hidden))
 
 
 @HAVE_FP8

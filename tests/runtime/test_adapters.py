@@ -22,6 +22,7 @@ from tests.model.checkpoints import write_checkpoint
 from tests.model.lora.adapters import NEW_TOKENS, expected_logits, write_adapter
 
 PAGE, PAGES_PER_ROW = 16, 4
+EXPERTS = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "target_modules": ["k_proj"]}
 PROMPTS = [[5, 6, 7], list(range(20, 37)), list(range(90, 60, -1))]
 
 
@@ -83,7 +84,7 @@ class Driver:
         assert torch.equal(torch.tensor(tokens[-NEW_TOKENS:])[clear], best.indices[clear, 0])
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3-bias-untied"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen3-bias-untied", "qwen3-moe"])
 def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[PreTrainedModel]]:
@@ -91,11 +92,12 @@ def written(
     folder = tmp_path_factory.mktemp(request.param)
     base = write_checkpoint(request.param, folder / "base")
     head = {"target_modules": ["lm_head", "o_proj"]}
+    layers = EXPERTS if request.param == "qwen3-moe" else {}
     return folder, [
         base,
         *(
             write_adapter(base, folder / str(place), place, **settings)
-            for place, settings in ((1, {}), (2, {"r": 20}), (3, head))
+            for place, settings in ((1, layers), (2, {"r": 20} | layers), (3, head))
         ),
     ]
 
@@ -213,5 +215,5 @@ def test_an_adapter_that_finds_no_room_is_refused(
 ) -> None:
     _, models = written
     write_adapter(models[0], tmp_path, r=32)
-    with pytest.raises(AdapterError, match=r"rank is 32, there is room for 20: raise max_lora_rank"):
+    with pytest.raises(AdapterError, match=r"rank is (32|64), there is room for 20: raise max_lora_rank"):
         places(runtime).read(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,21 @@ MAX_TOKENS = 2**21  # of one request; 100 MB while they wait
 Prompt = str | Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Where a request's prompts go: what the queue orders, what they share cached prefixes with, their adapter."""
+
+    priority: int
+    cache_salt: str | None
+    adapter: str | None
+
+
 class PooledAnswers(ABC):
     """Prompts are read beside those that generate, through the same steps and the same cache.
 
-    All methods take `request_id`, `priority` and `cache_salt` as `Engine.submit` does. Cancelling one gives its memory
-    back. They raise what `submit` raises, and `InvalidRequestError` where the model does not do what is asked.
+    All methods take `request_id`, `priority`, `cache_salt` and `adapter` as `Engine.submit` does. Cancelling one gives
+    its memory back. They raise what `submit` raises, and `InvalidRequestError` where the model does not do what is
+    asked.
     """
 
     _gate: Gate
@@ -39,7 +50,7 @@ class PooledAnswers(ABC):
 
     @abstractmethod
     def _enqueue_pooled(
-        self, prompts: Sequence[list[int]], pool: Pool, request_id: str | None, priority: int, salt: str | None
+        self, prompts: Sequence[list[int]], pool: Pool, request_id: str | None, routing: Routing
     ) -> PooledRequest: ...
 
     @abstractmethod
@@ -162,9 +173,9 @@ class PooledAnswers(ABC):
 
     async def _pooled(self, prompts: Sequence[list[int]], pool: Pool, routing: dict[str, Any]) -> PooledRequest:
         """Enqueue, and wait for the end. Whatever ends the waiting gives the memory back."""
-        request_id, priority, salt = _routing(**routing)
+        request_id, checked = _routing(**routing)
         await self._gate.enter()
-        request = self._enqueue_pooled(prompts, pool, request_id, priority, salt)
+        request = self._enqueue_pooled(prompts, pool, request_id, checked)
         try:
             await request.done
         finally:
@@ -174,12 +185,16 @@ class PooledAnswers(ABC):
 
 
 def _routing(
-    request_id: str | None = None, priority: int = 0, cache_salt: str | None = None, **unknown: object
-) -> tuple[str | None, int, str | None]:
+    request_id: str | None = None,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    adapter: str | None = None,
+    **unknown: object,
+) -> tuple[str | None, Routing]:
     for name in unknown:
         raise InvalidRequestError(f"unknown parameter {name!r}", name)
-    check_routing(priority, cache_salt, None)
-    return request_id, priority, cache_salt
+    check_routing(priority, cache_salt, adapter)
+    return request_id, Routing(priority, cache_salt, adapter)
 
 
 def _counted(total: int, ids: list[int], name: str) -> int:

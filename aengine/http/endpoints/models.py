@@ -33,7 +33,7 @@ class Models:
 
     def _card(self, engine: EngineLike) -> ModelCard:
         return ModelCard(
-            id=self._state.check_model(None),
+            id=self._state.choose_model(None).name,
             created=engine.created,
             root=engine.model_name,
             max_model_len=engine.max_model_len,
@@ -45,6 +45,6 @@ class Models:
             id=adapter.name,
             created=adapter.created,
             root=path.name if path.is_absolute() else adapter.path,  # where folders lie is nobody's business
-            parent=self._state.check_model(None),
+            parent=self._state.choose_model(None).name,
             max_model_len=engine.max_model_len,
         )

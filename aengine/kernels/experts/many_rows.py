@@ -165,16 +165,19 @@ def many_rows(
     plan = make_plan(ids, experts, config.height)
     sorted_rows = None if config.gather else sort_rows(h, plan, ids)
     activated = h.new_empty(pairs, inter)
-    _launch(h, sorted_rows, gate_up, plan, activated, top_k, config.height, config.gate_up)
+    grouped_product(h, sorted_rows, gate_up, plan, activated, top_k, config.height, config.gate_up)
     rows = h.new_empty(pairs, hidden) if sorted_rows is None else sorted_rows
-    _launch(None, activated, down, plan, rows, top_k, config.height, config.down)
+    grouped_product(None, activated, down, plan, rows, top_k, config.height, config.down)
     return weighted_sum(rows, ids, weights, residual, experts, plan.places)
 
 
-def _launch(
+def grouped_product(
     gathered: Tensor | None, x: Tensor | None, w: Tensor, plan: Plan, out: Tensor, top_k: int, height: int, cut: ManyCut
 ) -> None:
-    """x: the sorted rows; None: rows of `gathered`, of which `w` has gate and up."""
+    """Sorted rows times the matrix of each one's expert, w [E, n, k] or [E, 2 * n, k] -> out [pairs, n].
+
+    Of the latter, gate and up, SiLU(gate) * up. x [pairs, k]: the sorted rows; None: rows of `gathered`.
+    """
     n, k = out.shape[1], w.shape[2]
     launch = launch_for(w.device)
     most = plan.capacity * -(-n // cut.block_n)

@@ -20,6 +20,7 @@ class TritonExperts:
         self.experts, self.hidden, self._inter = down.shape
         if gate_up.shape != (self.experts, 2 * self._inter, self.hidden):
             raise ValueError(f"gate_up {list(gate_up.shape)} does not belong to down {list(down.shape)}")
+        self.gate_up, self.down = gate_up, down
         self._gate_up = Matrices(gate_up)
         self._down = Matrices(down)
 

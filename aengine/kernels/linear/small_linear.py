@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.launch import LIGHT, Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
-from aengine.kernels.linear.low_rank import LARGEST, WIDTH, LowRank, add_low_rank, load_inner
+from aengine.kernels.linear.low_rank import LARGEST, WIDTH, LowRank, add_low_rank
 from aengine.kernels.linear.one_row import OneRowConfig, one_row
 from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
@@ -41,7 +41,7 @@ def not_before(x, OVERLAP: tl.constexpr):
 
 
 @keep_variants
-@triton.jit(do_not_specialize=["m"])
+@triton.jit(do_not_specialize=["m", "capacity"])
 def _small_linear_kernel(
     x_ptr,  # [m, K]
     w_ptr,  # [N, K]
@@ -50,13 +50,13 @@ def _small_linear_kernel(
     out_ptr,  # [m, N]
     part_ptr,  # [tiles, SPLITS, M, BLOCK_N] float32
     arrived_ptr,  # [tiles] int32, zero between launches
-    inner_ptr,  # [m, R] float32; this and those up to `count_ptr` RANK only
+    inner_ptr,  # [m, R // RANK, capacity, RANK]; this and those up to `count_ptr` RANK only
     b_ptr,  # [places, N, RANK]
     parts_ptr,  # [N] int8
-    own_ptr,  # [m]
-    tiles_ptr,  # [tiles]
+    tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
     m,
+    capacity,
     N: tl.constexpr,
     K: tl.constexpr,
     M: tl.constexpr,  # m, padded to the height of a matrix product
@@ -91,15 +91,12 @@ def _small_linear_kernel(
     w_early = tl.load(w_rows + early_k)
     if RANK:
         part = tl.load(parts_ptr + tile * BLOCK_N).to(tl.int32)  # of the whole tile
-        own = tl.load(own_ptr + rows_m, mask=rows_m < m, other=-1)
         count = tl.load(count_ptr)
-    if OVERLAP:
+    elif OVERLAP:
         gdc_wait()
     x_early = tl.load(x_rows + early_k, mask=used, other=0.0)
     if ADD and SPLITS == 1:  # on its way while the weights stream
         residual = _load_residual(residual_ptr, m, n, rows_m, N)
-    if RANK:
-        inner = load_inner(inner_ptr, rows_m, own, part, R, RANK, WIDTH).to(b_ptr.dtype.element_ty)
     acc = tl.zeros([BLOCK_N, M] if WEIGHT_FIRST else [M, BLOCK_N], tl.float32)
     for step in tl.range(EARLY, PIECE, BLOCK_K, num_stages=STAGES):
         if (PIECE - EARLY) % BLOCK_K == 0:
@@ -114,9 +111,11 @@ def _small_linear_kernel(
         else:
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
     if RANK:
+        if OVERLAP:  # the kernel before has itself waited for x, and computes inner meanwhile
+            gdc_wait()
         acc = add_low_rank(
-            acc, inner, b_ptr, n, own, tiles_ptr, count, split, SPLITS,
-            N, RANK, WIDTH, WEIGHT_FIRST, PRECISION, STAGES,
+            acc, inner_ptr, b_ptr, rows_m, m, n, part, tiles_ptr, capacity, count, split, SPLITS,
+            N, R, RANK, WIDTH, WEIGHT_FIRST, PRECISION, STAGES,
         )  # fmt: skip
 
     # Before the loop, the use of x_early would hold up the loop's first loads; here, nothing.
@@ -275,6 +274,12 @@ class SmallLinear:
             return False
         return linear_config(m, n, k, x.element_size(), launch_for(x.device)) is not None
 
+    def single(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether x is a single row, for the kernel of one: its `low_rank` has another form."""
+        if len(x) != 1 or not weight.is_contiguous():
+            return False
+        return isinstance(linear_config(1, *weight.shape, x.element_size(), launch_for(x.device)), OneRowConfig)
+
     def norms(self, x: Tensor, weight: Tensor) -> bool:
         """Whether the norm of x comes for free: of a single row, which every program reads whole."""
         if len(x) != 1 or not weight.is_contiguous():
@@ -331,7 +336,7 @@ class SmallLinear:
         )
         _small_linear_kernel[(tiles * config.splits,)](
             x, weight, x if bias is None else bias, x if residual is None else residual,
-            out, parts, arrived, *_tensors(low_rank, x), m,
+            out, parts, arrived, *_tensors(low_rank, x), m, 0 if low_rank is None else low_rank.capacity,
             N=n, K=k, M=padded, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
             STAGES=config.stages, EARLY=config.early, WEIGHT_FIRST=config.weight_first, BIAS=bias is not None,
             ADD=residual is not None, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
@@ -342,14 +347,11 @@ class SmallLinear:
 
 def _tensors(low_rank: LowRank | None, absent: Tensor) -> tuple[Tensor, ...]:
     if low_rank is None:
-        return (absent,) * 6
-    return (
-        *(low_rank.inner, low_rank.b, low_rank.parts),
-        *(low_rank.own, low_rank.tiles, low_rank.count),
-    )
+        return (absent,) * 5
+    return low_rank.inner, low_rank.b, low_rank.parts, low_rank.tiles, low_rank.count
 
 
 def _sizes(low_rank: LowRank | None) -> dict[str, int]:
     if low_rank is None:
         return {"RANK": 0, "R": 0, "WIDTH": 0}
-    return {"RANK": low_rank.rank, "R": low_rank.inner.shape[1], "WIDTH": max(WIDTH, low_rank.rank)}
+    return {"RANK": low_rank.rank, "R": low_rank.inner.shape[1] * low_rank.rank, "WIDTH": max(WIDTH, low_rank.rank)}

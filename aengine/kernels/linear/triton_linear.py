@@ -27,6 +27,10 @@ class TritonLinear:
         """Whether methods take a `low_rank` of so many rows, of adapters of this rank; outputs: of each part."""
         return self._few_rows.adds(rows, self._weight, outputs, rank)
 
+    def single(self, x: Tensor) -> bool:
+        """Whether x is a single row, for the kernel of one: its `low_rank` has another form."""
+        return self._few_rows.single(x, self._weight)
+
     def norms(self, x: Tensor) -> bool:
         """Whether `after` is one kernel, so that its `low_rank` is of x times the norm's weight alone."""
         return self._few_rows.norms(x, self._weight)

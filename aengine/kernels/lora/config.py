@@ -10,6 +10,7 @@ from aengine.kernels.launch import Launch, power_of_two
 from aengine.kernels.lora.expand import ExpandConfig
 from aengine.kernels.lora.order import AT_ONCE, LOW_UP_TO, most_tiles_of
 from aengine.kernels.lora.shrink import ShrinkConfig
+from aengine.kernels.lora.shrink_few import ShrinkFewConfig
 from aengine.kernels.lora.shrink_row import ShrinkRowConfig
 
 FEW_TILES = 32
@@ -53,8 +54,16 @@ def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, l
 
 
 @lru_cache
+def shrink_few_config(k: int, element_size: int) -> ShrinkFewConfig:
+    """Of 2 to 64 rows, whose product streams its weight meanwhile."""
+    if element_size > 2:
+        return ShrinkFewConfig(16, 32, 4, 2, 4, 1)
+    return ShrinkFewConfig(16, 128, 8, 3, 2, 4) if k <= 4096 else ShrinkFewConfig(16, 128, 16, 3, 2, 2)
+
+
+@lru_cache
 def expand_config(height: int, element_size: int) -> ExpandConfig:
     """height: of a tile of tokens."""
     if element_size > 2:
         return ExpandConfig(32, 4)
-    return ExpandConfig(256, 4) if height <= 16 else ExpandConfig(128, 4)
+    return ExpandConfig(256, 4) if height <= 16 else ExpandConfig(128, 8)

@@ -1,12 +1,12 @@
 """y += B inner of each token's own adapter, for any mix of adapters: what follows a product that cannot add it itself.
 
-A program owns some columns of y; several share the tiles of tokens of one adapter between them. Tokens without an
-adapter are not touched.
+A program owns a tile of tokens of one adapter and some columns of y. Tokens without an adapter are not touched.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import triton
@@ -20,7 +20,7 @@ from aengine.kernels.variants import keep_variants
 
 
 @keep_variants
-@triton.jit(do_not_specialize=["capacity", "lanes"])
+@triton.jit(do_not_specialize=["capacity"])
 def _expand_kernel(
     y_ptr,  # [tokens, N]
     inner_ptr,  # [tokens, R] float32
@@ -30,67 +30,75 @@ def _expand_kernel(
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
     capacity,
-    lanes,
     N: tl.constexpr,
     R: tl.constexpr,
     RANK: tl.constexpr,
     HEIGHT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    WHOLE: tl.constexpr,  # the columns of each program are of one part, and all there
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     n = tl.program_id(0) % BLOCKS * BLOCK_N + tl.arange(0, BLOCK_N)
-    lane = tl.program_id(0) // BLOCKS
+    tile = tl.program_id(0) // BLOCKS
     if OVERLAP:
         gdc_launch_dependents()
-    r = tl.arange(0, BLOCK_R)
-    part_n = tl.load(part_ptr + tl.minimum(n, N - 1)).to(tl.int32)
-    first = tl.min(part_n, axis=0)
-    last = tl.max(part_n, axis=0)
-    if OVERLAP:
         gdc_wait()
-    for tile in tl.range(lane, tl.load(count_ptr), lanes, num_stages=1):
-        place = tl.load(tiles_ptr + tile)
+    if tile < tl.load(count_ptr):
+        place = tl.load(tiles_ptr + tile).to(tl.int64)
         end = tl.load(tiles_ptr + 2 * capacity + tile)
         at = tl.load(tiles_ptr + capacity + tile) + tl.arange(0, HEIGHT)
         used = (at < end)[:, None]
         token = tl.load(order_ptr + at, mask=at < end, other=0).to(tl.int64)[:, None]
-        b_rows = (b_ptr + place.to(tl.int64) * (N * RANK) + tl.minimum(n, N - 1) * RANK)[:, None]
         y_at = y_ptr + token * N + n[None, :]
-        inside = used & (n < N)[None, :]
+        inside = used if WHOLE else used & (n < N)[None, :]
         y = tl.load(y_at, mask=inside, other=0.0)
+        r = tl.arange(0, BLOCK_R)[None, :]
+        b_rows = (b_ptr + place * (N * RANK) + tl.minimum(n, N - 1) * RANK)[:, None]
+        rows = inner_ptr + token * R
         acc = tl.zeros([HEIGHT, BLOCK_N], tl.float32)
-        for part in tl.range(first, last + 1, num_stages=1):  # mostly one
-            for begin in tl.range(0, RANK, BLOCK_R, num_stages=1):
-                within = (begin + r < RANK)[None, :]
-                b = tl.load(b_rows + begin + r[None, :], mask=within & (part_n == part)[:, None], other=0.0)
-                row = inner_ptr + token * R + part * RANK + begin + r[None, :]
-                inner = tl.load(row, mask=used & within, other=0.0)
+        if WHOLE:
+            part = tl.load(part_ptr + tl.program_id(0) % BLOCKS * BLOCK_N).to(tl.int32)
+            for begin in tl.static_range(0, RANK, BLOCK_R):
+                b = tl.load(b_rows + begin + r)
+                inner = tl.load(rows + part * RANK + begin + r, mask=used, other=0.0)
                 acc = tl.dot(inner.to(b.dtype), tl.trans(b), acc, input_precision=PRECISION)
+        else:
+            part_n = tl.load(part_ptr + tl.minimum(n, N - 1)).to(tl.int32)
+            for part in tl.range(tl.min(part_n, axis=0), tl.max(part_n, axis=0) + 1, num_stages=1):
+                for begin in tl.range(0, RANK, BLOCK_R, num_stages=1):
+                    within = begin + r < RANK
+                    b = tl.load(b_rows + begin + r, mask=within & (part_n == part)[:, None], other=0.0)
+                    inner = tl.load(rows + part * RANK + begin + r, mask=used & within, other=0.0)
+                    acc = tl.dot(inner.to(b.dtype), tl.trans(b), acc, input_precision=PRECISION)
         tl.store(y_at, (y.to(tl.float32) + acc).to(y.dtype), mask=inside)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """How one shape is cut up. programs: about so many for each processor, which share the tiles."""
+    """How one shape is cut up."""
 
     block_n: int
     warps: int
-    programs: int = 8
 
 
-def expand(inner: Tensor, b: Tensor, parts: Tensor, y: Tensor, order: TokenOrder, config: ExpandConfig) -> Tensor:
-    """inner as of `shrink`, b [places, n, rank], parts int8 [n], y [tokens, n], which is added to and returned."""
+def expand(
+    inner: Tensor, b: Tensor, parts: Tensor, outputs: Sequence[int], y: Tensor, order: TokenOrder, config: ExpandConfig
+) -> Tensor:
+    """inner as of `shrink`, b [places, n, rank], y [tokens, n], which is added to and returned.
+
+    parts int8 [n]: the part of each column; outputs: how many each part has.
+    """
     r, (_, n, rank) = inner.shape[1], b.shape
-    launch = launch_for(y.device)
-    blocks = -(-n // config.block_n)
-    lanes = min(order.capacity, -(-config.programs * launch.processors // blocks))
-    _expand_kernel[(lanes * blocks,)](
-        y, inner, b, parts, order.order, order.tiles, order.count, order.capacity, lanes,
-        N=n, R=r, RANK=rank, HEIGHT=order.height, BLOCK_N=config.block_n,
-        BLOCK_R=min(64, max(16, power_of_two(rank))), PRECISION="ieee" if b.element_size() > 2 else "tf32",
-        OVERLAP=launch.overlap, num_warps=config.warps, num_stages=1, launch_pdl=launch.overlap,
+    overlap = launch_for(y.device).overlap
+    block_r = min(64, max(16, power_of_two(rank)))
+    whole = all(width % config.block_n == 0 for width in outputs) and rank % block_r == 0
+    _expand_kernel[(order.capacity * -(-n // config.block_n),)](
+        y, inner, b, parts, order.order, order.tiles, order.count, order.capacity,
+        N=n, R=r, RANK=rank, HEIGHT=order.height, BLOCK_N=config.block_n, BLOCK_R=block_r, WHOLE=whole,
+        PRECISION="ieee" if b.element_size() > 2 else "tf32", OVERLAP=overlap, num_warps=config.warps, num_stages=1,
+        launch_pdl=overlap,
     )  # fmt: skip
     return y

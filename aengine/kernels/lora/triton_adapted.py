@@ -10,10 +10,11 @@ from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.low_rank import LowRank
 from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
-from aengine.kernels.lora.config import expand_config, shrink_config, shrink_row_config
+from aengine.kernels.lora.config import expand_config, shrink_config, shrink_few_config, shrink_row_config
 from aengine.kernels.lora.expand import expand
 from aengine.kernels.lora.order import TokenOrder
-from aengine.kernels.lora.shrink import MOST_COLUMNS, shrink
+from aengine.kernels.lora.shrink import shrink
+from aengine.kernels.lora.shrink_few import shrink_few
 from aengine.kernels.lora.shrink_row import shrink_row
 from aengine.kernels.norms import silu_mul
 from aengine.kernels.parts import Parts
@@ -62,15 +63,11 @@ class TritonAdapted:
         """y [tokens, outputs], which is used up, and what the adapters make of x [tokens, inputs]."""
         if not len(x):
             return y
-        order, b = self._order, self._weights.b
-        inner, _ = self._shrink(x)
-        return expand(inner, b, self._parts, y, order, expand_config(order.height, b.element_size()))
-
-    def _shrink(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
-        order, a = self._order, self._weights.a
-        launch = launch_for(x.device)
-        config = shrink_config(order.capacity, order.height, *a.shape[1:], a.element_size(), launch)
-        return shrink(x.contiguous(), a, order, config, self._scratch, norm, silu)
+        order, (a, b) = self._order, (self._weights.a, self._weights.b)
+        config = shrink_config(order.capacity, order.height, *a.shape[1:], a.element_size(), launch_for(x.device))
+        inner = shrink(x.contiguous(), a, order, config, self._scratch)
+        cut = expand_config(order.height, b.element_size())
+        return expand(inner, b, self._parts, self._weights.outputs, y, order, cut)
 
 
 class DenseAdapted(TritonAdapted):
@@ -85,48 +82,51 @@ class DenseAdapted(TritonAdapted):
     def __call__(self, x: Tensor) -> Tensor:
         if not self._adds(len(x)):
             return super().__call__(x)
-        inner, x = self._inner(x)
-        return self._dense(x, self._low_rank(inner))
+        x = x.contiguous()
+        return self._dense(x, self._low_rank(x))
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
         if not self._adds(len(x)):
             return super().add_to(x, residual)
-        inner, x = self._inner(x)
-        return self._dense.add_to(x, residual, self._low_rank(inner))
+        x = x.contiguous()
+        return self._dense.add_to(x, residual, self._low_rank(x))
 
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
-        if not self._adds(len(gate_up)):
+        if not self._adds(len(gate_up)) or not self._dense.single(gate_up):
             return super().add_gated_to(gate_up, residual)
-        inner, x = self._inner(gate_up, silu=True)
-        return self._dense.add_to(x, residual, self._low_rank(inner))
+        inner, x = self._row(gate_up, silu=True)
+        return self._dense.add_to(x, residual, self._given(inner))
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        if not self._adds(len(gate_up)):
+        if not self._adds(len(gate_up)) or not self._dense.single(gate_up):
             return super().gated(gate_up)
-        inner, x = self._inner(gate_up, silu=True)
-        return self._dense(x, self._low_rank(inner))
+        inner, x = self._row(gate_up, silu=True)
+        return self._dense(x, self._given(inner))
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
-        rows = len(x)
-        if not self._adds(rows) or (rows > 1 and self.inputs > MOST_COLUMNS):
+        if not self._adds(len(x)) or not self._dense.norms(x):
             return super().after(norm, x)
-        if rows == 1 and not self._dense.norms(x):
-            return self(norm(x))
-        inner, x = self._inner(x, norm)
-        return self._dense.after(norm, x, self._low_rank(inner)) if rows == 1 else self._dense(x, self._low_rank(inner))
+        inner, x = self._row(x, norm)
+        return self._dense.after(norm, x, self._given(inner))
 
     def _adds(self, rows: int) -> bool:
         weights = self._weights
         return self._tokens.places is not None and self._dense.adds(rows, weights.outputs, weights.rank)
 
-    def _inner(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
-        """A x, and x for the product: of one row before its norm, of several behind it."""
-        if len(x) > 1:
-            return self._shrink(x, norm, silu)
+    def _low_rank(self, x: Tensor) -> LowRank:
+        """A x, and what else the product needs. Nothing is to be launched between this and the product."""
+        if self._dense.single(x):
+            return self._given(self._row(x)[0])
+        order, a = self._order, self._weights.a
+        config = shrink_few_config(a.shape[2], a.element_size())
+        return self._given(shrink_few(x, a, self._weights.rank, order, config, self._scratch))
+
+    def _row(self, x: Tensor, norm: Norm | None = None, silu: bool = False) -> tuple[Tensor, Tensor]:
+        """A x of one row, and x for the product: before the norm, or SiLU(gate) * up."""
         a = self._weights.a
         config = shrink_row_config(*a.shape[1:])
         return shrink_row(x.contiguous(), a, self._order.places, config, norm, silu)
 
-    def _low_rank(self, inner: Tensor) -> LowRank:
+    def _given(self, inner: Tensor) -> LowRank:
         order = self._order
-        return LowRank(inner, self._weights.b, self._parts, order.places, order.own, order.tiles, order.count)
+        return LowRank(inner, self._weights.b, self._parts, order.places, order.tiles, order.count)

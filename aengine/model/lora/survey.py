@@ -28,7 +28,7 @@ def survey(
     """The room for so many places. folders: of the adapters that are named.
 
     max_rank: None: the highest of theirs. loading: whether others may come, which change any linear of the layers.
-    experts: whether the device can compute with adapters of experts. Raises `AdapterError`, which names the adapter.
+    experts: whether there are kernels for adapters of the experts. Raises `AdapterError`, which names the adapter.
     """
     rank, kinds = LEAST_RANK, set[str]()
     of_experts = {kind_of(site) for site in linears.sites if EXPERTS in site}
@@ -39,8 +39,8 @@ def survey(
             raise AdapterError(f"lora: {name}: {error}") from None
         if changed & of_experts and not experts:
             raise AdapterError(
-                f"lora: {name}: {folder} changes the matrices of experts, which is computed on a CPU alone so far; "
-                f"leave it out, or merge it into the base model"
+                f"lora: {name}: {folder} changes the matrices of experts, for which there are no kernels where they "
+                f"are quantised or have biases; leave it out, or merge it into the base model"
             )
         rank = max(rank, own)
         kinds |= changed

@@ -104,7 +104,7 @@ class GraphedExecutor(StepExecutor):
         own = self._draws_from_own(plan, row_list)
         head = self._decoder.own_logits if own else self._decoder.logits
         logits = head(hidden[: len(row_list)], adapters) if row_list else None
-        pools = pool_chunks(plan, hidden[len(row_list) :], self._decoder, rows.upload) if plan.pooled else None
+        pools = pool_chunks(plan, hidden[len(row_list) :], self._decoder, rows) if plan.pooled else None
         return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums, pools=pools, own=own)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:

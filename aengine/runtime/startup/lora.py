@@ -10,6 +10,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.load import adaptable_linears
 from aengine.model.lora.survey import survey
+from aengine.model.spec import ExpertsSpec
 from aengine.runtime.adapters import Filler, RankedPlaces
 
 
@@ -23,6 +24,12 @@ def make_room(config: EngineConfig, model: ModelConfig, experts: bool) -> ModelC
     folders = {name: Path(folder) for name, folder in config.lora.items()}
     linears = adaptable_linears(model)
     return model.with_room(survey(folders, linears, places, config.max_lora_rank, config.lora_loading, experts))
+
+
+def adapts_experts(model: ModelConfig) -> bool:
+    """Whether a GPU has kernels for adapters of the model's experts: of floats, without biases or clamped gates."""
+    experts = [layer.ffn for layer in model.layers if isinstance(layer.ffn, ExpertsSpec)]
+    return not (model.fp8 or model.int4 or any(spec.biases or spec.clamp for spec in experts))
 
 
 def places_of(decoders: Sequence[Decoder], fillers: Sequence[Filler], base: Path | None) -> RankedPlaces | None:

@@ -37,7 +37,7 @@ from aengine.runtime.startup.compile_ahead import compile_ahead
 from aengine.runtime.startup.cuda_memory import GIB, Budget, room_for_kv
 from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.job import Job
-from aengine.runtime.startup.lora import make_room, places_of
+from aengine.runtime.startup.lora import adapts_experts, make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import check_length, host_slots, size_pool
 from aengine.runtime.startup.state_sizing import states_of_rows
@@ -68,7 +68,7 @@ def start_cuda(
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
-    model = make_room(config, model, experts=False)
+    model = make_room(config, model, experts=adapts_experts(model))
     gpus = choose_gpus(config, model, dtype, device)
     model = model.over(len(gpus))
     lora = model.lora is not None

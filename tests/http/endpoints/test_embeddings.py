@@ -14,10 +14,12 @@ import openai
 import pytest
 
 import aengine
+from aengine.client import Client
 from tests.engine.conftest import idle
 from tests.engine.pooling.checkpoints import HIDDEN, hidden_states, write
 from tests.http.demo_server import DemoEngine, hosted_demo
 from tests.http.serving import raw_request
+from tests.model.lora.adapters import write_adapter
 
 pytestmark = pytest.mark.anyio
 
@@ -187,6 +189,28 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-classifier")
     write(folder, "qwen2", "classes", id2label={0: "bad", 1: "fine", 2: "good"})
     return folder
+
+
+async def test_the_models_name_chooses_an_adapter(folder: Path, tmp_path: Path) -> None:
+    base = write(tmp_path / "base", "qwen3", "none", is_matryoshka=True)
+    merged = write_adapter(base, tmp_path / "law", task_type="FEATURE_EXTRACTION")
+    engine = DemoEngine(
+        model=str(folder), max_model_len=256, num_pages=200, kv_cache_gib=None, lora={"law": str(tmp_path / "law")}
+    )
+    async with hosted_demo(engine) as url, httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
+        for name, model in (("law", merged), (engine.model_name, base)):
+            answer = (await client.post("/v1/embeddings", json={"input": TEXTS[:1], "model": name})).json()
+            vector = hidden_states(model, engine.tokenizer.encode_now(TEXTS[0]))[-1]
+            assert answer["model"] == name
+            assert answer["data"][0]["embedding"] == close((vector / vector.norm()).tolist())
+        for path, body in (("/v1/embeddings", {"input": "a"}), ("/score", {"text_1": "a", "text_2": "b"})):
+            refused = await client.post(path, json={**body, "model": "nolaw"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+        async with Client(url) as remote:
+            assert list((await remote.embed(TEXTS[0], adapter="law")).vectors[0]) == list(
+                (await engine.embed(TEXTS[0], adapter="law")).vectors[0]
+            )
+        await idle(engine)
 
 
 async def test_classes(classifier: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 pytest.importorskip("triton")  # comes with the runner's kernels
@@ -35,6 +36,7 @@ from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.unpacking import unpacking
 from aengine.kernels.offline import OfflineDriver
 from aengine.model.config import ModelConfig
+from aengine.model.lora.files import WEIGHTS
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
@@ -62,6 +64,7 @@ FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128,
 FP8_STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 INT4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
 LORA: dict[str, Any] = {"lora_loading": True, "max_loras": 2}
+OF_EXPERTS: dict[str, Any] = LORA | {"lora": {"of-experts": "adapter"}}  # below the test's folder
 GIB = 2**30
 
 
@@ -206,6 +209,20 @@ def checkpoint(folder: Path, kv_heads: int, more: dict[str, Any]) -> Path:
     return folder
 
 
+def with_adapters(knobs: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The knobs, where they name adapters with a folder that holds one of an expert."""
+    if "lora" not in knobs:
+        return knobs
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    expert = "base_model.model.model.layers.0.mlp.experts.0.gate_proj"
+    factors = {"A": torch.randn(8, 1024), "B": torch.randn(256, 8)}
+    save_file({f"{expert}.lora_{name}.weight": factor for name, factor in factors.items()}, adapter / WEIGHTS)
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["gate_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    return knobs | {"lora": {name: str(adapter) for name in knobs["lora"]}}
+
+
 def serve(runtime: Runtime, rows: int) -> int:
     """Requests of every kind, alone and many at a time; how many steps they took."""
     scheduler = Scheduler(
@@ -265,6 +282,7 @@ def serve(runtime: Runtime, rows: int) -> int:
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | FP8_STATIC, id="fp8-static-not-captured"),
         pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
         pytest.param("flash-attn-4", 40, 8, LORA, TWO, id="adapters"),
+        pytest.param("flash-attn-4", 40, 8, OF_EXPERTS, EXPERTS, id="adapters-of-experts"),
         pytest.param("flash-attn-2", 5, 8, LORA | {"cuda_graphs": False}, TWO | FP8, id="adapters-no-graphs-fp8"),
     ],
 )
@@ -279,6 +297,7 @@ def test_nothing_is_compiled_while_serving(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of(attention, compiled.flash))
+    knobs = with_adapters(knobs, tmp_path)
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
@@ -305,6 +324,7 @@ def test_nothing_is_compiled_while_serving(
         pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
         pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, {}, id="fp8-short-steps"),
         pytest.param("flash-attn-4", 40, LORA, TWO, id="adapters"),
+        pytest.param("flash-attn-4", 40, OF_EXPERTS, EXPERTS, id="adapters-of-experts"),
         pytest.param("flash-attn-2", 5, LORA | {"kv_cache_gib": 0.25}, TWO | INT4, id="adapters-not-captured-int4"),
     ],
 )
@@ -318,6 +338,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of(attention, compiled.flash))
+    knobs = with_adapters(knobs, tmp_path)
     monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: attention == "flash-attn-4")
     config = EngineConfig(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs

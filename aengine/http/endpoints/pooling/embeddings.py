@@ -40,7 +40,7 @@ _classify_decoder = msgspec.json.Decoder(ClassifyRequest)
 class Embeddings(Endpoint):
     async def create(self, request: Request) -> Response:
         engine, body = await self._accept(request, _embedding_decoder)
-        model = self._state.check_model(body.model)
+        model = self._state.choose_model(body.model)
         request_id = f"embd-{uuid.uuid4().hex}"
         with renamed_param(_NAMES), abortable(request, engine, request_id):
             found = await engine.embed(
@@ -50,6 +50,7 @@ class Embeddings(Endpoint):
                 request_id=request_id,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
+                adapter=model.adapter,
             )
         in_base64 = body.encoding_format == "base64"
 
@@ -59,12 +60,12 @@ class Embeddings(Endpoint):
 
         each = max(1, _SLICE_FLOATS // len(found.vectors[0]))
         encoded = await encoded_list(list(enumerate(found.vectors)), data, each)
-        answer = {"object": "list", "data": encoded, "model": model, "usage": usage_of(found.usage)}
+        answer = {"object": "list", "data": encoded, "model": model.name, "usage": usage_of(found.usage)}
         return Response(b"".join(document(answer)), media_type="application/json")
 
     async def classify(self, request: Request) -> Response:
         engine, body = await self._accept(request, _classify_decoder)
-        model = self._state.check_model(body.model)
+        model = self._state.choose_model(body.model)
         request_id = f"classify-{uuid.uuid4().hex}"
         with renamed_param(_NAMES), abortable(request, engine, request_id):
             found = await engine.classify(
@@ -72,6 +73,7 @@ class Embeddings(Endpoint):
                 request_id=request_id,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
+                adapter=model.adapter,
             )
         data = [
             ClassifiedData(index, one.label, list(one.probabilities), len(one.probabilities))
@@ -79,7 +81,7 @@ class Embeddings(Endpoint):
         ]
         created = int(time.time())
         return json_response(
-            ClassifyBody(id=request_id, created=created, model=model, data=data, usage=usage_of(found.usage))
+            ClassifyBody(id=request_id, created=created, model=model.name, data=data, usage=usage_of(found.usage))
         )
 
 

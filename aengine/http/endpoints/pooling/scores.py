@@ -32,7 +32,7 @@ _rerank_decoder = msgspec.json.Decoder(RerankRequest)
 class Scores(Endpoint):
     async def score(self, request: Request) -> Response:
         engine, body = await self._accept(request, _score_decoder)
-        model = self._state.check_model(body.model)
+        model = self._state.choose_model(body.model)
         names, queries, documents = _texts(body)
         request_id = f"score-{uuid.uuid4().hex}"
         with renamed_param(names), abortable(request, engine, request_id):
@@ -43,16 +43,17 @@ class Scores(Endpoint):
                 request_id=request_id,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
+                adapter=model.adapter,
             )
         data = [ScoreData(index=index, score=score) for index, score in enumerate(found.values)]
         created = int(time.time())
         return json_response(
-            ScoreBody(id=request_id, created=created, model=model, data=data, usage=usage_of(found.usage))
+            ScoreBody(id=request_id, created=created, model=model.name, data=data, usage=usage_of(found.usage))
         )
 
     async def rerank(self, request: Request) -> Response:
         engine, body = await self._accept(request, _rerank_decoder)
-        model = self._state.check_model(body.model)
+        model = self._state.choose_model(body.model)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         request_id = f"rerank-{uuid.uuid4().hex}"
         with renamed_param({"prompt": "documents", "queries": "query"}), abortable(request, engine, request_id):
@@ -64,6 +65,7 @@ class Scores(Endpoint):
                 request_id=request_id,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
+                adapter=model.adapter,
             )
         shown = body.return_documents is not False
         results = [
@@ -75,7 +77,9 @@ class Scores(Endpoint):
             for one in found.results
         ]
         usage = usage_of(found.usage)
-        return json_response(RerankBody(request_id, model, usage, RankMeta(RankTokens(usage.prompt_tokens)), results))
+        return json_response(
+            RerankBody(request_id, model.name, usage, RankMeta(RankTokens(usage.prompt_tokens)), results)
+        )
 
 
 def _texts(body: ScoreRequest) -> tuple[dict[str, str], str | list[str], str | list[str]]:
