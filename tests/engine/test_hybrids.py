@@ -121,6 +121,7 @@ async def test_what_prompts_share_is_found(checkpoint: tuple[Path, list[tuple[in
             assert answer.usage.cached_tokens == 0
 
 
+@pytest.mark.slow
 async def test_the_next_turn_of_a_chat_finds_the_last_answer(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     folder, _ = checkpoint
     chat = list(SHARED)
