@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 settings.register_profile(
     "quick",
-    max_examples=40,
+    max_examples=20,
     deadline=None,  # the machine may be busy
     derandomize=True,
     database=None,
@@ -32,7 +32,7 @@ settings.register_profile(
         HealthCheck.data_too_large,
     ],
 )
-settings.register_profile("thorough", settings.get_profile("quick"), max_examples=300)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=200)
 settings.load_profile("quick")
 
 

@@ -124,9 +124,9 @@ async def test_they_are_listed_with_what_they_take(engine: aengine.Engine, writt
 async def test_one_is_loaded_and_unloaded_beside_a_running_stream(
     engine: aengine.Engine, written: Written, alone: dict[str | None, tuple[int, ...]]
 ) -> None:
-    expected = await engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 300})
-    running = asyncio.create_task(engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 300}))
-    for _ in range(3):
+    expected = await engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 150})
+    running = asyncio.create_task(engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 150}))
+    for _ in range(2):
         for name in ("a2", "a3", "a4"):
             await engine.load_adapter(name, written.paths[name])
             assert (await engine.complete(PROMPT, adapter=name, **GREEDY)).token_ids == alone[name]
@@ -137,7 +137,7 @@ async def test_one_is_loaded_and_unloaded_beside_a_running_stream(
 
 
 async def test_unloading_waits_for_those_who_have_it_and_refuses_everyone_else(engine: aengine.Engine) -> None:
-    stream = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 200})
+    stream = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 60})
     await stream.take()
     unloading = asyncio.create_task(engine.unload_adapter("a0"))
     await anyio.lowlevel.checkpoint()
@@ -193,8 +193,8 @@ async def test_replaced_in_place_old_streams_go_on_and_new_ones_get_the_new(
 ) -> None:
     with pytest.raises(InvalidRequestError, match="already been loaded"):
         await engine.load_adapter("a0", written.paths["a2"])
-    whole = await engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 200})
-    old = asyncio.create_task(engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 200}))
+    whole = await engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 100})
+    old = asyncio.create_task(engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 100}))
     await anyio.sleep(0.01)
     await engine.load_adapter("a0", written.paths["a2"], replace=True)
     new = await engine.complete(PROMPT, adapter="a0", **GREEDY)
@@ -371,28 +371,42 @@ def logprobs(completion: aengine.Completion) -> list[float]:
     return [score.logprob for score in scores] + [score.logprob for score in prompts]
 
 
+@pytest.fixture(scope="module")
+def lone(written: Written) -> list[aengine.Completion]:
+    """What each of `ASKED` gets with nothing beside it."""
+
+    async def one_by_one() -> list[aengine.Completion]:
+        async with serving(lora=written.paths, prefix_cache=False, lookahead=False) as engine:
+            return [await engine.complete(prompt, **options) for prompt, options in ASKED]
+
+    return asyncio.run(one_by_one())
+
+
+PREEMPTING: dict[str, Any] = {"num_pages": 60, "page_size": 3, "max_model_len": 128}
+ASKED = requests([None, *(f"a{number}" for number in range(COUNT))], 36, seed=5)
+
+
 @pytest.mark.parametrize(
     "knobs",
     [
         {},
-        {"max_loras": 2, "num_pages": 60, "page_size": 3, "max_model_len": 128},  # preempting
-        {"max_loras": 1, "max_num_seqs": 3},
-        {"max_loras": 2, "lookahead": False},
-        {"max_loras": 2, "max_step_tokens": 16, "max_num_seqs": 16},
-        {"max_loras": 2, "tensor_parallel_size": 2},
-        {"max_loras": 2, "tensor_parallel_size": 2, "num_pages": 60, "page_size": 3, "max_model_len": 128},
+        {"max_loras": 2, **PREEMPTING},
+        pytest.param({"max_loras": 1, "max_num_seqs": 3}, marks=pytest.mark.slow),
+        pytest.param({"max_loras": 2, "lookahead": False}, marks=pytest.mark.slow),
+        pytest.param({"max_loras": 2, "max_step_tokens": 16, "max_num_seqs": 16}, marks=pytest.mark.slow),
+        pytest.param({"max_loras": 2, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
+        pytest.param({"max_loras": 2, "tensor_parallel_size": 2, **PREEMPTING}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-async def test_however_busy_everyone_gets_what_they_get_alone(knobs: dict[str, Any], written: Written) -> None:
+async def test_however_busy_everyone_gets_what_they_get_alone(
+    knobs: dict[str, Any], written: Written, lone: list[aengine.Completion]
+) -> None:
     """n, grammars, logprobs, penalties, preemption, several ranks; each with its own adapter, more than fit."""
-    asked = requests([None, *written.paths], 36, seed=5)
-    async with serving(lora=written.paths, prefix_cache=False, lookahead=False) as engine:
-        expected = [await engine.complete(prompt, **options) for prompt, options in asked]
     async with serving(lora=written.paths, **knobs) as engine:
-        got = await asyncio.gather(*(engine.complete(prompt, **options) for prompt, options in asked))
+        got = await asyncio.gather(*(engine.complete(prompt, **options) for prompt, options in ASKED))
         stats = engine.stats()
-    for one, other, (_, options) in zip(got, expected, asked, strict=True):
+    for one, other, (_, options) in zip(got, lone, ASKED, strict=True):
         assert answer(one) == answer(other), options
         assert logprobs(one) == pytest.approx(logprobs(other), abs=1e-3)
     assert (stats.preemptions > 0) == ("num_pages" in knobs)

@@ -63,7 +63,7 @@ async def test_among_31_others_as_alone(expected: list[tuple[int, ...]]) -> None
     assert ids == expected
 
 
-ALWAYS = ("no lookahead", "small pool, preempting", "chunks of 8")  # the others among the slow tests
+ALWAYS = ("small pool, preempting",)  # the others among the slow tests
 
 
 @pytest.mark.parametrize(

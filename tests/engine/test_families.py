@@ -16,11 +16,11 @@ pytestmark = pytest.mark.anyio
 
 VOCAB = 4096  # of the demo model's tokenizer
 ALWAYS = ("gemma3", "gpt-oss")  # the others among the slow tests
+PREEMPTING = "small pool, preempting"
 VARIANTS: dict[str, dict[str, object]] = {
     "lookahead": {},
-    "no lookahead": {"lookahead": False},
-    "small pool, preempting": {"num_pages": 60, "page_size": 3},
-    "chunks of 7": {"max_step_tokens": 16, "max_num_seqs": 9},
+    PREEMPTING: {"num_pages": 60, "page_size": 3},
+    "chunks of 7, no lookahead": {"max_step_tokens": 16, "max_num_seqs": 9, "lookahead": False},
 }
 
 
@@ -36,7 +36,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder, reference(model, vocab=VOCAB, least=8)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == PREEMPTING else pytest.mark.slow) for name in VARIANTS]
+)
 async def test_the_ids_are_those_of_transformers(name: str, subject: tuple[Path, Reference]) -> None:
     folder, expected = subject
     knobs = {"max_num_seqs": 32, "kv_cache_gib": 0.1, "max_model_len": 128, **VARIANTS[name]}
@@ -44,7 +46,7 @@ async def test_the_ids_are_those_of_transformers(name: str, subject: tuple[Path,
     async with aengine.Engine(str(folder), device="cpu", progress=False, **knobs) as engine:
         completions = await asyncio.gather(*(engine.complete(prompt, **greedy) for prompt in expected.prompts))
         assert [list(one.token_ids) for one in completions] == expected.ids
-        assert ("preempting" in name) == (engine.stats().preemptions > 0)
+        assert (name == PREEMPTING) == (engine.stats().preemptions > 0)
         prompt, ids = expected.prompts[-1], expected.ids[-1]  # one of the longest
         await engine.complete(prompt, **greedy)
         again = await engine.complete(prompt, n=3, **greedy)

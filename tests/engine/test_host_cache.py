@@ -26,9 +26,9 @@ pytestmark = pytest.mark.anyio
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 6}
 PAGE = 16
 CHATS = 9
-TOKENS = 320  # of each: together three times what the pool holds
+TOKENS = 192  # of each: together three times what the pool holds
 KNOBS: dict[str, Any] = {
-    "num_pages": CHATS * 22 // 3,
+    "num_pages": CHATS * (TOKENS // PAGE + 2) // 3,
     "max_num_seqs": 4,
     "host_cache_gib": 0.05,
     "progress": False,

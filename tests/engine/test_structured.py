@@ -111,11 +111,13 @@ def expected() -> list[tuple[int, ...]]:
     "knobs",
     [
         {},
-        {"lookahead": False},
-        {"num_pages": 45, "page_size": 4, "max_model_len": 170, "prefix_cache": False},
+        pytest.param({"lookahead": False}, marks=pytest.mark.slow),
+        pytest.param(
+            {"num_pages": 45, "page_size": 4, "max_model_len": 170, "prefix_cache": False}, marks=pytest.mark.slow
+        ),
         {"num_pages": 12, "page_size": 16, "max_model_len": 170},
         {"max_step_tokens": 8, "max_num_seqs": 8},
-        {"max_num_seqs": 2},
+        pytest.param({"max_num_seqs": 2}, marks=pytest.mark.slow),
     ],
     ids=["together", "no lookahead", "preempting", "preempting with a cache", "chunks of 8", "two rows"],
 )

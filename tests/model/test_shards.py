@@ -29,7 +29,7 @@ ALWAYS = (
     "phi3",
     "qwen3-5-linear-last",
 )  # the others among the slow tests
-COUNTS = (2, 4, 8)
+COUNTS = (pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow))
 NEW_TOKENS = 12
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 131}
 LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}  # of layers with a state

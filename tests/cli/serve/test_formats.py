@@ -12,13 +12,11 @@ from tests.cli.running import served
 from tests.model.quant.checkpoints import write_quantized
 from tests.model.quant.schemes import SCHEMES
 
-ALWAYS = ("fp8-blocks",)  # the others among the slow tests
 ASKED = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
-@pytest.mark.parametrize(
-    "scheme", [pytest.param(scheme, marks=() if scheme in ALWAYS else pytest.mark.slow) for scheme in SCHEMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
     folders = tmp_path / "quantised", tmp_path / "twin"
     write_quantized(scheme, "demo-moe", *folders)

@@ -32,6 +32,7 @@ def test_it_serves_what_it_says_and_leaves_with_0() -> None:
     assert "Traceback" not in rest
 
 
+@pytest.mark.slow
 def test_a_model_over_two_ranks_says_the_same() -> None:
     said = []
     for ranks in ("2", "1"):

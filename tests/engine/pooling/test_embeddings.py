@@ -130,15 +130,28 @@ async def test_those_who_generate_beside_it_draw_what_they_draw_alone(by_last: t
         assert np.allclose(matrix(found), unit(last(model)), **CLOSE)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "cuts"),
+    [
+        (1, (1, 5, 16)),
+        (2, (7,)),
+        pytest.param(1, range(1, 39), marks=pytest.mark.slow),
+        pytest.param(2, (1, 16), marks=pytest.mark.slow),
+    ],
+    ids=["some", "over two ranks", "all", "at more over two ranks"],
+)
 @pytest.mark.parametrize("kind", ["last", "mean"])
 async def test_cut_at_every_token(
-    by_last: tuple[Path, PreTrainedModel], by_mean: tuple[Path, PreTrainedModel], kind: str, ranks: int
+    by_last: tuple[Path, PreTrainedModel],
+    by_mean: tuple[Path, PreTrainedModel],
+    kind: str,
+    ranks: int,
+    cuts: Sequence[int],
 ) -> None:
     folder, model = by_last if kind == "last" else by_mean
     prompts = [SHARED[:37], SHARED[5:24]]
     expected = unit(last(model, prompts)) if kind == "last" else mean(model, prompts).numpy()
-    for tokens in range(1, 39) if ranks == 1 else (1, 7, 16):
+    for tokens in cuts:
         knobs = {"max_num_seqs": 1, "max_step_tokens": tokens, "tensor_parallel_size": ranks, "torch_threads": 1}
         async with running(folder, **knobs) as engine:
             assert np.allclose(matrix(await engine.embed(prompts)), expected, **CLOSE), tokens

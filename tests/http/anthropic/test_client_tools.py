@@ -107,7 +107,10 @@ async def test_tools_that_are_not_to_be_called(client: anthropic.AsyncAnthropic)
     assert counted == await client.messages.count_tokens(model=MODEL, messages=[user(QUESTION)])
 
 
-@pytest.mark.parametrize("question", [QUESTION, BOTH, "What is the capital of France?", SUM])
+@pytest.mark.parametrize(
+    "question",
+    [BOTH, *(pytest.param(text, marks=pytest.mark.slow) for text in (QUESTION, "What is the capital of France?", SUM))],
+)
 @pytest.mark.parametrize("thinking", [{"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}])
 async def test_streamed_pieces_make_the_same_message(
     client: anthropic.AsyncAnthropic, question: str, thinking: Any

@@ -287,9 +287,9 @@ async def test_an_unloading_whose_client_leaves_goes_on_and_refuses_everyone_at_
     written = Written(tmp_path, 1)
     engine = DemoEngine(lora={"first": written.paths["a0"]}, lora_loading=True)
     async with hosted_demo(engine, lora_folders=(str(tmp_path),)) as url, Client(url) as client:
-        running = await client.submit(PROMPT, adapter="first", **GREEDY | {"max_tokens": 400})
+        running = await client.submit(PROMPT, adapter="first", **GREEDY | {"max_tokens": 200})
         await running.take()
-        with anyio.move_on_after(0.2) as scope:
+        with anyio.move_on_after(0.1) as scope:
             await client.unload_adapter("first")
         assert scope.cancelled_caught  # it waited for the stream
         with pytest.raises(ModelNotFoundError):

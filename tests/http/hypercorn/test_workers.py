@@ -89,6 +89,7 @@ def _worker(entered: Event, leave: Event) -> None:
         raise SystemExit(3) from error
 
 
+@pytest.mark.slow
 def test_the_lock_goes_from_worker_to_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when hypercorn replaces its worker: the next one gets in as soon as the last one is gone, however it went."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

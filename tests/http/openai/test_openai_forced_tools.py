@@ -51,8 +51,16 @@ def random_url() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("server", ["demo_url", "random_url"])
-@pytest.mark.parametrize("choice", ["required", "get_weather", "add", "stop"])
+@pytest.mark.parametrize(
+    ("server", "choice"),
+    [
+        ("random_url", "required"),
+        ("random_url", "add"),
+        ("demo_url", "get_weather"),
+        *(pytest.param("random_url", choice, marks=pytest.mark.slow) for choice in ("get_weather", "stop")),
+        *(pytest.param("demo_url", choice, marks=pytest.mark.slow) for choice in ("required", "add", "stop")),
+    ],
+)
 async def test_a_call_comes_whatever_the_model_would_say(
     request: pytest.FixtureRequest, server: str, choice: str
 ) -> None:
@@ -98,7 +106,9 @@ WEATHER: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 ONLY_OSLO = {**SCHEMAS["get_weather"], "properties": {"city": {"enum": ["Oslo"]}}}  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize(("strict", "city"), [(None, "Paris"), (False, "Paris"), (True, "Oslo")])
+@pytest.mark.parametrize(
+    ("strict", "city"), [(None, "Paris"), pytest.param(False, "Paris", marks=pytest.mark.slow), (True, "Oslo")]
+)
 @pytest.mark.parametrize("thinking", [False, True])
 async def test_a_strict_tools_schema_binds_calls_that_need_not_be(
     demo_url: str, strict: bool | None, city: str, thinking: bool

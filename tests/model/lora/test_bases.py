@@ -29,7 +29,7 @@ BASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {  # the ca
 }
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("base", BASES)
 def test_over_ranks(base: str, count: int, tmp_path: Path) -> None:
     case, sizes, settings = BASES[base]

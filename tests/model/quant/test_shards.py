@@ -56,7 +56,7 @@ def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, write(tmp_path_factory.mktemp(request.param), request.param, "qwen3-bias-untied", **DENSE)
 
 
-@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 8))])
 def test_logits_are_those_of_the_dequantised_twin(dense: tuple[str, Path], count: int) -> None:
     scheme, folder = dense
     if scheme not in ORDERED and (128 // count % TOGETHER[scheme][0] or 256 // count % TOGETHER[scheme][1]):
@@ -94,7 +94,7 @@ def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, write(tmp_path_factory.mktemp(request.param), request.param, "qwen3-moe", **EXPERTS)
 
 
-@pytest.mark.parametrize("count", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 8))])
 def test_experts_are_dealt_out_whole_where_their_columns_cannot_be(mixture: tuple[str, Path], count: int) -> None:
     scheme, folder = mixture
     if 128 // count % TOGETHER[scheme][0] == 0:
@@ -157,7 +157,7 @@ def test_an_order_that_config_json_does_not_tell_is_refused_when_it_is_read(tmp_
         Ranks(tmp_path / "quantised", 2)
 
 
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "scheme", ["gptq", "ct-int4-zeros", "ct-int4-channel", "ct-fp8-channel", "ct-fp8-tensor-static", "ct-fp8-block"]
 )

@@ -127,6 +127,8 @@ def test_whatever_is_drawn_ends_and_calls_what_may_be_called(
     source = LLMatcher.grammar_from_lark(grammar(special, form, thought=thought, parallel=parallel))
     calls = 0
     for seed in range(8):
+        if calls and seed > 1:
+            break
         text = text_of(draw(LLMatcher(TOKENIZER, source), random.Random(seed), special, form))
         found = (
             AnswerParser(ThoughtParser(thought == "open"), ToolCallParser(FORMATS[form], ARGUMENTS)).read(text).calls

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aengine.config import ServerConfig
@@ -88,7 +88,6 @@ def test_calls_come_back_however_they_are_cut(
 
 
 @forms
-@settings(max_examples=40, deadline=None)
 @given(each=arguments, special=st.booleans())
 def test_a_grammar_accepts_what_the_format_writes(form: FormatName, each: dict[str, Any], special: bool) -> None:
     grammar = CallGrammar([TOOL], FORMATS[form], tokens=MARKERS if special else {})
@@ -161,13 +160,13 @@ def test_ids_are_as_the_family_has_them(form: FormatName) -> None:
 
 
 @forms
-@pytest.mark.parametrize("body", ["x" * 100_000, "[" * 100_000, '\\"' * 50_000, "<" * 100_000, "\n" * 100_000])
+@pytest.mark.parametrize("body", ["x" * 30_000, "[" * 30_000, '\\"' * 15_000, "<" * 30_000, "\n" * 30_000])
 def test_time_is_linear(form: FormatName, body: str) -> None:
     written = call("f", '{"text": "~"}', form).replace("~", body)
     begin = time.process_time()
     answer(parser(form), *(written[at : at + 2] for at in range(0, len(written), 2)))
     AnswerParser(None, parser(form)).read(written[:-30] * 3)
-    assert time.process_time() - begin < 5  # 25 us per character; quadratic time would be minutes
+    assert time.process_time() - begin < 1.5  # 25 us per character; quadratic time would be tens of seconds
 
 
 @forms
