@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from aengine.cache.kv import KVShape
+from aengine.cache.kv import KVLayer, KVShape
 from aengine.cache.states import StateShape
 from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.model.families import ASIDE, DEFAULTS, ENDS, FAMILIES
@@ -146,9 +146,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
         """What pages of so many tokens hold for this model, on each rank."""
-        attention = self.paging[0]
-        kv_heads = Shard(count=self.ranks).units(attention.kv_heads)
-        return KVShape(len(self.paging), page_size, kv_heads, attention.head_dim, dtype)
+        units = Shard(count=self.ranks).units
+        layers = tuple(KVLayer(units(paging.kv_heads), paging.head_dim) for paging in self.paging)
+        return KVShape(layers, page_size, dtype)
 
     def state_shape(self, dtype: torch.dtype, conv_dtype: torch.dtype) -> StateShape | None:
         """What a slot of states holds for this model, on each rank; None: no layer has a state.
