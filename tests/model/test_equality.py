@@ -24,6 +24,8 @@ ALWAYS = (
     "olmo3",
     "mistral3",
     "glm4-moe",
+    "gemma4",
+    "gemma4-small",
 )  # the others among the slow tests
 
 PROMPTS_OF_EACH_LENGTH = {"gemma3-that-sees": 16}  # where few of them continue clearly
