@@ -139,6 +139,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec)]
 
     @property
+    def widest_head(self) -> int:
+        return max(attention.head_dim for attention in self.attending)
+
+    @property
     def paging(self) -> list[AttentionSpec]:
         """Those of them that keep keys and values of their own, in order."""
         return [attention for attention in self.attending if attention.shares is None]

@@ -28,7 +28,7 @@ ALWAYS = (
     "gemma4-small",
 )  # the others among the slow tests
 
-PROMPTS_OF_EACH_LENGTH = {"gemma3-that-sees": 16}  # where few of them continue clearly
+PROMPTS_OF_EACH_LENGTH = {"gemma3-that-sees": 16, "gemma4-that-sees": 16}  # where few of them continue clearly
 
 
 @pytest.fixture(

@@ -95,7 +95,10 @@ def start_cuda(
         wait_for_text()
         phases.end("text")
         prefill_bound = longest if kv_dtype == FP8 else 0
-        attention = [TritonAttention(imports.submit(choose_prefill, gpu, dtype, prefill_bound).result) for gpu in gpus]
+        attention = [
+            TritonAttention(imports.submit(choose_prefill, gpu, dtype, prefill_bound, model.widest_head).result)
+            for gpu in gpus
+        ]
         with nullcontext() if memory is None else memory.weights.use():
             decoders = load_shards(
                 folder,
