@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from aengine.cache.kv import KVLayer, KVShape
+from aengine.cache.kv import KVShape
 from aengine.cache.states import StateShape
 from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.model.families import ASIDE, DEFAULTS, ENDS, FAMILIES
@@ -23,9 +23,8 @@ from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq
 from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.quant.scheme import QuantConfig
-from aengine.model.ranks.shard import Shard
 from aengine.model.rope import MAX_POSITIONS
-from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LayerSpec
+from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LatentSpec, LayerSpec
 
 # What stands behind the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, one
 # that scores classes, or nothing.
@@ -84,7 +83,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def far(self, max_positions: int) -> bool:
         """Whether any layer's keys are rotated otherwise than where fewer positions may come."""
-        ropes = (layer.attention.rope for layer in self.layers if isinstance(layer.attention, AttentionSpec))
+        ropes = (attention.rope for attention in self.attending)
         return any(rope is not None and rope.far(max_positions) for rope in ropes)
 
     def over(self, ranks: int) -> ModelConfig:
@@ -134,16 +133,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [attention.window for attention in self.attending]
 
     @property
-    def attending(self) -> list[AttentionSpec]:
+    def attending(self) -> list[AttentionSpec | LatentSpec]:
         """The attention of all layers that read keys and values in pages, in order."""
-        return [layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec)]
+        return [layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaSpec)]
 
     @property
     def widest_head(self) -> int:
         return max(attention.head_dim for attention in self.attending)
 
     @property
-    def paging(self) -> list[AttentionSpec]:
+    def paging(self) -> list[AttentionSpec | LatentSpec]:
         """Those of them that keep keys and values of their own, in order."""
         return [attention for attention in self.attending if attention.shares is None]
 
@@ -164,9 +163,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
         """What pages of so many tokens hold for this model, on each rank."""
-        units = Shard(count=self.ranks).units
-        layers = tuple(KVLayer(units(paging.kv_heads), paging.head_dim) for paging in self.paging)
-        return KVShape(layers, page_size, dtype)
+        return KVShape(tuple(paging.kept(self.ranks) for paging in self.paging), page_size, dtype)
 
     def state_shape(self, dtype: torch.dtype, conv_dtype: torch.dtype) -> StateShape | None:
         """What a slot of states holds for this model, on each rank; None: no layer has a state.
@@ -202,7 +199,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         layers = FAMILIES[family](fields)
         _refuse_unsupported(fields, layers)
         vocab = fields.vocab_size
-        ropes = [layer.attention.rope for layer in layers if isinstance(layer.attention, AttentionSpec)]
+        ropes = [layer.attention.rope for layer in layers if not isinstance(layer.attention, DeltaSpec)]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
         positions = min(max(fields.integer("max_position_embeddings", 1, MAX_POSITIONS), reach), MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)

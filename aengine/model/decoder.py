@@ -15,6 +15,7 @@ from aengine.kernels.collective.base import Collective
 from aengine.model.blocks.attention import Attention
 from aengine.model.blocks.delta_net import GatedDeltaNet
 from aengine.model.blocks.experts import MixtureOfExperts
+from aengine.model.blocks.latent_attention import LatentAttention
 from aengine.model.blocks.layer_inputs import LayerInput, LayerInputs, Scalar
 from aengine.model.blocks.mlp import MLP
 from aengine.model.blocks.mlp_and_experts import MLPAndExperts
@@ -22,7 +23,7 @@ from aengine.model.blocks.step import Block, States, Step
 from aengine.model.config import ModelConfig
 from aengine.model.parameters import HEAD, Parameters
 from aengine.model.rope import PositionTables
-from aengine.model.spec import AttentionSpec, MLPAndExpertsSpec, MLPSpec
+from aengine.model.spec import AttentionSpec, LatentSpec, MLPAndExpertsSpec, MLPSpec
 
 
 class Decoder:
@@ -84,6 +85,10 @@ class Decoder:
                 index, keeper = (next(paging), None) if shares is None else (0, attending[shares])
                 attending[i] = Attention(make, name, hidden, layer, layer.attention, eps, index, last, tables, keeper)
                 blocks.append(attending[i])
+            elif isinstance(layer.attention, LatentSpec):
+                blocks.append(
+                    LatentAttention(make, name, hidden, layer, layer.attention, eps, next(paging), last, tables)
+                )
             else:
                 blocks.append(GatedDeltaNet(make, name, hidden, layer, layer.attention, eps, next(recurrent), last))
             if isinstance(layer.ffn, MLPSpec):

@@ -99,6 +99,13 @@ class Parameters:
         self.groups.append(Plain(name, tensor, entry=Entry((width(parts), *inner), cut=cut)))
         return tensor
 
+    def floats(self, name: str) -> str:
+        """The weight of a matrix that is not used as a linear. Raises `UnsupportedModelError` where it is quantised."""
+        form = None if self._quantization is None else self._quantization.format_of(name)
+        if form is not None:
+            raise UnsupportedModelError(f"{name}: is multiplied with queries, for which {form.name} is not read")
+        return f"{name}.weight"
+
     def norm_weight(self, name: str, part: Part) -> Tensor:
         """The weight of a norm, or a rank's share of it; in float32 where an offset would not survive rounding."""
         offset, entry = self._norm_offset, None

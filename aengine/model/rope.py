@@ -122,6 +122,15 @@ def read_rope(
     )
 
 
+def sharpening(config: Fields) -> float:
+    """How much sharper scores get with yarn's growth where it says so for all dimensions, as DeepSeek's files do."""
+    fields = config.section("rope_scaling") or config.section("rope_parameters")
+    if fields is None or fields.text("rope_type", fields.text("type", "default")) == "default":
+        return 1.0
+    weight = fields.number("mscale_all_dim", 0, 1e3, 0.0)
+    return _yarn_growth(fields.number("factor", 1e-6, 1e6), weight) if weight else 1.0
+
+
 def _read_longrope(rope: RopeConfig, fields: Fields, original: int, positions: int, head_dim: int) -> RopeConfig:
     """A factor for each frequency; how much sharper attention gets follows from how far the context grows."""
     factor = fields.number("factor", 1e-6, 1e6, positions / original)
@@ -142,12 +151,14 @@ def _yarn_attention_factor(fields: Fields, factor: float) -> float:
     """How much sharper attention gets with the context's growth, unless the file says it outright."""
     if fields.present("attention_factor"):
         return fields.number("attention_factor", 0, 1e3)
-
-    def growth(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     mscale, mscale_all_dim = (fields.number(key, 0, 1e3, 0.0) for key in ("mscale", "mscale_all_dim"))
-    return growth(mscale) / growth(mscale_all_dim) if mscale and mscale_all_dim else growth(1.0)
+    if mscale and mscale_all_dim:
+        return _yarn_growth(factor, mscale) / _yarn_growth(factor, mscale_all_dim)
+    return _yarn_growth(factor, 1.0)
+
+
+def _yarn_growth(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 class PositionTables:

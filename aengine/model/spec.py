@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from aengine.cache.kv import KVLayer
 from aengine.kernels.delta.base import DeltaHeads
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.rule import GateClamp
@@ -37,6 +38,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     keys_are_values: bool = False  # values are keys before their norm and rotation
     shares: int | None = None  # the layer whose keys and values it reads; None: it keeps its own
 
+    def kept(self, ranks: int) -> KVLayer:
+        """What a token leaves in pages, on each rank."""
+        return KVLayer(Shard(count=ranks).units(self.kv_heads), self.head_dim)
+
     @property
     def projected(self) -> int:
         """How many of keys and values are projected for it."""
@@ -64,6 +69,66 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         heads, kv_heads = Shard(count=ranks).units(self.heads), Shard(count=ranks).units(self.kv_heads)
         projected = (1 + self.gate) * heads + self.projected * kv_heads
         return (projected * self.head_dim, hidden), (hidden, heads * self.head_dim)
+
+
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
+    """Causal self-attention over latents: of each token one vector is kept, out of which all heads make theirs."""
+
+    heads: int
+    plain: int  # of each key's dimensions, made of the latent
+    rotated: int  # those behind them, which all heads share, and which are kept beside the latent
+    value_dim: int
+    rank: int  # of the latent
+    query_rank: int  # of the queries' own; 0: they are projected at once
+    bias: bool = False  # of the first and the last projection
+    rope: RopeConfig = RopeConfig()
+    interleaved: bool = True  # whether neighbours are pairs to be rotated
+    scale: float  # of scores
+    window: None = None
+    shares: None = None
+
+    @property
+    def key_dim(self) -> int:
+        return self.plain + self.rotated
+
+    @property
+    def latent(self) -> int:
+        """The width of what is kept."""
+        return self.rank + self.rotated
+
+    @property
+    def head_dim(self) -> int:
+        """The width of what is multiplied for a score."""
+        return self.latent
+
+    @property
+    def queries(self) -> int:
+        """The same of all heads."""
+        return self.heads * self.latent
+
+    @property
+    def values(self) -> int:
+        """The width of what all heads have attended to."""
+        return self.heads * self.value_dim
+
+    def kept(self, ranks: int) -> KVLayer:
+        """What a token leaves in pages, on each rank: the same on all of them."""
+        return KVLayer(1, self.latent, both=1)
+
+    def parameters(self, hidden: int) -> int:
+        up = self.heads * (self.plain + self.value_dim) * self.rank
+        first = self.query_rank + self.latent
+        biases = (first + hidden) * self.bias
+        return sum(n * k for n, k in self.linears(hidden)) + up + self.query_rank + self.rank + biases
+
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product, on each rank."""
+        heads = Shard(count=ranks).units(self.heads)
+        return (
+            (self.query_rank + self.latent, hidden),
+            (heads * self.key_dim, self.query_rank or hidden),
+            (hidden, heads * self.value_dim),
+        )
 
 
 class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
@@ -219,7 +284,7 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then a feed-forward part, each between norms of its own."""
 
-    attention: AttentionSpec | DeltaSpec  # what it keeps: keys and values in pages, or a state a row
+    attention: AttentionSpec | LatentSpec | DeltaSpec  # what it keeps: keys and values in pages, or a state a row
     ffn: FFN
     norms: LayerNorms = LayerNorms()
     residual_scale: float = 1.0  # of what each part adds
@@ -248,7 +313,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
                 return "linear attention whose weights are interleaved by head"
         elif attention.heads % ranks:
             return f"{attention.heads} query heads"
-        elif attention.kv_heads % ranks and ranks % attention.kv_heads:  # where there are fewer, several have the same
+        elif (
+            isinstance(attention, AttentionSpec) and attention.kv_heads % ranks and ranks % attention.kv_heads
+        ):  # where there are fewer, several have the same
             return f"{attention.kv_heads} KV heads"
         if isinstance(ffn, MLPAndExpertsSpec):
             if ffn.mlp.inner % ranks:

@@ -9,6 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -23,6 +27,8 @@ from transformers import (
     Gemma4UnifiedTextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -167,6 +173,22 @@ _GLM = {
     "head_dim": 32,
     "first_k_dense_replace": 1,
 }
+_LATENT: dict[str, object] = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "initializer_range": 0.15,
+}
+_DEEPSEEK_YARN = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 
 def _mistral3(**text: object) -> PreTrainedConfig:
@@ -332,6 +354,24 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
         Gemma4UnifiedTextConfig,
         _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     ),
+    "deepseek-v3": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        _LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": _DEEPSEEK_YARN},
+    ),
+    "deepseek-v3-no-query-rank": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        _LATENT
+        | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "attention_bias": True, "rope_interleave": False},
+    ),
+    "deepseek-v2": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config,
+        _LATENT | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0},
+    ),
+    "deepseek-v2-lite": (DeepseekV2ForCausalLM, DeepseekV2Config, _LATENT | {"q_lora_rank": None}),
+    "glm4-flash": (Glm4MoeLiteForCausalLM, Glm4MoeLiteConfig, _LATENT),
     "gpt-oss": (
         GptOssForCausalLM,
         GptOssConfig,

@@ -26,6 +26,7 @@ ALWAYS = (
     "glm4-moe",
     "gemma4",
     "gemma4-small",
+    "deepseek-v3",
 )  # the others among the slow tests
 
 PROMPTS_OF_EACH_LENGTH = {"gemma3-that-sees": 16, "gemma4-that-sees": 16}  # where few of them continue clearly

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aengine.model.families import (
+    deepseek,
     gemma,
     gemma4,
     glm4_moe,
@@ -57,6 +58,9 @@ FAMILIES: dict[str, Callable[[Fields], list[LayerSpec]]] = {
     "Gemma3ForCausalLM": gemma.gemma3,
     "Gemma4ForCausalLM": gemma4.layers,
     "Gemma4UnifiedForCausalLM": gemma4.layers,
+    "DeepseekV2ForCausalLM": deepseek.v2,
+    "DeepseekV3ForCausalLM": deepseek.v3,
+    "Glm4MoeLiteForCausalLM": deepseek.glm_flash,
     "GptOssForCausalLM": gpt_oss.layers,
 }
 _HYBRIDS = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
@@ -76,6 +80,9 @@ DEFAULTS: dict[str, Mapping[str, object]] = {
     "Gemma3ForCausalLM": gemma.GEMMA3,
     "Gemma4ForCausalLM": gemma4.GEMMA4,
     "Gemma4UnifiedForCausalLM": gemma4.UNIFIED,
+    "DeepseekV2ForCausalLM": deepseek.V2,
+    "DeepseekV3ForCausalLM": deepseek.V3,
+    "Glm4MoeLiteForCausalLM": deepseek.FLASH,
     "GptOssForCausalLM": gpt_oss.DEFAULTS,
 }
 # What the names of tensors begin with that files of theirs have besides, and that is not used: heads for drafts.

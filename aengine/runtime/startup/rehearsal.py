@@ -153,7 +153,7 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     sizes = GraphSizes.of(config, capturable, steps.mixed.tokens, steps.most, model.ranks)
     kinds: dict[tuple[int, int, int], list[AttentionSpec]] = {}
     for one in model.attending:
-        if one.head_dim <= WIDEST_HEAD:
+        if isinstance(one, AttentionSpec) and one.head_dim <= WIDEST_HEAD:
             kinds.setdefault((units(one.heads), units(one.kv_heads), one.head_dim), []).append(one)
     for (heads, kv_heads, dim), layers in kinds.items():
         launch_kinds(

@@ -16,7 +16,7 @@ from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
 from aengine.cache.states import StateRoom
 from aengine.config import EngineConfig
-from aengine.errors import ConfigError
+from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
@@ -25,6 +25,7 @@ from aengine.model.checkpoint.staging import staging_ring
 from aengine.model.config import ModelConfig
 from aengine.model.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
+from aengine.model.spec import LatentSpec
 from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, Pools, capture, make_executor
 from aengine.runtime.cuda.page_copies import DeviceCopier, pinned_beside
@@ -67,6 +68,10 @@ def start_cuda(
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
+    if any(isinstance(attention, LatentSpec) for attention in model.attending):
+        raise UnsupportedModelError(
+            f"{model.architecture}: attention over latents is computed on a CPU alone so far; use device: cpu"
+        )
     torch.cuda.set_device(device)
     model = make_room(config, model, experts=False)
     gpus = choose_gpus(config, model, dtype, device)
