@@ -37,6 +37,8 @@ SHARDED = [case for case in CASES if "qwen3-next" not in case]  # whose weights 
 
 
 def sizes_of(case: str) -> dict[str, object]:
+    if case.startswith(("deepseek", "glm4-flash")):  # each head makes its own keys
+        return {**SIZES, "num_key_value_heads": 8}
     return {**SIZES, **LINEAR} if "qwen3-5" in case else {**SIZES}
 
 

@@ -64,14 +64,14 @@ def start_cuda(
     phases = Phases()
     if config.attention == "torch":
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
-    dtype = resolve_dtype(config.dtype, device, model.dtype)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
-    step_tokens(config, STEP_TOKENS)
-    longest = check_length(config, model)  # what these refuse, before weights are read
     if any(isinstance(attention, LatentSpec) for attention in model.attending):
         raise UnsupportedModelError(
             f"{model.architecture}: attention over latents is computed on a CPU alone so far; use device: cpu"
         )
+    dtype = resolve_dtype(config.dtype, device, model.dtype)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
+    step_tokens(config, STEP_TOKENS)
+    longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
     model = make_room(config, model, experts=False)
     gpus = choose_gpus(config, model, dtype, device)
