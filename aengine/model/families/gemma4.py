@@ -82,40 +82,43 @@ def ends(fields: Fields) -> EndsSpec:
 
 
 def _heads(fields: Fields, slides: list[bool]) -> list[AttentionSpec]:
-    """Of each layer: of its kind, unless the file says them layer by layer."""
+    """Of each layer."""
     if not fields.present("rope_parameters"):
         fields = fields.without("rope_parameters").over({"rope_parameters": _ROPES})
     near, far = rope_sections(fields)
-    by_layer = fields.section("per_layer_config")
     equal = fields.flag("attention_k_eq_v", default=False)
     bias = fields.flag("attention_bias", default=False)
     found = []
-    for i, slide in enumerate(slides):
-        of_layer, settings = fields, Fields({}, fields.source)
-        if by_layer is not None:
-            settings = by_layer.section(str(i)) or settings
-            if unknown := set(settings.names()) - {"head_dim", "num_key_value_heads"}:
-                raise UnsupportedModelError(f"{settings.source}: {shown(min(unknown))} of one layer is not supported")
-        elif not slide:
-            of_kind: dict[str, object] = {"head_dim": fields.integer("global_head_dim", 2, MAX_WIDTH, 512)}
-            if equal and fields.present("num_global_key_value_heads"):
-                of_kind["num_key_value_heads"] = fields.integer("num_global_key_value_heads", 1, MAX_WIDTH)
-            settings = Fields(of_kind, fields.source)
-        of_layer = settings.over(dict(fields.items()))
-        found.append(
-            attention(
-                of_layer,
-                head_dim=256,
-                qk_norm="head",
-                qkv_bias=bias,
-                out_bias=bias,
-                rope=near if slide else far,
-                theta=10_000.0 if slide else 1_000_000.0,
-                scale=1.0,
-                partial=not slide,
-            )
+    for layer, slide in enumerate(slides):
+        heads = attention(
+            _of_layer(fields, layer, slide, equal).over(dict(fields.items())),
+            head_dim=256,
+            qk_norm="head",
+            qkv_bias=bias,
+            out_bias=bias,
+            rope=near if slide else far,
+            theta=10_000.0 if slide else 1_000_000.0,
+            scale=1.0,
+            partial=not slide,
         )
-    return [replace(one, v_norm=True, keys_are_values=equal and not slide) for one, slide in zip(found, slides)]
+        found.append(replace(heads, v_norm=True, keys_are_values=equal and not slide))
+    return found
+
+
+def _of_layer(fields: Fields, layer: int, slide: bool, equal: bool) -> Fields:
+    """What a layer has of its own: as transformers writes it, layer by layer, or as the publisher does, by kind."""
+    by_layer = fields.section("per_layer_config")
+    if by_layer is not None:
+        settings = by_layer.section(str(layer)) or Fields({}, fields.source)
+        if unknown := set(settings.names()) - {"head_dim", "num_key_value_heads"}:
+            raise UnsupportedModelError(f"{settings.source}: {shown(min(unknown))} of one layer is not supported")
+        return settings
+    if slide:
+        return Fields({}, fields.source)
+    values: dict[str, object] = {"head_dim": fields.integer("global_head_dim", 2, MAX_WIDTH, 512)}
+    if equal and fields.present("num_global_key_value_heads"):
+        values["num_key_value_heads"] = fields.integer("num_global_key_value_heads", 1, MAX_WIDTH)
+    return Fields(values, fields.source)
 
 
 def _own_layers(fields: Fields) -> int:
