@@ -155,7 +155,7 @@ def test_a_chunk_that_reads_pages_which_are_not_finite_is_not(executor: StepExec
 
 def test_a_step_that_only_decodes_says_so_by_its_draws(executor: StepExecutor) -> None:
     run(executor, plan(new_rows=entering(0, 1), prefill=[chunk(0, 0, 32, samples=True), chunk(1, 0, 32, samples=True)]))
-    executor.kv.data[:, :, 1, 5] = float("nan")
+    break_token(executor, 1, 5)
     step = plan(decode=[0, 1], new_pages=[])
     outcome = executor.execute(step)
     assert outcome.sums is None
