@@ -28,7 +28,7 @@ class Flash4:
         self.why = why
         self._kernel = kernel
         self._longest = longest
-        self._gathered: tuple[Tensor, Tensor] | None = None  # K and V, [room, kv_heads, dim]
+        self._gathered: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # K and V, [room, kv_heads, dim]
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
         """As `PrefillAttention.fits`."""
@@ -96,11 +96,11 @@ class Flash4:
         return max(MOST_GATHERED, gathered_tokens(self._longest, page_size))
 
     def _room(self, tokens: int, cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Memory for all layers, one after the other. Zeros: what was never written must be no NaN."""
+        """Memory for all layers of a shape, one after the other. Zeros: what was never written must be no NaN."""
         shape = (tokens, *cache.shape[2:])
-        if self._gathered is None or self._gathered[0].shape != shape or self._gathered[0].dtype != dtype:
-            self._gathered = (cache.new_zeros(shape, dtype=dtype), cache.new_zeros(shape, dtype=dtype))
-        return self._gathered
+        if (shape, dtype) not in self._gathered:
+            self._gathered[shape, dtype] = (cache.new_zeros(shape, dtype=dtype), cache.new_zeros(shape, dtype=dtype))
+        return self._gathered[shape, dtype]
 
 
 def _plan(chunks: AttentionBatch, page_size: int) -> GatherPlan:

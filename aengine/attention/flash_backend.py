@@ -5,7 +5,7 @@
 - `flash_attn` (2): on gathered K and V, because its pages must be multiples of 256 tokens.
 - torch's own varlen flash kernel: on gathered K and V; needs no package.
 
-None of them takes float32; the torch reference stands in for it.
+None of them takes float32, or heads wider than 256; the torch reference stands in for both.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 HALVES = (torch.bfloat16, torch.float16)
+WIDEST_HEAD = 256
 
 
 class PrefillAttention(Protocol):
@@ -150,6 +151,35 @@ class _Reference:
         return self._backend.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
 
 
+class SomeWideHeads:
+    """A flash kernel for layers whose heads it takes, and for those with wider ones something else."""
+
+    capturable = False
+
+    def __init__(self, narrow: PrefillAttention, wide: PrefillAttention) -> None:
+        self.name = f"{narrow.name}, {wide.name} for heads wider than {WIDEST_HEAD}"
+        self.why = narrow.why
+        self._narrow = narrow
+        self._wide = wide
+
+    def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
+        return False
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        chunks: AttentionBatch,
+        scale: float,
+        window: int | None,
+        value_scale: float = 1.0,
+        scores: Scores = PLAIN,
+    ) -> Tensor:
+        attend = self._wide if q.shape[-1] > WIDEST_HEAD else self._narrow
+        return attend(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
+
+
 def _flash2(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, plan: _Gathered, scale: float, window: int | None
 ) -> Tensor:
@@ -191,13 +221,17 @@ def _torch_flash(
     return out
 
 
-def choose_prefill(device: torch.device, dtype: torch.dtype, longest: int = 0) -> PrefillAttention:
+def choose_prefill(device: torch.device, dtype: torch.dtype, longest: int = 0, widest: int = 0) -> PrefillAttention:
     """The best prefill attention for this device and dtype, with the reason for the start-up log.
 
-    longest: of the contexts whose keys must have room out of their pages, as those of an FP8 cache.
+    longest: of the contexts whose keys must have room out of their pages, as those of an FP8 cache. widest: head_dim
+    of any layer; 0: no kernel minds.
     """
     if dtype not in HALVES:
         return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
+    if widest > WIDEST_HEAD:
+        reference = _Reference(f"no flash kernel takes heads wider than {WIDEST_HEAD}")
+        return SomeWideHeads(choose_prefill(device, dtype, longest), reference)
     fits = flash4_runs_on(torch.cuda.get_device_capability(device))
     keep_compiled()
     if fits and (cute := import_flash4()) is not None:

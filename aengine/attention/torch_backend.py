@@ -6,7 +6,7 @@ K and V are never repeated. Prefill chunks run one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +31,14 @@ class _DecodeGroup:
     pages: Tensor  # [n * pages] int64
     mask: Tensor  # [n, 1, 1, length]: 0 where visible, -inf elsewhere
     stale: Tensor  # [?] int64: rows of the gathered K/V past the end of a context, left there by former owners
-    k: Tensor  # [n * pages, page_size, kv_heads, dim]: scratch that all layers gather into; of FP8, its bytes
-    v: Tensor
+    # [2, n * pages, page_size, kv_heads, dim]: scratch that all layers of a shape gather into; of FP8, its bytes.
+    _scratch: dict[torch.Size, Tensor] = field(default_factory=dict)
+
+    def scratch(self, cache: Tensor) -> Tensor:
+        shape = cache.shape[1:]
+        if shape not in self._scratch:
+            self._scratch[shape] = cache.new_empty(2, len(self.pages), *shape)
+        return self._scratch[shape]
 
 
 @dataclass(slots=True)
@@ -110,9 +116,9 @@ class TorchAttention:
 def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _DecodeGroup, scale: float, scores: Scores) -> Tensor:
     """q [n, heads, dim] -> [n, heads, dim]."""
     n, heads, dim = q.shape
-    kv_heads = k_cache.shape[2]
-    k = _floats(torch.index_select(k_cache, 0, group.pages, out=group.k), q.dtype).view(-1, kv_heads, dim)
-    v = _floats(torch.index_select(v_cache, 0, group.pages, out=group.v), q.dtype).view(-1, kv_heads, dim)
+    kv_heads, scratch = k_cache.shape[2], group.scratch(k_cache)
+    k = _floats(torch.index_select(k_cache, 0, group.pages, out=scratch[0]), q.dtype).view(-1, kv_heads, dim)
+    v = _floats(torch.index_select(v_cache, 0, group.pages, out=scratch[1]), q.dtype).view(-1, kv_heads, dim)
     k.index_fill_(0, group.stale, 0)
     v.index_fill_(0, group.stale, 0)
     q = q.view(n, kv_heads, heads // kv_heads, dim)
@@ -204,8 +210,7 @@ def _plan_decodes(
     if window is not None:
         hidden = hidden | (position < lens - window)
     mask = torch.zeros(hidden.shape, dtype=q.dtype, device=device).masked_fill_(hidden, float("-inf"))
-    scratch = torch.empty(2, pages.shape[0], *k_cache.shape[1:], dtype=k_cache.dtype, device=device)
-    return _DecodeGroup(rows, pages, mask[:, None, None], stale, scratch[0], scratch[1])
+    return _DecodeGroup(rows, pages, mask[:, None, None], stale)
 
 
 def _plan_chunk(row: int, start: int, q: Tensor, k_cache: Tensor, batch: AttentionBatch, window: int | None) -> _Chunk:

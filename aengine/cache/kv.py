@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,44 +14,69 @@ from aengine.kernels.kv_scales import as_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class KVShape:
-    """The shape of a page: keys and values of `page_size` tokens in each layer."""
+class KVLayer:
+    """What a layer keeps of each token: so many heads of keys, and as many of values."""
 
-    num_layers: int
+    heads: int
+    dim: int
+    both: int = 2  # 1: what is kept is key and value at once
+
+    @property
+    def numbers(self) -> int:
+        return self.both * self.heads * self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The shape of a page: what `page_size` tokens leave in each layer."""
+
+    layers: tuple[KVLayer, ...]
     page_size: int
-    kv_heads: int
-    head_dim: int
     dtype: torch.dtype  # of keys and values, whatever the model computes in
 
     @property
     def page_bytes(self) -> int:
         """The bytes of one page over all layers."""
-        return self.num_layers * 2 * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return sum(layer.numbers for layer in self.layers) * self.page_size * self.dtype.itemsize
 
 
 class KVPool:
-    """K and V of all layers in one allocation, zero-initialised: [layers, 2, pages, page_size, kv_heads, head_dim]."""
+    """K and V of all layers in one allocation, zero-initialised.
+
+    Layers of equal shapes lie together: [layers, 2, pages, page_size, heads, dim], 1 where both are one.
+    """
 
     def __init__(self, shape: KVShape, num_pages: int, device: torch.device) -> None:
         self.num_pages = num_pages
         self.page_size = shape.page_size
         self.page_bytes = shape.page_bytes
-        sizes = (shape.num_layers, 2, num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
+        sizes = (shape.page_bytes // shape.dtype.itemsize * num_pages,)
         self.data = (
             host_zeros(sizes, shape.dtype)
             if device.type == "cpu"
             else torch.zeros(sizes, dtype=shape.dtype, device=device)
         )
-        self._layers = [(layer[0], layer[1]) for layer in self.data]  # views, made once
+        counts = Counter(shape.layers)
+        runs = self.data.split([count * kind.numbers * shape.page_size * num_pages for kind, count in counts.items()])
+        self._kinds = [
+            run.view(count, kind.both, num_pages, shape.page_size, kind.heads, kind.dim)
+            for run, (kind, count) in zip(runs, counts.items())
+        ]
+        each = {kind: iter(run) for kind, run in zip(counts, self._kinds)}
+        # Views, made once.
+        self._layers = [(layer[0], layer[-1]) for layer in (next(each[kind]) for kind in shape.layers)]
 
     def layer(self, i: int) -> tuple[Tensor, Tensor]:
-        """K and V of layer i as views, each [pages, page_size, kv_heads, head_dim]."""
+        """K and V of layer i as views, each [pages, page_size, heads, dim]."""
         return self._layers[i]
 
-    def by_page(self) -> Tensor:
-        """The pool's bytes as a view [pages, layers * 2, bytes of a page in a layer] uint8, the first two strided."""
-        layers, both, pages = self.data.shape[:3]
-        return self.data.view(layers * both, pages, -1).view(torch.uint8).transpose(0, 1)
+    def by_page(self) -> list[Tensor]:
+        """The pool's bytes as views, one for all layers of equal shapes: [pages, layers * 2, bytes of a page in a
+        layer] uint8, the first two strided."""
+        return [
+            kind.view(-1, self.num_pages, kind[0, 0, 0].numel()).view(torch.uint8).transpose(0, 1)
+            for kind in self._kinds
+        ]
 
     def copy_pages(self, source: Tensor, destination: Tensor) -> None:
         """Copy pages source[i] to destination[i] in all layers; both [n] int64 on the pool's device.

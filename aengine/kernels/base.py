@@ -111,7 +111,8 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Split a projection into heads, normalise and rotate q and k, and write k and v into the cache.
 
-        qkv [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v; with gates, each head of q before its gate.
+        qkv [tokens, (heads + 2 * kv_heads) * dim]: q, then k, then v, unless `heads` says otherwise; with gates, each
+        head of q before its gate.
         cos_sin [max_positions, rotated] float32: cosines of the rotated / 2 frequencies, then sines. Of each head the
         first `rotated` elements are turned, the others are not; there may be no columns.
         positions [tokens] int64: rows of `cos_sin`; the rotation pairs element i with i + rotated / 2.

@@ -52,7 +52,7 @@ def _kept(x, inverse, dtype: tl.constexpr):
 @keep_variants
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _qk_norm_rope_store_kernel(
-    qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM]; GATED: behind each of the HEADS another, which is skipped
+    qkv_ptr,  # [tokens, HEADS + 2 * KV_HEADS, DIM], or KEYS_ARE_VALUES; GATED: behind each of HEADS one to skip
     q_weight_ptr,  # [DIM], with Q_NORM
     k_weight_ptr,  # [DIM], with K_NORM
     cos_sin_ptr,  # [max_positions, ROTATED] float32: cosines, then sines
@@ -74,6 +74,8 @@ def _qk_norm_rope_store_kernel(
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
     GATED: tl.constexpr,
+    V_NORM: tl.constexpr,
+    KEYS_ARE_VALUES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -107,26 +109,33 @@ def _qk_norm_rope_store_kernel(
     is_k = ((heads >= HEADS) & (heads < HEADS + KV_HEADS))[:, None]
     is_v = (heads >= HEADS + KV_HEADS)[:, None] & inside
     places = heads + tl.minimum(heads, HEADS) if GATED else heads
+    if KEYS_ARE_VALUES:
+        places = tl.where(heads >= HEADS + KV_HEADS, places - KV_HEADS, places)
     source = qkv_ptr + token * qkv_stride + places[:, None] * DIM
     low = tl.load(source + low_columns[None, :], mask=inside, other=0.0)
     high = tl.load(source + high_columns[None, :], mask=inside, other=0.0)
     kept: tl.constexpr = v_cache_ptr.dtype.element_ty
-    v_low = _kept(low, v_inverse, kept)
-    v_high = _kept(high, v_inverse, kept)
     v_offset = slot * KV_HEADS - HEADS - KV_HEADS
-    _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, DIM)
+    if not V_NORM:
+        v_low = _kept(low, v_inverse, kept)
+        v_high = _kept(high, v_inverse, kept)
+        _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, DIM)
 
-    normed_low = low
-    normed_high = high
-    if Q_NORM or K_NORM:
+    if Q_NORM or K_NORM or V_NORM:
         squares = low.to(tl.float32) * low.to(tl.float32) + high.to(tl.float32) * high.to(tl.float32)
         scale = tl.math.rsqrt(tl.sum(squares, axis=1) / DIM + eps)[:, None]
-        if Q_NORM:
-            normed_low = tl.where(is_q, _weighted(low, scale, q_low), normed_low)
-            normed_high = tl.where(is_q, _weighted(high, scale, q_high), normed_high)
-        if K_NORM:
-            normed_low = tl.where(is_k, _weighted(low, scale, k_low), normed_low)
-            normed_high = tl.where(is_k, _weighted(high, scale, k_high), normed_high)
+    if V_NORM:
+        v_low = _kept((low.to(tl.float32) * scale).to(low.dtype), v_inverse, kept)
+        v_high = _kept((high.to(tl.float32) * scale).to(high.dtype), v_inverse, kept)
+        _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, DIM)
+    normed_low = low
+    normed_high = high
+    if Q_NORM:
+        normed_low = tl.where(is_q, _weighted(low, scale, q_low), normed_low)
+        normed_high = tl.where(is_q, _weighted(high, scale, q_high), normed_high)
+    if K_NORM:
+        normed_low = tl.where(is_k, _weighted(low, scale, k_low), normed_low)
+        normed_high = tl.where(is_k, _weighted(high, scale, k_high), normed_high)
     wide_low = normed_low.to(tl.float32)
     wide_high = normed_high.to(tl.float32)
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
@@ -159,6 +168,8 @@ def qk_norm_rope_store(
     tokens = qkv.shape[0]
     k_cache, v_cache = cache
     kv_heads, dim = k_cache.shape[2:]
+    if heads.behind == "nothing":
+        kv_heads = 0
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the KV caches must be contiguous")
     if dim & (dim - 1):
@@ -175,6 +186,7 @@ def qk_norm_rope_store(
             qkv.stride(0),
             HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim, ROTATED=cos_sin.shape[1],
             Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None, TILE=tile, OVERLAP=overlap,
-            GATED=heads.gated, num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
+            GATED=heads.gated, V_NORM=heads.v_norm, KEYS_ARE_VALUES=heads.behind == "keys",
+            num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
         )  # fmt: skip
     return q

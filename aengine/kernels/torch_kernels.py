@@ -105,18 +105,25 @@ class TorchKernels:
     ) -> Tensor:
         k_cache, v_cache = cache
         kv_heads, dim = k_cache.shape[2:]
+        if heads.behind == "nothing":
+            kv_heads = 0
         split = qkv.view(qkv.shape[0], -1, dim)  # [tokens, heads + 2 * kv_heads, dim], or with the gates between
         if heads.gated:
             queries, rest = split.tensor_split([2 * heads.count], dim=1)
             split = torch.cat((queries[:, ::2], rest), dim=1)
         qk = split.narrow(1, 0, heads.count + kv_heads)
-        v = split.narrow(1, heads.count + kv_heads, kv_heads)
-        if heads.q_norm is not None and heads.k_norm is not None:
+        v = split.narrow(1, heads.count + (kv_heads if heads.behind == "both" else 0), kv_heads)
+        if heads.v_norm:
+            v = F.rms_norm(v.float(), (dim,), None, heads.eps).to(qkv.dtype)
+        if heads.q_norm is not None:
             qk = F.rms_norm(qk.float(), (dim,), None, heads.eps).to(qkv.dtype)
             qk.narrow(1, 0, heads.count).mul_(heads.q_norm)
+        if heads.k_norm is not None:
             qk.narrow(1, heads.count, kv_heads).mul_(heads.k_norm)
         turned = _turned(qk.float(), cos_sin.index_select(0, positions).unsqueeze(1)).to(qkv.dtype)
         q, k = turned.narrow(1, 0, heads.count), turned.narrow(1, heads.count, kv_heads)
+        if not kv_heads:
+            return q if out is None else out.copy_(q)
         for kept, new, scale in ((k_cache, k, scales.key), (v_cache, v, scales.value)):
             new = encode(new, scale) if kept.dtype == FP8 else new.to(kept.dtype)
             as_bytes(kept).view(-1, kv_heads, dim).index_copy_(0, slots, as_bytes(new))

@@ -23,9 +23,8 @@ from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq
 from aengine.model.quant.formats.pack_quantized import PackQuantized
 from aengine.model.quant.scheme import QuantConfig
-from aengine.model.ranks.shard import Shard
 from aengine.model.rope import MAX_POSITIONS
-from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LayerSpec
+from aengine.model.spec import AttentionSpec, DeltaSpec, EndsSpec, ExpertsSpec, LatentSpec, LayerSpec
 
 # What stands behind the decoder, by the end of its name in `architectures`: a matrix that scores the vocabulary, one
 # that scores classes, or nothing.
@@ -84,7 +83,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def far(self, max_positions: int) -> bool:
         """Whether any layer's keys are rotated otherwise than where fewer positions may come."""
-        ropes = (layer.attention.rope for layer in self.layers if isinstance(layer.attention, AttentionSpec))
+        ropes = (attention.rope for attention in self.attending)
         return any(rope is not None and rope.far(max_positions) for rope in ropes)
 
     def over(self, ranks: int) -> ModelConfig:
@@ -106,7 +105,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self) -> int:
         """How many numbers its weights are."""
         hidden = self.hidden_size
-        return self.end_parameters + hidden + sum(layer.parameters(hidden) for layer in self.layers)
+        tables = self.end_parameters + self.second_embedding
+        return tables + hidden + sum(layer.parameters(hidden) for layer in self.layers)
 
     @property
     def active_parameters(self) -> int:
@@ -116,19 +116,35 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end_parameters(self) -> int:
-        """Those of the embedding and of the output matrix."""
+        """Those of the embedding, of what makes more of it for each layer, and of the output matrix."""
+        hidden, inputs = self.hidden_size, self.ends.layer_inputs
         vocabulary = self.vocab_size * (1 if self.tie_word_embeddings else 2)
-        return (vocabulary + self.labels) * self.hidden_size
+        more = 0 if inputs is None else inputs.parameters(hidden, len(self.layers))
+        return (vocabulary + self.labels) * hidden + more
+
+    @property
+    def second_embedding(self) -> int:
+        """Those of the embedding that has a part for each layer."""
+        return 0 if self.ends.layer_inputs is None else self.ends.layer_inputs.table(len(self.layers))
 
     @property
     def windows(self) -> list[int | None]:
-        """How many positions, its own included, a query of each layer that pages sees; None: all before it."""
-        return [attention.window for attention in self.paging]
+        """How many positions, its own included, a query of each layer that attends sees; None: all before it."""
+        return [attention.window for attention in self.attending]
 
     @property
-    def paging(self) -> list[AttentionSpec]:
-        """Those layers' attention that keeps keys and values in pages, in order."""
-        return [layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec)]
+    def attending(self) -> list[AttentionSpec | LatentSpec]:
+        """The attention of all layers that read keys and values in pages, in order."""
+        return [layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaSpec)]
+
+    @property
+    def widest_head(self) -> int:
+        return max(attention.head_dim for attention in self.attending)
+
+    @property
+    def paging(self) -> list[AttentionSpec | LatentSpec]:
+        """Those of them that keep keys and values of their own, in order."""
+        return [attention for attention in self.attending if attention.shares is None]
 
     @property
     def recurrent(self) -> list[DeltaSpec]:
@@ -139,16 +155,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """About how many bytes the weights, adapters included, take on each rank, where floats are of `dtype`."""
         quantized = self.quantized
         inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
-        ends = self.end_parameters * dtype.itemsize
+        tables = self.end_parameters + self.second_embedding
+        ends = tables * dtype.itemsize
         if self.lora is not None:
             ends += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
-        return (ends + (self.parameters - self.end_parameters) * inner // 8) // self.ranks
+        return (ends + (self.parameters - tables) * inner // 8) // self.ranks
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
         """What pages of so many tokens hold for this model, on each rank."""
-        attention = self.paging[0]
-        kv_heads = Shard(count=self.ranks).units(attention.kv_heads)
-        return KVShape(len(self.paging), page_size, kv_heads, attention.head_dim, dtype)
+        return KVShape(tuple(paging.kept(self.ranks) for paging in self.paging), page_size, dtype)
 
     def state_shape(self, dtype: torch.dtype, conv_dtype: torch.dtype) -> StateShape | None:
         """What a slot of states holds for this model, on each rank; None: no layer has a state.
@@ -184,7 +199,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         layers = FAMILIES[family](fields)
         _refuse_unsupported(fields, layers)
         vocab = fields.vocab_size
-        ropes = [layer.attention.rope for layer in layers if isinstance(layer.attention, AttentionSpec)]
+        ropes = [layer.attention.rope for layer in layers if not isinstance(layer.attention, DeltaSpec)]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
         positions = min(max(fields.integer("max_position_embeddings", 1, MAX_POSITIONS), reach), MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)
@@ -205,7 +220,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             bos_token_id=bos[0] if bos else None,
             quantization=_quantization(values, wrapper is not None),
             wrapped=wrapper is not None,
-            aside=(ASIDE.get(family, ()) if wrapper is None else wrapper.aside) + _draft_layers(fields, len(layers)),
+            aside=(
+                *(ASIDE.get(family, ()) if wrapper is None else wrapper.aside),
+                *_draft_layers(fields, len(layers)),
+                *_unused_projections(layers),
+            ),
         )
 
 
@@ -255,6 +274,16 @@ def _draft_layers(fields: Fields, layers: int) -> tuple[str, ...]:
     key = "num_mtp_layers" if fields.present("num_mtp_layers") else "num_nextn_predict_layers"
     drafts = fields.integer(key, 0, 64, 0)
     return tuple(f"model.layers.{layer}." for layer in range(layers, layers + drafts))
+
+
+def _unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
+    """Of layers that read others' keys and values: what files have for their own."""
+    shares = (
+        i
+        for i, one in enumerate(layers)
+        if isinstance(one.attention, AttentionSpec) and one.attention.shares is not None
+    )
+    return tuple(f"model.layers.{i}.self_attn.{name}." for i in shares for name in ("k_proj", "v_proj", "k_norm"))
 
 
 def _quantization(values: Mapping[str, object], wrapped: bool) -> str:

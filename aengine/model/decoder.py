@@ -15,12 +15,15 @@ from aengine.kernels.collective.base import Collective
 from aengine.model.blocks.attention import Attention
 from aengine.model.blocks.delta_net import GatedDeltaNet
 from aengine.model.blocks.experts import MixtureOfExperts
+from aengine.model.blocks.latent_attention import LatentAttention
+from aengine.model.blocks.layer_inputs import LayerInput, LayerInputs, Scalar
 from aengine.model.blocks.mlp import MLP
+from aengine.model.blocks.mlp_and_experts import MLPAndExperts
 from aengine.model.blocks.step import Block, States, Step
 from aengine.model.config import ModelConfig
 from aengine.model.parameters import HEAD, Parameters
 from aengine.model.rope import PositionTables
-from aengine.model.spec import AttentionSpec, MLPSpec
+from aengine.model.spec import AttentionSpec, LatentSpec, MLPAndExpertsSpec, MLPSpec
 
 
 class Decoder:
@@ -69,20 +72,36 @@ class Decoder:
         self._embed, self.head = make.embedding("model.embed_tokens", config.vocab_size, hidden, head)
         # Rounded as the rows are that it scales.
         self._embedding_scale = torch.tensor(config.ends.embedding_scale, dtype=dtype).item()
+        inputs = config.ends.layer_inputs
+        self._inputs = None if inputs is None else LayerInputs(make, len(config.layers), hidden, inputs, eps, dtype)
         self._layers: list[list[Block]] = []
+        attending: dict[int, Attention] = {}  # by layer
         paging, recurrent = itertools.count(), itertools.count()
         for i, layer in enumerate(config.layers):
             name, last = f"model.layers.{i}", i == len(config.layers) - 1
-            self._layers.append(
-                [
-                    Attention(make, name, hidden, layer, layer.attention, eps, next(paging), last, tables)
-                    if isinstance(layer.attention, AttentionSpec)
-                    else GatedDeltaNet(make, name, hidden, layer, layer.attention, eps, next(recurrent), last),
-                    MLP(make, name, hidden, layer, layer.ffn, eps)
-                    if isinstance(layer.ffn, MLPSpec)
-                    else MixtureOfExperts(make, name, hidden, layer.ffn, eps),
-                ]
-            )
+            blocks: list[Block] = []
+            if isinstance(layer.attention, AttentionSpec):
+                shares = layer.attention.shares
+                index, keeper = (next(paging), None) if shares is None else (0, attending[shares])
+                attending[i] = Attention(make, name, hidden, layer, layer.attention, eps, index, last, tables, keeper)
+                blocks.append(attending[i])
+            elif isinstance(layer.attention, LatentSpec):
+                blocks.append(
+                    LatentAttention(make, name, hidden, layer, layer.attention, eps, next(paging), last, tables)
+                )
+            else:
+                blocks.append(GatedDeltaNet(make, name, hidden, layer, layer.attention, eps, next(recurrent), last))
+            if isinstance(layer.ffn, MLPSpec):
+                blocks.append(MLP(make, name, hidden, layer, layer.ffn, eps))
+            elif isinstance(layer.ffn, MLPAndExpertsSpec):
+                blocks.append(MLPAndExperts(make, name, hidden, layer, layer.ffn, eps))
+            else:
+                blocks.append(MixtureOfExperts(make, name, hidden, layer.ffn, eps))
+            if layer.input_width:
+                blocks.append(LayerInput(make, name, hidden, layer, eps, i))
+            if layer.scalar:
+                blocks.append(Scalar(make, name))
+            self._layers.append(blocks)
         self._final_norm = make.norm("model.norm", hidden, eps)
         self._classes = make.tensor("score.weight", config.labels, hidden) if config.labels else None
         kinds = list(config.layers)
@@ -132,6 +151,8 @@ class Decoder:
         x = self._embed(input_ids)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
+        if self._inputs is not None:
+            step.inputs = self._inputs(input_ids, x)
         for i, layer in enumerate(self._layers):
             if rehearsal and i not in self._rehearsing:
                 continue

@@ -101,6 +101,13 @@ class Parameters:
         self.groups.append(Plain(name, tensor, entry=Entry((width(parts), *inner), cut=cut)))
         return tensor
 
+    def floats(self, name: str) -> str:
+        """The weight of a matrix that is not used as a linear. Raises `UnsupportedModelError` where it is quantised."""
+        form = None if self._quantization is None else self._quantization.format_of(name)
+        if form is not None:
+            raise UnsupportedModelError(f"{name}: is multiplied with queries, for which {form.name} is not read")
+        return f"{name}.weight"
+
     def norm_weight(self, name: str, part: Part) -> Tensor:
         """The weight of a norm, or a rank's share of it; in float32 where an offset would not survive rounding."""
         offset, entry = self._norm_offset, None
@@ -127,6 +134,16 @@ class Parameters:
         entry = Entry((heads.width,), cut=None if self.ranks is None else Cut(0, ((first, last),)))
         self.groups.append(Plain(f"{name}.sinks", sinks, entry=entry))
         return sinks
+
+    def scaled_norm(self, name: str, width: int, factor: float, eps: float) -> Norm:
+        """A norm of whole tokens by the weight of that very name, times `factor`."""
+        weight = torch.empty(width, dtype=torch.float32, device=self._storage.device)
+
+        def ready() -> None:
+            weight.mul_(factor)
+
+        self.groups.append(Plain(name, weight, ready))
+        return self.kernels.norm(weight, eps)
 
     def kv_scales(self, name: str) -> LoadedKVScales:
         """What a layer's cache is scaled with; name: of the attention in the checkpoint."""
@@ -237,10 +254,12 @@ class Parameters:
         adapters = None if memory is None or spec.turned else memory.experts(name, hidden, spec, share)
         adapt = None if memory is None or adapters is None else partial(memory.adapted_experts, weights=adapters)
         experts = LoadedExperts(share.count, hidden, adapt)
-        rule = ExpertRule(spec.clamp, self._expert_biases(name, hidden, spec, share) if spec.biases else None)
+        biases = self._expert_biases(name, hidden, spec, share) if spec.biases else None
+        rule = ExpertRule(spec.clamp, biases, gelu=spec.activation == "gelu")
         if not self.kernels.computes(rule):
+            what = "GELU" if rule.gelu else "biases and clamped gates"
             raise UnsupportedModelError(
-                f"{name}: experts with biases and clamped gates are computed on a CPU alone so far; use device: cpu"
+                f"{name}: experts with {what} are computed on a CPU alone so far; use device: cpu"
             )
         if forms is not None:
             self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))

@@ -12,7 +12,7 @@ from torch import Tensor
 from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 MAX_POSITIONS = 2**26  # far above any real model, far below what would overflow a size
 
 
@@ -20,7 +20,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A scaling scheme and its parameters; those of other schemes keep their defaults and mean nothing."""
 
     theta: float = 10_000.0
-    part: float = 1.0  # of each head that is rotated, its first dimensions
+    part: float = 1.0  # of each head that is rotated, its first dimensions; proportional: of the pairs of all of it
     type: str = "default"
     factor: float = 1.0
     original_positions: int = 0  # trained context: llama3, yarn and longrope
@@ -44,7 +44,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def rotated(self, head_dim: int) -> int:
         """How many dimensions of a head are rotated."""
-        return int(head_dim * self.part)
+        return head_dim if self.type == "proportional" else int(head_dim * self.part)
 
 
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +80,12 @@ def read_rope(
             f"{config.source}: rope type {shown(kind)} is not supported{why}; supported are {', '.join(ROPE_TYPES)}"
         )
     part = config.number("partial_rotary_factor", 0, 1, fields.number("partial_rotary_factor", 0, 1, part))
-    if part != 1.0 and not partial:
+    if part != 1.0 and not partial and kind != "proportional":
         raise UnsupportedModelError(f"{fields.source}: partial_rotary_factor other than 1 is not supported")
     theta = (fields if fields.present("rope_theta") else config).number("rope_theta", 1.0, 1e15, theta)
     rope = RopeConfig(theta=theta, part=part)
+    if kind == "proportional":
+        return replace(rope, type=kind, factor=fields.number("factor", 1e-6, 1e6, 1.0))
     if rope.rotated(head_dim) % 2:
         raise fields.fail("partial_rotary_factor", f"makes {rope.rotated(head_dim)} rotated dimensions, which are odd")
     if kind == "default":
@@ -120,6 +122,15 @@ def read_rope(
     )
 
 
+def sharpening(config: Fields) -> float:
+    """How much sharper scores get with yarn's growth where it says so for all dimensions, as DeepSeek's files do."""
+    fields = config.section("rope_scaling") or config.section("rope_parameters")
+    if fields is None or fields.text("rope_type", fields.text("type", "default")) == "default":
+        return 1.0
+    weight = fields.number("mscale_all_dim", 0, 1e3, 0.0)
+    return _yarn_growth(fields.number("factor", 1e-6, 1e6), weight) if weight else 1.0
+
+
 def _read_longrope(rope: RopeConfig, fields: Fields, original: int, positions: int, head_dim: int) -> RopeConfig:
     """A factor for each frequency; how much sharper attention gets follows from how far the context grows."""
     factor = fields.number("factor", 1e-6, 1e6, positions / original)
@@ -140,12 +151,14 @@ def _yarn_attention_factor(fields: Fields, factor: float) -> float:
     """How much sharper attention gets with the context's growth, unless the file says it outright."""
     if fields.present("attention_factor"):
         return fields.number("attention_factor", 0, 1e3)
-
-    def growth(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     mscale, mscale_all_dim = (fields.number(key, 0, 1e3, 0.0) for key in ("mscale", "mscale_all_dim"))
-    return growth(mscale) / growth(mscale_all_dim) if mscale and mscale_all_dim else growth(1.0)
+    if mscale and mscale_all_dim:
+        return _yarn_growth(factor, mscale) / _yarn_growth(factor, mscale_all_dim)
+    return _yarn_growth(factor, 1.0)
+
+
+def _yarn_growth(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 class PositionTables:
@@ -193,6 +206,9 @@ def inverse_frequencies(rope: RopeConfig, rotated: int, max_positions: int) -> T
     exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     plain = 1.0 / (rope.theta**exponents)
     if rope.type == "linear":
+        return plain / rope.factor
+    if rope.type == "proportional":  # the slow pairs stand still
+        plain[int(rope.part * rotated // 2) :] = 0.0
         return plain / rope.factor
     if rope.type == "llama3":
         return _llama3(rope, plain)

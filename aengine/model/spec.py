@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from aengine.cache.kv import KVLayer
 from aengine.kernels.delta.base import DeltaHeads
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.rule import GateClamp
@@ -33,6 +34,18 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     sinks: bool = False  # whether each head has a score beside those of the keys
     window: int | None = None  # how many positions, its own included, a query sees; None: all before it
     gate: bool = False  # each query head comes with a gate, whose sigmoid weights what the head has attended to
+    v_norm: bool = False  # RMS norm of each v head, without a weight
+    keys_are_values: bool = False  # values are keys before their norm and rotation
+    shares: int | None = None  # the layer whose keys and values it reads; None: it keeps its own
+
+    def kept(self, ranks: int) -> KVLayer:
+        """What a token leaves in pages, on each rank."""
+        return KVLayer(Shard(count=ranks).units(self.kv_heads), self.head_dim)
+
+    @property
+    def projected(self) -> int:
+        """How many of keys and values are projected for it."""
+        return 0 if self.shares is not None else 1 if self.keys_are_values else 2
 
     @property
     def queries(self) -> int:
@@ -45,15 +58,77 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         return self.kv_heads * self.head_dim
 
     def parameters(self, hidden: int) -> int:
-        projection = (1 + self.gate) * self.queries + 2 * self.keys
-        norms = {"none": 0, "head": 2 * self.head_dim, "all": self.queries + self.keys}[self.qk_norm]
+        projection = (1 + self.gate) * self.queries + self.projected * self.keys
+        kept = self.shares is None
+        norms = {"none": 0, "head": (1 + kept) * self.head_dim, "all": self.queries + kept * self.keys}[self.qk_norm]
         biases = projection * self.qkv_bias + hidden * self.out_bias + self.heads * self.sinks
         return (projection + self.queries) * hidden + norms + biases
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Outputs and inputs of each product, on each rank."""
         heads, kv_heads = Shard(count=ranks).units(self.heads), Shard(count=ranks).units(self.kv_heads)
-        return (((1 + self.gate) * heads + 2 * kv_heads) * self.head_dim, hidden), (hidden, heads * self.head_dim)
+        projected = (1 + self.gate) * heads + self.projected * kv_heads
+        return (projected * self.head_dim, hidden), (hidden, heads * self.head_dim)
+
+
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
+    """Causal self-attention over latents: of each token one vector is kept, out of which all heads make theirs."""
+
+    heads: int
+    plain: int  # of each key's dimensions, made of the latent
+    rotated: int  # those behind them, which all heads share, and which are kept beside the latent
+    value_dim: int
+    rank: int  # of the latent
+    query_rank: int  # of the queries' own; 0: they are projected at once
+    bias: bool = False  # of the first and the last projection
+    rope: RopeConfig = RopeConfig()
+    interleaved: bool = True  # whether neighbours are pairs to be rotated
+    scale: float  # of scores
+    window: None = None
+    shares: None = None
+
+    @property
+    def key_dim(self) -> int:
+        return self.plain + self.rotated
+
+    @property
+    def latent(self) -> int:
+        """The width of what is kept."""
+        return self.rank + self.rotated
+
+    @property
+    def head_dim(self) -> int:
+        """The width of what is multiplied for a score."""
+        return self.latent
+
+    @property
+    def queries(self) -> int:
+        """The same of all heads."""
+        return self.heads * self.latent
+
+    @property
+    def values(self) -> int:
+        """The width of what all heads have attended to."""
+        return self.heads * self.value_dim
+
+    def kept(self, ranks: int) -> KVLayer:
+        """What a token leaves in pages, on each rank: the same on all of them."""
+        return KVLayer(1, self.latent, both=1)
+
+    def parameters(self, hidden: int) -> int:
+        up = self.heads * (self.plain + self.value_dim) * self.rank
+        first = self.query_rank + self.latent
+        biases = (first + hidden) * self.bias
+        return sum(n * k for n, k in self.linears(hidden)) + up + self.query_rank + self.rank + biases
+
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product, on each rank."""
+        heads = Shard(count=ranks).units(self.heads)
+        return (
+            (self.query_rank + self.latent, hidden),
+            (heads * self.key_dim, self.query_rank or hidden),
+            (hidden, heads * self.value_dim),
+        )
 
 
 class DeltaSpec(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
@@ -113,6 +188,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     correction: bool = False  # of the router's scores, in the checkpoint
     shared: MLPSpec | None = None  # that every token passes
     clamp: GateClamp | None = None  # None: the gate is a plain SiLU
+    activation: Activation = "silu"
     biases: bool = False  # of the router and of each expert
     shared_gate: bool = False  # whose result is weighted by a sigmoid
     # Names in checkpoints, and whether these hold the matrices turned round, columns of gate and up by turns.
@@ -140,6 +216,30 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
         return hidden * (self.count + self.shared_gate) + self.count * (self.correction + self.biases) + shared
 
 
+class MLPAndExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="mlp_and_experts"):
+    """An MLP and a mixture of experts, each between norms of its own, and the router behind one; they are added up."""
+
+    mlp: MLPSpec
+    experts: ExpertsSpec
+
+    def parameters(self, hidden: int) -> int:
+        return self.mlp.parameters(hidden) + self.experts.parameters(hidden) + self._more(hidden)
+
+    def active_parameters(self, hidden: int) -> int:
+        return self.mlp.parameters(hidden) + self.experts.active_parameters(hidden) + self._more(hidden)
+
+    def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of each product that all tokens pass, on each rank; the router is none of them."""
+        return self.mlp.linears(hidden, ranks) + self.experts.linears(hidden, ranks)
+
+    def _more(self, hidden: int) -> int:
+        """Four norms, of which the layer names the MLP's first, and a factor of each expert."""
+        return 4 * hidden + self.experts.count
+
+
+FFN = MLPSpec | ExpertsSpec | MLPAndExpertsSpec
+
+
 class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
     """The norms of what attention and the feed-forward part take, and of what they give; None: there is none.
 
@@ -157,6 +257,20 @@ class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
         return sum(name is not None for name in names)
 
 
+class LayerInputsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A second embedding of each token, of which every layer gets a part, mixed with a projection of the first."""
+
+    vocab: int
+    width: int  # of each layer's part
+
+    def parameters(self, hidden: int, layers: int) -> int:
+        """Of what all layers share, the table aside."""
+        return layers * self.width * hidden + self.width
+
+    def table(self, layers: int) -> int:
+        return self.vocab * layers * self.width
+
+
 class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the layers stand between, and what all their norms have in common."""
 
@@ -164,18 +278,25 @@ class EndsSpec(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     norm_offset: float = 0.0  # added to the weights of all norms
+    layer_inputs: LayerInputsSpec | None = None
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then a feed-forward part, each between norms of its own."""
 
-    attention: AttentionSpec | DeltaSpec  # what it keeps: keys and values in pages, or a state a row
-    ffn: MLPSpec | ExpertsSpec
+    attention: AttentionSpec | LatentSpec | DeltaSpec  # what it keeps: keys and values in pages, or a state a row
+    ffn: FFN
     norms: LayerNorms = LayerNorms()
     residual_scale: float = 1.0  # of what each part adds
+    input_width: int = 0  # of the layer's part of the second embedding, which is added last; 0: there is none
+    scalar: bool = False  # whether a number of the checkpoint multiplies what leaves the layer
 
     def parameters(self, hidden: int) -> int:
-        return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + self.norms.count * hidden
+        return self.attention.parameters(hidden) + self.ffn.parameters(hidden) + self._around(hidden)
+
+    def _around(self, hidden: int) -> int:
+        added = (2 * self.input_width + 1) * hidden if self.input_width else 0
+        return self.norms.count * hidden + added + self.scalar
 
     @property
     def plain(self) -> bool:
@@ -190,8 +311,14 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
                 return f"{attention.key_heads} key heads of linear attention"
         elif attention.heads % ranks:
             return f"{attention.heads} query heads"
-        elif attention.kv_heads % ranks and ranks % attention.kv_heads:  # where there are fewer, several have the same
+        elif (
+            isinstance(attention, AttentionSpec) and attention.kv_heads % ranks and ranks % attention.kv_heads
+        ):  # where there are fewer, several have the same
             return f"{attention.kv_heads} KV heads"
+        if isinstance(ffn, MLPAndExpertsSpec):
+            if ffn.mlp.inner % ranks:
+                return f"{ffn.mlp.inner} columns of the MLP"
+            ffn = ffn.experts
         if isinstance(ffn, MLPSpec):
             return f"{ffn.inner} columns of the MLP" if ffn.inner % ranks else ""
         if ffn.inner % ranks and ffn.count < ranks:  # columns of each, or some of them whole
@@ -202,8 +329,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def active_parameters(self, hidden: int) -> int:
         """Of these, how many a token is multiplied with."""
-        return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + self.norms.count * hidden
+        return self.attention.parameters(hidden) + self.ffn.active_parameters(hidden) + self._around(hidden)
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Outputs and inputs of each product that all tokens pass, on each rank."""
-        return self.attention.linears(hidden, ranks) + self.ffn.linears(hidden, ranks)
+        added = ((self.input_width, hidden), (hidden, self.input_width)) if self.input_width else ()
+        return self.attention.linears(hidden, ranks) + self.ffn.linears(hidden, ranks) + added

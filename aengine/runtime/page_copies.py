@@ -64,13 +64,18 @@ class HostCopier:
     def __init__(self, kv: KVPool, slots: int) -> None:
         self._pages = kv.by_page()
         self.host = host_zeros((slots, kv.page_bytes), torch.uint8)
-        self._slots = self.host.view(slots, *self._pages.shape[1:])
+        widths = [kind[0].numel() for kind in self._pages]
+        self._slots = [
+            columns.unflatten(1, kind.shape[1:]) for columns, kind in zip(self.host.split(widths, dim=1), self._pages)
+        ]
 
     def to_host(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        self._slots[torch.tensor(slots)] = self._pages[torch.tensor(pages)]
+        for kept, kind in zip(self._slots, self._pages):
+            kept[torch.tensor(slots)] = kind[torch.tensor(pages)]
 
     def to_device(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        self._pages[torch.tensor(pages)] = self._slots[torch.tensor(slots)]
+        for kept, kind in zip(self._slots, self._pages):
+            kind[torch.tensor(pages)] = kept[torch.tensor(slots)]
 
     def wait(self, to_host: bool) -> None:
         """There is nothing to wait for."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from aengine.cache.kv import KVPool, KVShape
+from aengine.cache.kv import KVLayer, KVPool, KVShape
 
-SHAPE = KVShape(num_layers=3, page_size=4, kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+SHAPE = KVShape((KVLayer(2, 8), KVLayer(1, 32, both=1), KVLayer(2, 8)), page_size=4, dtype=torch.bfloat16)
 
 
 def pool() -> KVPool:
@@ -15,16 +15,22 @@ def pool() -> KVPool:
 
 def test_layers_are_views_of_one_zeroed_allocation() -> None:
     kv = pool()
-    for i in range(3):
+    for i, shape in enumerate([(6, 4, 2, 8), (6, 4, 1, 32), (6, 4, 2, 8)]):
         keys, values = kv.layer(i)
-        assert keys.shape == values.shape == (6, 4, 2, 8)
+        assert keys.shape == values.shape == shape
         assert not keys.any()
         assert not values.any()
         assert keys.is_contiguous()
         assert keys.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
-    kv.layer(1)[1][5] = 1
-    assert kv.data[1, 1, 5].all()
-    assert kv.data.sum() == 4 * 2 * 8
+
+
+def test_what_is_written_into_one_is_in_no_other() -> None:
+    kv = pool()
+    for number, kept in enumerate(kept for i in range(3) for kept in kv.layer(i)):
+        kept.fill_(number + 1)
+    numbers = [kept.unique().tolist() for i in range(3) for kept in kv.layer(i)]
+    assert numbers == [[1], [2], [4], [4], [5], [6]]  # the layer in the middle has one for both
+    assert kv.data.all()
 
 
 def test_the_bytes_of_a_page_times_pages_is_the_allocation() -> None:
@@ -35,9 +41,10 @@ def test_the_bytes_of_a_page_times_pages_is_the_allocation() -> None:
 def test_copy_pages_copies_k_and_v_of_all_layers_and_touches_nothing_else() -> None:
     kv = pool()
     kv.data.copy_(torch.randn(kv.data.shape))
-    before = kv.data.clone()
+    before = [kept.clone() for i in range(3) for kept in kv.layer(i)]
     kv.copy_pages(torch.tensor([1, 1, 4]), torch.tensor([2, 5, 3]))
-    for source, destination in ((1, 2), (1, 5), (4, 3)):
-        assert torch.equal(kv.data[:, :, destination], before[:, :, source])
-    for untouched in (0, 1, 4):
-        assert torch.equal(kv.data[:, :, untouched], before[:, :, untouched])
+    for was, now in zip(before, (kept for i in range(3) for kept in kv.layer(i)), strict=True):
+        for source, destination in ((1, 2), (1, 5), (4, 3)):
+            assert torch.equal(now[destination], was[source])
+        for untouched in (0, 1, 4):
+            assert torch.equal(now[untouched], was[untouched])

@@ -230,7 +230,16 @@ def test_products_of_one_row_with_4_bit_weights(compiler: Compiler, n: int) -> N
 
 @pytest.mark.parametrize(
     ("rows", "group", "dim", "new"),
-    [(1, 4, 128, half), (16, 8, 128, half), (64, 2, 64, half), (16, 4, 256, half), (8, 4, 256, single)],
+    [
+        (1, 4, 128, half),
+        (16, 8, 128, half),
+        (64, 2, 64, half),
+        (16, 4, 256, half),
+        (8, 4, 256, single),
+        (1, 8, 512, half),
+        (64, 16, 512, half),
+        (8, 4, 512, single),
+    ],
 )
 def test_decode_attention(compiler: Compiler, rows: int, group: int, dim: int, new: Callable[..., Tensor]) -> None:
     q, cache = new(rows, 2 * group, dim), new(100, 16, 2, dim)
@@ -374,6 +383,10 @@ def test_everything_small(compiler: Compiler) -> None:
         rope.qk_norm_rope_store(
             half(7, 48 * 128), Heads(32, half(128), half(128), 1e-6), single(4096, 128), longs(7), (cache, cache),
             longs(7),
+        )  # fmt: skip
+        rope.qk_norm_rope_store(
+            half(70, 40 * 512), Heads(32, half(512), half(512), 1e-6, v_norm=True, behind="keys"), single(4096, 512),
+            longs(70), (half(100, 16, 8, 512), half(100, 16, 8, 512)), longs(70),
         )  # fmt: skip
         gather_pages.gather_pages(
             cache,

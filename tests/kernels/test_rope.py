@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -81,6 +83,44 @@ def test_a_part_of_each_head_is_rotated_and_gates_are_left_out(
     unturned = torch.cat((torch.ones(500, rotary // 2), torch.zeros(500, rotary // 2)), dim=1).to(device)
     still = rope.qk_norm_rope_store(qkv, cut, unturned, positions, caches, slots)
     assert torch.equal(still[..., rotary:], out[..., rotary:])
+
+
+@pytest.mark.parametrize("behind", ["both", "keys", "nothing"])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "dim"), [pytest.param(3, 3, 2, 16, id="tiny"), (130, 16, 4, 256), (7, 32, 4, 512)]
+)
+def test_values_are_normed_and_may_be_keys_or_others(
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    behind: Literal["both", "keys", "nothing"],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    projected = {"both": 2, "keys": 1, "nothing": 0}[behind]
+    qkv = torch.randn(tokens, (heads + projected * kv_heads) * dim, device=device).to(dtype)
+    q_norm, k_norm = (torch.rand(dim, device=device).to(dtype) + 0.5 for _ in "qk")
+    cut = Heads(heads, q_norm, k_norm if projected else None, 1e-6, v_norm=projected > 0, behind=behind)
+    angles = torch.rand(500, dim // 2, device=device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions = torch.randint(0, 500, (tokens,), device=device)
+    slots = PAGE + torch.arange(tokens, device=device)
+    caches = tuple(torch.randn(tokens // PAGE + 3, PAGE, kv_heads, dim, device=device).to(dtype) for _ in "kv")
+    before = caches[0].clone(), caches[1].clone()
+    expected_caches = caches[0].clone(), caches[1].clone()
+
+    out = rope.qk_norm_rope_store(qkv, cut, cos_sin, positions, caches, slots)
+    expected = REFERENCE.qk_norm_rope_store(qkv, cut, cos_sin, positions, expected_caches, slots)
+
+    assert relative_error(out, expected) < tolerance(dtype)
+    for got, want, was in zip(caches, expected_caches, before, strict=True):
+        assert relative_error(got, want) < tolerance(dtype)
+        assert torch.equal(got, was) == (behind == "nothing")
+    if behind == "keys":  # as they are before norm and rotation
+        keys = qkv.view(tokens, -1, dim)[:, heads:].float()
+        values = caches[1].flatten(0, 1)[slots].float()
+        assert relative_error(values, keys * (keys.square().mean(-1, keepdim=True) + 1e-6).rsqrt()) < tolerance(dtype)
 
 
 @pytest.mark.thinned

@@ -9,14 +9,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -131,6 +143,27 @@ _GEMMA = {
     "pad_token_id": None,
     "tie_word_embeddings": False,  # the embeddings' scale would make every token follow itself
 }
+_GEMMA4: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 20,
+    "final_logit_softcapping": 5.0,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,  # as above
+}
+# The small ones: layers that share what others keep, and more inputs.
+_GEMMA4_SMALL = _GEMMA4 | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 4096,
+    "initializer_range": 0.1,  # their norms, one behind the other, make more of each rounding
+}
 _GLM = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -140,6 +173,22 @@ _GLM = {
     "head_dim": 32,
     "first_k_dense_replace": 1,
 }
+_LATENT: dict[str, object] = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "initializer_range": 0.15,
+}
+_DEEPSEEK_YARN = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}
 
 
 def _mistral3(**text: object) -> PreTrainedConfig:
@@ -173,6 +222,18 @@ def _gemma3(**text: object) -> PreTrainedConfig:
         **{f"{name}_index": VOCAB - 3 + i for i, name in enumerate(("boi_token", "eoi_token", "image_token"))},
         bos_token_id=None,
         eos_token_id=None,
+    )
+
+
+def _gemma4(**text: object) -> PreTrainedConfig:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tied = text.pop("tie_word_embeddings", True)
+    return Gemma4Config(
+        text_config={**text, "pad_token_id": 0},
+        vision_config={**vision, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16},
+        audio_config=None,
+        tie_word_embeddings=tied,
+        initializer_range=text["initializer_range"],
     )
 
 
@@ -270,6 +331,49 @@ CASES: dict[str, tuple[type[PreTrainedModel], Callable[..., PreTrainedConfig], d
     ),
     # transformers leaves the cap of logits out there.
     "gemma3-that-sees": (Gemma3ForConditionalGeneration, _gemma3, _GEMMA | {"final_logit_softcapping": None}),
+    "gemma4": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_key_value_heads": 4},
+    ),
+    "gemma4-moe": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        _GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "gemma4-small": (Gemma4ForCausalLM, Gemma4TextConfig, _GEMMA4_SMALL),
+    "gemma4-that-sees": (Gemma4ForConditionalGeneration, _gemma4, _GEMMA4_SMALL),
+    "gemma4-unified": (
+        Gemma4UnifiedForCausalLM,
+        Gemma4UnifiedTextConfig,
+        _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "deepseek-v3": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        _LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": _DEEPSEEK_YARN},
+    ),
+    "deepseek-v3-no-query-rank": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config,
+        _LATENT
+        | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "attention_bias": True, "rope_interleave": False},
+    ),
+    "deepseek-v2": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config,
+        _LATENT | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0},
+    ),
+    "deepseek-v2-lite": (DeepseekV2ForCausalLM, DeepseekV2Config, _LATENT | {"q_lora_rank": None}),
+    "glm4-flash": (Glm4MoeLiteForCausalLM, Glm4MoeLiteConfig, _LATENT),
     "gpt-oss": (
         GptOssForCausalLM,
         GptOssConfig,
@@ -338,13 +442,16 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
         for name, parameter in model.named_parameters():
             # Biases start as 0 and norm weights as 1, or as 0 where 1 is added: all would hide a mistake.
             if parameter.dim() == 1:
-                low = name.endswith("bias") or "gemma" in case or not parameter.any()  # norms that add 1
+                adds_one = case.startswith(("gemma2", "gemma3")) or not parameter.any()
+                low = name.endswith("bias") or adds_one
                 parameter.normal_(0.0 if low else 1.0, 0.25)
             elif name.endswith("bias"):  # of experts
                 parameter.normal_(0.0, 0.25)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.25)
+            elif name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.25)
     model.save_pretrained(folder)
     return model
 

@@ -159,7 +159,7 @@ class TestRefusedByName:
             ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
             ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype 'float8_e4m3fn'"),
             ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*current length"),
-            ({"rope_scaling": {"rope_type": "proportional"}}, "'proportional'"),
+            ({"rope_scaling": {"rope_type": "axial"}}, "'axial'"),
             ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "'mrope'"),
             ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention'"),
         ],

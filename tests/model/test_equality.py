@@ -35,6 +35,8 @@ ALWAYS = (
     "gemma3",
     "gpt-oss",
     "glm4-moe",
+    "gemma4-small",
+    "deepseek-v3",
     "olmoe",
 )  # one of each family, in chunks beside decodes; the others, and other ways to cut the work, among the slow tests
 

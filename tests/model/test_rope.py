@@ -35,6 +35,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         {**YARN, "attention_factor": 0.75},
         {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
         {**YARN, "mscale": 0.7},
+        {"rope_type": "proportional", "partial_rotary_factor": 0.3},
+        {"rope_type": "proportional", "factor": 2.0},
         {**YARN, "original_max_position_embeddings": 4096, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0},
     ],
     ids=str,

@@ -36,6 +36,8 @@ LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}  # of layers 
 
 
 def sizes_of(case: str) -> dict[str, object]:
+    if case.startswith(("deepseek", "glm4-flash")):  # each head makes its own keys
+        return {**SIZES, "num_key_value_heads": 8}
     return {**SIZES, **LINEAR} if case.startswith(("qwen3-5", "qwen3-next")) else {**SIZES}
 
 

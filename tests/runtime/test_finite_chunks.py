@@ -88,6 +88,13 @@ class BrokenAttention(TorchAttention):
         return attended
 
 
+def break_token(executor: StepExecutor, page: int, offset: int) -> None:
+    """What all layers keep of it is no number."""
+    for index in range(len(executor._decoder.config.paging)):
+        for kept in executor.kv.layer(index):
+            kept[page, offset] = float("nan")
+
+
 def break_attention(decoder: Decoder, layer: int, token: int) -> None:
     """NaN in what a layer's attention adds to the residual of one of the step's tokens."""
     usual = decoder._layers[layer][0]
@@ -141,14 +148,14 @@ def test_the_last_layers_attention_too(executor: StepExecutor) -> None:
 
 def test_a_chunk_that_reads_pages_which_are_not_finite_is_not(executor: StepExecutor) -> None:
     run(executor, plan(new_rows=entering(0, 1), prefill=[chunk(0, 0, 20), chunk(1, 0, 20)]))
-    executor.kv.data[:, :, 1, 5] = float("nan")  # of row 0
+    break_token(executor, 1, 5)  # of row 0
     result = run(executor, plan(prefill=[chunk(0, 20, 10), chunk(1, 20, 10)]))
     assert list(result.finite_chunks) == [False, True]
 
 
 def test_a_step_that_only_decodes_says_so_by_its_draws(executor: StepExecutor) -> None:
     run(executor, plan(new_rows=entering(0, 1), prefill=[chunk(0, 0, 32, samples=True), chunk(1, 0, 32, samples=True)]))
-    executor.kv.data[:, :, 1, 5] = float("nan")
+    break_token(executor, 1, 5)
     step = plan(decode=[0, 1], new_pages=[])
     outcome = executor.execute(step)
     assert outcome.sums is None

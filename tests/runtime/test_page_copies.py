@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from aengine.cache.kv import KVPool, KVShape
+from aengine.cache.kv import KVLayer, KVPool, KVShape
 from aengine.runtime.page_copies import Copier, HostCopier, RankedCopies
 
 PAGES, SLOTS = 24, 10
@@ -17,11 +17,17 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
 
 def pool(device: str, dtype: torch.dtype, seed: int) -> KVPool:
     """A pool full of noise."""
-    kv = KVPool(KVShape(3, 4, 2, 8, dtype), PAGES, torch.device(device))
+    layers = KVLayer(2, 8), KVLayer(1, 4), KVLayer(2, 8)
+    kv = KVPool(KVShape(layers, 4, dtype), PAGES, torch.device(device))
     kv.data.view(torch.uint8).copy_(
         torch.randint(0, 256, kv.data.view(torch.uint8).shape, generator=torch.Generator().manual_seed(seed))
     )
     return kv
+
+
+def pages_of(kv: KVPool) -> torch.Tensor:
+    """A copy: [pages, bytes]."""
+    return torch.cat([kind.cpu().flatten(1) for kind in kv.by_page()], dim=1)
 
 
 def copier(kv: KVPool) -> Copier:
@@ -51,16 +57,17 @@ def copies(pools: list[KVPool]) -> Iterator[RankedCopies]:
 
 
 def test_pages_come_back_as_they_were(pools: list[KVPool], copies: RankedCopies) -> None:
-    before = [kv.by_page().cpu().clone() for kv in pools]
+    before = [pages_of(kv) for kv in pools]
     gone, slots, back = [3, 17, 4, 9, 1], [9, 0, 1, 5, 4], [20, 2, 21, 8, 7]
 
     copies.copy_to_host(gone, slots)
     for kv in pools:
-        kv.by_page()[gone] = 0
+        for kind in kv.by_page():
+            kind[gone] = 0
     copies.copy_to_device(slots, back)
 
     for kv, was in zip(pools, before, strict=True):
-        now = kv.by_page().cpu()
+        now = pages_of(kv)
         for page in range(PAGES):
             source = gone[back.index(page)] if page in back else page
             wanted = torch.zeros_like(was[page]) if page in gone else was[source]
@@ -74,7 +81,7 @@ def test_a_slot_is_its_page_rank_by_rank(pools: list[KVPool], copies: RankedCopi
 
     assert copies.page_bytes == sum(map(len, parts)) == sum(kv.page_bytes for kv in pools)
     for kv, part in zip(pools, parts, strict=True):
-        assert bytes(part) == kv.by_page()[6].cpu().numpy().tobytes()
+        assert bytes(part) == pages_of(kv)[6].numpy().tobytes()
 
 
 def test_what_is_written_into_a_slot_comes_to_the_device(pools: list[KVPool], copies: RankedCopies) -> None:
@@ -84,7 +91,7 @@ def test_what_is_written_into_a_slot_comes_to_the_device(pools: list[KVPool], co
     copies.copy_to_device([7], [12])
 
     for rank, kv in enumerate(pools):
-        assert (kv.by_page()[12] == rank + 1).all()
+        assert (pages_of(kv)[12] == rank + 1).all()
 
 
 @pytest.mark.gpu
@@ -92,13 +99,13 @@ def test_rows_too_far_apart_for_one_copy_are_copied_one_by_one(monkeypatch: pyte
     from aengine.runtime.cuda import page_copies
 
     kv = pool("cuda", torch.bfloat16, 0)
-    monkeypatch.setattr(page_copies, "_MAX_PITCH", kv.by_page().stride(1) - 1)
-    before = kv.by_page().cpu().clone()
+    monkeypatch.setattr(page_copies, "_MAX_PITCH", kv.by_page()[0].stride(1) - 1)
+    before = pages_of(kv)
     copies = RankedCopies([copier(kv)])
     copies.copy_to_host([3, 5], [1, 0])
     copies.copy_to_device([1, 0], [6, 7])
     copies.close()
-    assert torch.equal(kv.by_page()[[6, 7]].cpu(), before[[3, 5]])
+    assert torch.equal(pages_of(kv)[[6, 7]], before[[3, 5]])
 
 
 @pytest.mark.gpu

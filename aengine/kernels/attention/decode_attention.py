@@ -316,8 +316,8 @@ class PagedDecode:
         """
         rows, heads, dim = q.shape
         page_size, kv_heads = k_cache.shape[1:3]
-        if dim & (dim - 1) or not 16 <= dim <= 256:
-            raise ValueError(f"head_dim must be a power of two from 16 to 256, got {dim}")
+        if dim & (dim - 1) or not 16 <= dim <= 512:
+            raise ValueError(f"head_dim must be a power of two from 16 to 512, got {dim}")
         if not (k_cache.is_contiguous() and v_cache.is_contiguous() and q.stride(1) == dim and q.stride(2) == 1):
             raise ValueError("q and the KV caches must be contiguous")
         if out is None:

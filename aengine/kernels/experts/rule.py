@@ -23,14 +23,16 @@ class GateClamp:
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertRule:
     """clamp: None: SiLU(gate) * up. biases: of gate and up, [experts, 2 * inter], gate's first, and of down,
-    [experts, hidden], which may be filled later; None: there are none."""
+    [experts, hidden], which may be filled later; None: there are none. gelu: GELU instead of SiLU, by its
+    approximation with a hyperbolic tangent."""
 
     clamp: GateClamp | None = None
     biases: tuple[Tensor, Tensor] | None = None
+    gelu: bool = False
 
     @property
     def plain(self) -> bool:
-        return self.clamp is None and self.biases is None
+        return self.clamp is None and self.biases is None and not self.gelu
 
 
 SILU = ExpertRule()

@@ -47,4 +47,6 @@ class TorchExperts:
         return F.linear(x, self.down_weight[expert], bias)
 
     def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
-        return F.silu(gate) * up if self.rule.clamp is None else self.rule.clamp(gate, up)
+        if self.rule.clamp is not None:
+            return self.rule.clamp(gate, up)
+        return (F.gelu(gate, approximate="tanh") if self.rule.gelu else F.silu(gate)) * up

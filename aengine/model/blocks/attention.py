@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from torch import Tensor
 
 from aengine.kernels.attention.scores import Scores
@@ -9,6 +12,7 @@ from aengine.kernels.heads import Heads
 from aengine.kernels.linear.base import Norm
 from aengine.model.blocks.ends import Addition, taken
 from aengine.model.blocks.step import Step
+from aengine.model.kv_scales import LoadedKVScales
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.rope import PositionTables
@@ -29,8 +33,11 @@ class Attention:
         index: int,
         last: bool,
         tables: PositionTables,
+        keeper: Attention | None = None,
     ) -> None:
-        """layer: its name in checkpoints; index: its place in the KV pool; last: no block behind it attends."""
+        """layer: its name in checkpoints; index: its place in the KV pool; last: no block behind it attends; keeper:
+        the block whose keys and values this one reads; None: it keeps its own.
+        """
         norms = layer_spec.norms
         self._kernels = make.kernels
         self._norm = make.optional_norm(layer, norms.before_attention, hidden, eps)
@@ -39,30 +46,32 @@ class Attention:
         parts: dict[str, Part | tuple[Part, ...]] = (
             {f"{name}.qkv_proj": (queries, keys, keys)}
             if spec.fused
-            else {f"{name}.q_proj": queries, f"{name}.k_proj": keys, f"{name}.v_proj": keys}
+            else {f"{name}.q_proj": queries, **{f"{name}.{kept}_proj": keys for kept in "kv"[: spec.projected]}}
         )
         self._qkv = make.linear(parts, hidden, spec.qkv_bias, split="outputs")
         self._out = make.linear({f"{name}.o_proj": Part(hidden)}, spec.queries, spec.out_bias, split="inputs")
         heads = make.shard.units(spec.heads)
-        self._heads = Heads(heads, gated=spec.gate)
+        behind: Literal["both", "keys", "nothing"] = ("nothing", "keys", "both")[spec.projected]
+        self._heads = Heads(heads, None, None, eps, spec.gate, spec.v_norm, behind)
         self._dim = spec.head_dim
         self._wide_norms: list[tuple[slice, Norm]] = []  # of columns of the projection
         if spec.qk_norm == "head":
-            q_norm, k_norm = (make.norm_weight(f"{name}.{part}_norm", Part(1, spec.head_dim)) for part in "qk")
-            self._heads = Heads(heads, q_norm, k_norm, eps, spec.gate)
+            q_norm = make.norm_weight(f"{name}.q_norm", Part(1, spec.head_dim))
+            k_norm = make.norm_weight(f"{name}.k_norm", Part(1, spec.head_dim)) if keeper is None else None
+            self._heads = replace(self._heads, q_norm=q_norm, k_norm=k_norm)
         elif spec.qk_norm == "all":
             first, second = heads * spec.head_dim, make.shard.units(spec.kv_heads) * spec.head_dim
             self._wide_norms = [
                 (slice(first), make.wide_norm(f"{name}.q_norm", queries, eps)),
                 (slice(first, first + second), make.wide_norm(f"{name}.k_norm", keys, eps)),
             ]
-        self._kv_scales = make.kv_scales(name)
+        self._kv_scales: LoadedKVScales = make.kv_scales(name) if keeper is None else keeper._kv_scales
         self._cos_sin = tables.rope(spec.rope, spec.head_dim)
         self._growth = None if spec.growth is None else tables.growth(spec.growth)
         self._scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self._window = spec.window
         self._scores = Scores(spec.softcap, make.sinks(name, Part(spec.heads)) if spec.sinks else None)
-        self._index = index
+        self._index: int = index if keeper is None else keeper._index
         self._last = last
         self._add = Addition.after(make, layer, norms.after_attention, hidden, eps, layer_spec.residual_scale)
 

@@ -18,10 +18,25 @@ class MLP:
         self, make: Parameters, layer: str, hidden: int, layer_spec: LayerSpec, spec: MLPSpec, eps: float
     ) -> None:
         """layer: its name in checkpoints."""
+        norms = layer_spec.norms
+        self._part = GatedProducts(make, layer, hidden, norms.before_ffn, spec, eps)
+        self._add = Addition.after(make, layer, norms.after_ffn, hidden, eps, layer_spec.residual_scale)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        if not self._add.fused:
+            return self._add.of(lambda rows: self._part(x[rows]), x)
+        return self._part.add_to(x)
+
+
+class GatedProducts:
+    """A norm, gate and up as one product, their activation, and the product behind it."""
+
+    def __init__(self, make: Parameters, layer: str, hidden: int, norm: str | None, spec: MLPSpec, eps: float) -> None:
+        """layer: its name in checkpoints; norm: its name there."""
         self._kernels = make.kernels
         self._activation = spec.activation
-        norms, inner = layer_spec.norms, Part(spec.inner)
-        self._norm = make.optional_norm(layer, norms.before_ffn, hidden, eps)
+        inner = Part(spec.inner)
+        self._norm = make.optional_norm(layer, norm, hidden, eps)
         parts: dict[str, Part | tuple[Part, ...]] = (
             {f"{layer}.mlp.gate_up_proj": (inner, inner)}
             if spec.fused
@@ -29,16 +44,15 @@ class MLP:
         )
         self._gate_up = make.linear(parts, hidden, spec.bias, split="outputs")
         self._down = make.linear({f"{layer}.mlp.down_proj": Part(hidden)}, spec.inner, spec.bias, split="inputs")
-        self._add = Addition.after(make, layer, norms.after_ffn, hidden, eps, layer_spec.residual_scale)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        if not self._add.fused:
-            return self._add.of(lambda rows: self._part(x[rows]), x)
+    def add_to(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden], which may be used up, and on top of it what comes of it."""
         gate_up = taken(self._gate_up, self._norm, x)
         if self._activation == "silu":
             return self._down.add_gated_to(gate_up, x)
         return self._down.add_to(self._kernels.gelu_mul(gate_up), x)
 
-    def _part(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
+        """What comes of x [tokens, hidden]; of ranks, each gives its part of the sum."""
         gate_up = taken(self._gate_up, self._norm, x)
         return self._down.gated(gate_up) if self._activation == "silu" else self._down(self._kernels.gelu_mul(gate_up))

@@ -38,6 +38,9 @@ class Step:
     ranks: Collective | None  # that have the other heads
     tokens: TokenAdapters | None  # whose adapters the linears look at; None: there are none
     states: States | None = None  # None: no layer has any
+    inputs: Tensor | None = (
+        None  # [tokens, layers, width]: each layer's part of a second embedding; None: there is none
+    )
 
     def slots(self, tokens: int) -> Tensor:
         """Where each token's K and V went, of the tokens that still go on: [tokens] int64; padding: inside page 0."""
@@ -62,6 +65,8 @@ class Step:
             return attended, x
         if self.tokens is not None and self.tokens.places is not None:
             self.tokens.places = self.tokens.places.index_select(0, self.wanted)
+        if self.inputs is not None:
+            self.inputs = self.inputs.index_select(0, self.wanted)
         return attended.index_select(0, self.wanted), x.index_select(0, self.wanted)
 
 

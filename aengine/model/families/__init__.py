@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aengine.model.families import (
+    deepseek,
     gemma,
+    gemma4,
     glm4_moe,
     gpt_oss,
     granite,
@@ -54,6 +56,11 @@ FAMILIES: dict[str, Callable[[Fields], list[LayerSpec]]] = {
     "Qwen3_5MoeForCausalLM": qwen3_5_moe.layers,
     "Gemma2ForCausalLM": gemma.gemma2,
     "Gemma3ForCausalLM": gemma.gemma3,
+    "Gemma4ForCausalLM": gemma4.layers,
+    "Gemma4UnifiedForCausalLM": gemma4.layers,
+    "DeepseekV2ForCausalLM": deepseek.v2,
+    "DeepseekV3ForCausalLM": deepseek.v3,
+    "Glm4MoeLiteForCausalLM": deepseek.glm_flash,
     "GptOssForCausalLM": gpt_oss.layers,
 }
 _HYBRIDS = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
@@ -62,6 +69,8 @@ ENDS: dict[str, Callable[[Fields], EndsSpec]] = {
     "GraniteForCausalLM": granite.ends,
     "Gemma2ForCausalLM": gemma.ends,
     "Gemma3ForCausalLM": gemma.ends,
+    "Gemma4ForCausalLM": gemma4.ends,
+    "Gemma4UnifiedForCausalLM": gemma4.ends,
     **dict.fromkeys(_HYBRIDS, hybrids.ends),
 }
 # What config.json means where it is silent, where other families mean something else.
@@ -69,6 +78,11 @@ DEFAULTS: dict[str, Mapping[str, object]] = {
     "SmolLM3ForCausalLM": smollm3.DEFAULTS,
     "Gemma2ForCausalLM": gemma.GEMMA2,
     "Gemma3ForCausalLM": gemma.GEMMA3,
+    "Gemma4ForCausalLM": gemma4.GEMMA4,
+    "Gemma4UnifiedForCausalLM": gemma4.UNIFIED,
+    "DeepseekV2ForCausalLM": deepseek.V2,
+    "DeepseekV3ForCausalLM": deepseek.V3,
+    "Glm4MoeLiteForCausalLM": deepseek.FLASH,
     "GptOssForCausalLM": gpt_oss.DEFAULTS,
 }
 # What the names of tensors begin with that files of theirs have besides, and that is not used: heads for drafts.

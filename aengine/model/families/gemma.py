@@ -15,7 +15,7 @@ NORMS = LayerNorms(
     before_ffn="pre_feedforward_layernorm",
     after_ffn="post_feedforward_layernorm",
 )
-_GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu"}
+GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu"}
 _COMMON: dict[str, object] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -41,7 +41,7 @@ GEMMA3: dict[str, object] = {
 
 def gemma2(fields: Fields) -> list[LayerSpec]:
     heads = _heads(fields)
-    slides = _slides(fields, every=2)
+    slides = slides_by_layer(fields, every=2)
     return _layers(fields, heads, heads, slides)
 
 
@@ -53,14 +53,14 @@ def gemma3(fields: Fields) -> list[LayerSpec]:
     # What is said outside of its section is of the layers that do not slide.
     sliding = _heads(fields.without("rope_theta"), qk_norm=True, rope=near, theta=local)
     full = _heads(fields, qk_norm=True, rope=far, theta=1_000_000.0)
-    slides = _slides(fields, every=fields.integer("sliding_window_pattern", 1, 2**31, 6))
+    slides = slides_by_layer(fields, every=fields.integer("sliding_window_pattern", 1, 2**31, 6))
     return _layers(fields, sliding, full, slides)
 
 
 def ends(fields: Fields) -> EndsSpec:
     return EndsSpec(
         embedding_scale=math.sqrt(hidden_size(fields)),
-        logit_softcap=_cap(fields, "final_logit_softcapping"),
+        logit_softcap=cap(fields, "final_logit_softcapping"),
         norm_offset=1.0,
     )
 
@@ -76,11 +76,11 @@ def _heads(fields: Fields, qk_norm: bool = False, rope: Fields | None = None, th
         rope=rope,
         theta=theta,
         scale=fields.number("query_pre_attn_scalar", 1e-6, 1e6) ** -0.5,
-        softcap=_cap(fields, "attn_logit_softcapping"),
+        softcap=cap(fields, "attn_logit_softcapping"),
     )
 
 
-def _slides(fields: Fields, every: int) -> list[bool]:
+def slides_by_layer(fields: Fields, every: int) -> list[bool]:
     if fields.present("layer_types"):
         return layer_types(fields)
     return [(layer + 1) % every != 0 for layer in range(layer_count(fields))]
@@ -88,10 +88,10 @@ def _slides(fields: Fields, every: int) -> list[bool]:
 
 def _layers(fields: Fields, sliding: AttentionSpec, full: AttentionSpec, slides: list[bool]) -> list[LayerSpec]:
     window = sliding_window(fields)
-    ffn = mlp(fields, activations=_GELU, key="hidden_activation")
+    ffn = mlp(fields, activations=GELU, key="hidden_activation")
     windows = [window if slide else None for slide in slides]
     return layers_of(fields, lambda i: sliding if slides[i] else full, ffn, windows, NORMS)
 
 
-def _cap(fields: Fields, key: str) -> float | None:
+def cap(fields: Fields, key: str) -> float | None:
     return fields.number(key, 1e-3, 1e6) if fields.present(key) else None

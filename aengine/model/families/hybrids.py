@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.delta.base import BLOCK
-from aengine.model.families.parts import FFN, MAX_WIDTH, attention, layer_count
+from aengine.model.families.parts import MAX_WIDTH, attention, layer_count
 from aengine.model.fields import Fields, shown
-from aengine.model.spec import DeltaSpec, EndsSpec, LayerSpec
+from aengine.model.spec import FFN, DeltaSpec, EndsSpec, LayerSpec
 
 _ROTATED = 0.25  # of each head, where the file is silent
 _HEAD_DIM = 256  # the same

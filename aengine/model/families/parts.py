@@ -10,9 +10,7 @@ from msgspec.structs import replace
 from aengine.errors import UnsupportedModelError
 from aengine.model.fields import Fields, shown
 from aengine.model.rope import read_rope
-from aengine.model.spec import Activation, AttentionSpec, ExpertsSpec, LayerNorms, LayerSpec, MLPSpec
-
-FFN = MLPSpec | ExpertsSpec
+from aengine.model.spec import FFN, Activation, AttentionSpec, LayerNorms, LayerSpec, MLPSpec
 
 # Far above any real model, far below what would overflow a size.
 MAX_WIDTH = 2**20

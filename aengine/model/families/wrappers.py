@@ -39,6 +39,9 @@ class Wrapper:
 _VISION = ("vision_tower.", "multi_modal_projector.")
 _SEEING = (*_VISION, *(f"model.{name}" for name in _VISION))
 
+_HEARING = ("vision_tower.", "audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
+_GEMMA4 = (*_HEARING, *(f"model.{name}" for name in _HEARING))
+
 _QWEN = ("model.visual.", "visual.", "mtp.")
 
 WRAPPERS = {
@@ -48,6 +51,8 @@ WRAPPERS = {
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _SEEING
     ),
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "Gemma3ForCausalLM"}, _SEEING),
+    "Gemma4ForConditionalGeneration": Wrapper({"gemma4_text": "Gemma4ForCausalLM"}, _GEMMA4),
+    "Gemma4UnifiedForConditionalGeneration": Wrapper({"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, _GEMMA4),
 }
 
 

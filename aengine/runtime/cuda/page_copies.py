@@ -126,9 +126,16 @@ class DeviceCopier:
         self._memory.close()
 
     def _copy(self, pages: Sequence[int], slots: Sequence[int], to_host: bool) -> None:
-        by_page = self._kv.by_page()  # [pages, rows, width]
+        at = self.host.data_ptr()
+        with torch.cuda.device(self._device):
+            for by_page in self._kv.by_page():
+                self._copy_kind(by_page, at, pages, slots, to_host)
+                at += by_page[0].numel()
+
+    def _copy_kind(self, by_page: Tensor, host: int, pages: Sequence[int], slots: Sequence[int], to_host: bool) -> None:
+        """by_page [pages, rows, width] uint8; host: where the first slot has its part of it."""
         _, rows, width = by_page.shape
-        pool, host, pitch = by_page.data_ptr(), self.host.data_ptr(), by_page.stride(1)
+        pool, pitch = by_page.data_ptr(), by_page.stride(1)
         stream = (self._down if to_host else self._up).cuda_stream
         # Rows that lie too far apart for one copy are copied one by one.
         height = rows if pitch <= _MAX_PITCH else 1
@@ -137,14 +144,14 @@ class DeviceCopier:
             copy.src_type, copy.src_pitch, copy.dst_type, copy.dst_pitch = _DEVICE, min(pitch, _MAX_PITCH), _HOST, width
         else:
             copy.src_type, copy.src_pitch, copy.dst_type, copy.dst_pitch = _HOST, width, _DEVICE, min(pitch, _MAX_PITCH)
-        with torch.cuda.device(self._device):
-            for page, slot in zip(pages, slots, strict=True):
-                for row in range(0, rows, height):
-                    on_device, on_host = pool + row * pitch + page * width, host + (slot * rows + row) * width
-                    if to_host:
-                        copy.src_device, copy.dst_host = on_device, on_host
-                    else:
-                        copy.src_host, copy.dst_device = on_host, on_device
-                    code = self._driver.cuMemcpy2DAsync_v2(ctypes.byref(copy), stream)
-                    if code:
-                        raise EngineFailedError(f"cuMemcpy2DAsync returned CUDA error {code}")
+        for page, slot in zip(pages, slots, strict=True):
+            for row in range(0, rows, height):
+                on_device = pool + row * pitch + page * width
+                on_host = host + slot * self._kv.page_bytes + row * width
+                if to_host:
+                    copy.src_device, copy.dst_host = on_device, on_host
+                else:
+                    copy.src_host, copy.dst_device = on_host, on_device
+                code = self._driver.cuMemcpy2DAsync_v2(ctypes.byref(copy), stream)
+                if code:
+                    raise EngineFailedError(f"cuMemcpy2DAsync returned CUDA error {code}")

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from aengine.attention.flash4 import Flash4
 from aengine.attention.flash4_offline import compile_flash4, launch_kinds
-from aengine.attention.flash_backend import HALVES, PrefillAttention, flash4_is_installed, flash4_runs_on
+from aengine.attention.flash_backend import (
+    HALVES,
+    WIDEST_HEAD,
+    PrefillAttention,
+    SomeWideHeads,
+    flash4_is_installed,
+    flash4_runs_on,
+)
 from aengine.attention.triton_backend import TritonAttention
 from aengine.kernels.collective.base import SumUnderWay
 from aengine.kernels.collective.config import sum_pieces
@@ -27,6 +34,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.decoder import Decoder
 from aengine.model.groups import leave_empty
 from aengine.model.ranks.shard import Shard
+from aengine.model.spec import AttentionSpec
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
 from aengine.runtime.device import resolve_kv_dtype
 from aengine.runtime.startup.cuda_memory import trial_pool
@@ -52,7 +60,7 @@ def run_through(job: Job) -> None:
     """The steps of a start-up, in its order."""
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype))
+    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, job.model.widest_head))
     ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
     decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len, kv_dtype, ranks)
     leave_empty(decoder.groups)
@@ -118,8 +126,10 @@ class _Absent:
         return torch.empty_like(q)
 
 
-def absent_prefill(capability: tuple[int, int], dtype: torch.dtype) -> PrefillAttention:
+def absent_prefill(capability: tuple[int, int], dtype: torch.dtype, widest: int = 0) -> PrefillAttention:
     """Launches what `choose_prefill` would choose to launch of ours."""
+    if dtype in HALVES and widest > WIDEST_HEAD:
+        return SomeWideHeads(absent_prefill(capability, dtype), _Absent())
     if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():
         return Flash4("absent", lambda q, *_, **__: torch.empty_like(q))
     return _Absent()
@@ -137,21 +147,27 @@ def compile_flash(job: Job) -> None:
 def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     """What prefill chunks launch, of as many tokens as there are in a start-up."""
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
-    heads, shard = model.paging[0], Shard(count=model.ranks)
+    units = Shard(count=model.ranks).units
     steps = StepSizes.of(config, model, job.capability, job.launch.processors)
-    sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most, model.ranks)
-    launch_kinds(
-        attention,
-        device,
-        tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
-        layers=list(dict.fromkeys((one.window, one.softcap, one.sinks) for one in model.paging)),
-        heads=shard.units(heads.heads),
-        kv_heads=shard.units(heads.kv_heads),
-        dim=heads.head_dim,
-        page_size=config.page_size,
-        dtype=dtype,
-        kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
-    )
+    capturable = model.widest_head <= WIDEST_HEAD
+    sizes = GraphSizes.of(config, capturable, steps.mixed.tokens, steps.most, model.ranks)
+    kinds: dict[tuple[int, int, int], list[AttentionSpec]] = {}
+    for one in model.attending:
+        if isinstance(one, AttentionSpec) and one.head_dim <= WIDEST_HEAD:
+            kinds.setdefault((units(one.heads), units(one.kv_heads), one.head_dim), []).append(one)
+    for (heads, kv_heads, dim), layers in kinds.items():
+        launch_kinds(
+            attention,
+            device,
+            tokens=sorted({1, *ROW_BORDERS, *sizes.prefill, steps.most}),
+            layers=list(dict.fromkeys((one.window, one.softcap, one.sinks) for one in layers)),
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            page_size=config.page_size,
+            dtype=dtype,
+            kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
+        )
 
 
 def main() -> None:

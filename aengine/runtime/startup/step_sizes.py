@@ -34,7 +34,7 @@ def mixed_limit(config: EngineConfig, model: ModelConfig, default: int) -> Mixed
     """How many prompt tokens go beside decodes: as many as configured, or `default`."""
     # Multiply-adds of one token in the layers' products, and with one key in attention.
     products = model.active_parameters - model.end_parameters
-    attention = sum(2 * paging.queries for paging in model.paging)
+    attention = sum(2 * paging.queries for paging in model.attending)
     return MixedLimit(config.max_mixed_tokens or default, products / attention, MIXED_MULTIPLE)
 
 

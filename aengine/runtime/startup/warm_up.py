@@ -22,7 +22,7 @@ from aengine.kernels.linear.int4.config import int4_borders
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.lora.config import adapter_borders
 from aengine.model.config import ModelConfig
-from aengine.model.spec import ExpertsSpec
+from aengine.model.spec import ExpertsSpec, MLPAndExpertsSpec
 from aengine.runtime.cuda.capture import GraphSizes
 from aengine.sampling_params import MAX_LOGPROBS, SamplingParams
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
@@ -82,7 +82,8 @@ def uncaptured_steps(
     launched = {*sizes.decode, *sizes.prefill, widest.num_tokens, *(step.num_tokens for step in steps)}
     borders = {
         border
-        for spec in (layer.ffn for layer in model.layers)
+        for ffn in (layer.ffn for layer in model.layers)
+        for spec in (ffn.experts if isinstance(ffn, MLPAndExpertsSpec) else ffn,)
         if isinstance(spec, ExpertsSpec)
         for border in row_borders(spec.router.top_k, spec.count, launch)
     }

@@ -18,6 +18,7 @@ from aengine.text.template.budget import Budget, LimitError
 from aengine.text.template.control_tokens import ControlTokens, Marker
 from aengine.text.template.harmony_chat import harmony_kwargs, harmony_messages, harmony_tools
 from aengine.text.template.sandbox import Sandbox
+from aengine.text.template.tool_responses import with_tool_responses
 
 RENDER_SECONDS = 5.0
 _LARGEST_TEXT = 4 * 2**20  # characters; and eight times the messages' own size on top
@@ -51,6 +52,17 @@ RESERVED_NAMES = frozenset(
 )
 
 
+_CALL: list[dict[str, object]] = [
+    {"role": "user", "content": "hello"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": '{"a": 1}'}}],
+    },
+    {"role": "tool", "tool_call_id": "call00000", "content": "result"},
+]
+
+
 class ChatTemplates:
     """The chat templates of a checkpoint, compiled. `where` names the checkpoint in errors; `harmony`: they are
     gpt-oss's, which read a chat in their own way.
@@ -79,7 +91,9 @@ class ChatTemplates:
         self.takes_tools = any(self._refers_to("tools", source) for source in sources.values())
         self._thinking = any(self._refers_to("thinking", source) for source in sources.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
+        self._gathers_results = False
         self._calls = self._calls_layout(sources.values())
+        self._gathers_results = self._leaves_out_results(sources.values())
 
     def __bool__(self) -> bool:
         return bool(self._templates)
@@ -105,6 +119,8 @@ class ChatTemplates:
         if not messages:
             raise InvalidRequestError("messages must hold at least one message", "messages")
         plain = [_message(message, self._supports_developer, self._calls) for message in messages]
+        if self._gathers_results:
+            plain = with_tool_responses(plain)
         offered = None if tools is None else plain_data(tools, "tools")
         if self._harmony:
             plain, kwargs = harmony_messages(plain), harmony_kwargs(kwargs)
@@ -142,18 +158,20 @@ class ChatTemplates:
         """The way in which the template takes a message that calls a tool: the first one that it does not refuse."""
         if not any("arguments" in source for source in sources):
             return _CallsLayout()
-        called = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": '{"a": 1}'}}
-        chat: list[dict[str, object]] = [
-            {"role": "user", "content": "hello"},
-            {"role": "assistant", "content": None, "tool_calls": [called]},
-            {"role": "tool", "tool_call_id": "call00000", "content": "result"},
-        ]
         for layout in (_CallsLayout(), _CallsLayout(null_content=True), *_TEXT_ARGUMENTS):
             self._calls = layout
             with suppress(InvalidRequestError, CheckpointError):
-                if "probe" in self.render(chat)[0]:
+                if "probe" in self.render(_CALL)[0]:
                     return layout
         return _CallsLayout()
+
+    def _leaves_out_results(self, sources: Iterable[str]) -> bool:
+        """Whether the template looks for results in the message that calls alone: others it writes without a name."""
+        if not any("tool_responses" in source for source in sources):
+            return False
+        with suppress(InvalidRequestError, CheckpointError):
+            return self.render(_CALL)[0].count("probe") == 1
+        return True
 
     def _choose(self, tools: object) -> Template:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"

@@ -42,3 +42,60 @@ def test_arguments_are_objects_or_texts(source: str, written: str, arguments: An
 )
 def test_thinking_is_what_some_templates_call_it(kwargs: dict[str, Any], told: str) -> None:
     assert templates(THINKING).render([{"role": "user", "content": "hi"}], None, kwargs)[0] == told
+
+
+# As Gemma 4's do: a turn has its calls, their results, its content, in this order. The first ones look for results in
+# the message that calls; later ones for messages of tools behind it, too.
+GATHERED = (
+    "{% macro result(name, value) %}[response:{{ name }} {{ value }}]{% endmacro %}"
+    "{% for m in messages %}{% if SKIPPED %}{% else %}<{{ m.role }}>"
+    "{% for c in m.tool_calls or [] %}[call:{{ c.function.name }}]{% endfor %}"
+    "{% for r in m.tool_responses or [] %}{{ result(r.name, r.response) }}{% endfor %}BEHIND"
+    "{{ m.content or '' }}{% if m.content or not m.tool_responses %};{% endif %}{% endif %}{% endfor %}"
+)
+FIRST = GATHERED.replace("SKIPPED", "false").replace("BEHIND", "")
+LATER = GATHERED.replace("SKIPPED", "m.role == 'tool'").replace(
+    "BEHIND",
+    "{% if m.tool_calls %}{% for r in messages[loop.index0 + 1:] if r.role == 'tool' %}"
+    "{{ result(m.tool_calls[0].function.name, r.content) }}{% endfor %}{% endif %}",
+)
+
+
+def called(*names: str, content: str | None = None) -> dict[str, Any]:
+    calls = [{"id": name * 2, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in names]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def result(name: str, content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": name * 2, "content": content}
+
+
+USER = {"role": "user", "content": "hi"}
+DONE = {"role": "assistant", "content": "done"}
+
+
+@pytest.mark.parametrize(
+    ("chat", "written"),
+    [
+        ([USER, called("f"), result("f", "1")], "<user>hi;<assistant>[call:f][response:f 1]"),
+        ([USER, called("f"), result("f", "1"), DONE], "<user>hi;<assistant>[call:f][response:f 1]done;"),
+        (
+            [USER, called("f", "g"), result("g", "2"), result("f", [{"type": "text", "text": "1"}]), DONE, USER],
+            "<user>hi;<assistant>[call:f][call:g][response:g 2][response:f 1]done;<user>hi;",
+        ),
+        (
+            [USER, called("f", content="I look"), result("f", "1"), called("g"), result("g", "2")],
+            "<user>hi;<assistant>I look;<assistant>[call:f][response:f 1]<assistant>[call:g][response:g 2]",
+        ),
+        ([USER, DONE, USER], "<user>hi;<assistant>done;<user>hi;"),
+        ([USER, called("f")], "<user>hi;<assistant>[call:f];"),
+    ],
+)
+def test_results_go_into_the_message_that_calls(chat: list[dict[str, Any]], written: str) -> None:
+    assert templates(FIRST).render(chat)[0] == written
+
+
+def test_results_stay_messages_where_the_template_finds_them() -> None:
+    assert templates(LATER).render([USER, called("f"), result("f", "1"), DONE])[0] == (
+        "<user>hi;<assistant>[call:f][response:f 1];<assistant>done;"
+    )
