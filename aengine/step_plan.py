@@ -11,7 +11,6 @@ import msgspec
 from aengine.sampling_params import SamplingParams
 from aengine.types import PromptLogprob
 
-
 NewPage = tuple[int, int, int]  # (row, index in the row's page table, page)
 
 
@@ -88,10 +87,10 @@ class MixedLimit(msgspec.Struct, frozen=True):
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
-    Order of effect: `new_rows` (copies after what they copy), `new_pages`, `new_window_pages`, `state_loads`, forward over `decode` (one
-    token each: the one that the row sampled last, still on the device) and `prefill`, `state_copies` in their order,
-    draws, then `page_copies` and `window_copies`. Draws come back in the order: `decode`, then each sampling chunk's row
-    followed by its forks.
+    Order of effect: `new_rows` (copies after what they copy), `new_pages` and `new_window_pages`, `state_loads`,
+    forward over `decode` (one token each: the one that the row sampled last, still on the device) and `prefill`,
+    `state_copies` in their order, draws, then `page_copies` and `window_copies`. Draws come back in the order:
+    `decode`, then each sampling chunk's row followed by its forks.
     """
 
     step: int

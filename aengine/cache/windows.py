@@ -142,7 +142,7 @@ class WindowPages:
         return first, [self._filed[page] for page in pages[first:]]
 
     def file(self, node: Node, first: int, pages: Sequence[int]) -> None:
-        """Give pages, each of which has a user, to the tree: the first one stands at place `first` on the way to `node`.
+        """Give pages, each of which has a user, to the tree: they stand from place `first` on, on the way to `node`.
 
         Where the tree has one already it keeps its own. Raises `ValueError` if the way is shorter.
         """

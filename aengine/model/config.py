@@ -131,6 +131,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [layer.attention for layer in self.layers if isinstance(layer.attention, AttentionSpec)]
 
     @property
+    def sliding(self) -> tuple[int, ...]:
+        """The places, among the layers that page, of those with a window."""
+        return tuple(i for i, window in enumerate(self.windows) if window is not None)
+
+    @property
     def recurrent(self) -> list[DeltaSpec]:
         """Those layers' attention that keeps a state a row, in order."""
         return [layer.attention for layer in self.layers if isinstance(layer.attention, DeltaSpec)]

@@ -106,7 +106,9 @@ def check_windows(memory: SequenceMemory, holders: Collection[Sequence]) -> None
     for sequence in holders:
         used.update(sequence.window_pages)
         end = sequence.window_first + len(sequence.window_pages)
-        _require(sequence.window_first <= pages.seen_from(sequence.computed), "a page that is still seen was given back")
+        _require(
+            sequence.window_first <= pages.seen_from(sequence.computed), "a page that is still seen was given back"
+        )
         _require(sequence.launched <= end * size, "tokens were launched without a page of windows")
         _require(len(set(sequence.window_pages)) == len(sequence.window_pages), "a page stands twice in one table")
     pages.check_integrity(used, cached_pages(memory))

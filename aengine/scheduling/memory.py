@@ -62,7 +62,7 @@ class SequenceMemory:
         return self.allocator.free + self.tree.evictable_pages
 
     def reserve(self, pages: int) -> bool:
-        """Make at least that many pages free, evicting cached ones if need be, and one of windows; whether it worked."""
+        """Make so many pages free, evicting cached ones if need be, and one of windows; whether it worked."""
         if self.windows is not None and not self.windows.pages.available:
             return False
         short = pages - self.allocator.free

@@ -1,4 +1,4 @@
-"""Pages of sliding windows of each sequence: what it goes on from, what it takes for its next tokens, and gives back."""
+"""Pages of sliding windows of each sequence: what it goes on from, takes for its next tokens, and gives back."""
 
 from __future__ import annotations
 
