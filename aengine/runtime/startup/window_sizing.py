@@ -12,6 +12,7 @@ from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 
 LEAST_CONTEXT = 2048  # tokens of a sequence that memory is divided for, unless a knob says how many
+CHUNK = 2048  # tokens of a prompt that there should be pages for in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,9 @@ class PageGroups:
     window_page_bytes: int
     window: int  # tokens, the widest
     share: float  # pages of windows for each of the others
-    least: int  # pages of windows
+    longest: int  # pages of a context
+    least: int  # pages of windows: a sequence alone goes on with so many
+    ample: int  # and is read in large pieces with so many
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, longest: int) -> PageGroups | None:
@@ -32,27 +35,30 @@ class PageGroups:
         windows = [window for window in model.windows if window is not None]
         if not windows or max(windows) >= longest or config.host_cache_gib:
             return None
-        window = max(windows)
+        window, size = max(windows), config.page_size
         every, own = model.kv_shape(config.page_size, kv_dtype).split(model.sliding)
         context = min(config.window_context or max(2 * window, LEAST_CONTEXT), longest)
-        return cls(
-            every.page_bytes,
-            own.page_bytes,
-            window,
-            min(1.0, window / context),
-            WindowRoom.least(window, config.page_size),
-        )
+        least = WindowRoom.least(window, size)
+        chunk = -(-min(config.max_step_tokens or CHUNK, CHUNK) // size)
+        share = min(1.0, window / context)
+        return cls(every.page_bytes, own.page_bytes, window, share, -(-longest // size) + 1, least, least + chunk)
 
     def divide(self, available: int, useful: int) -> tuple[int, int]:
-        """How many pages of each group `available` bytes hold; of neither more than `useful` ones."""
+        """How many pages of each group `available` bytes hold; of neither more than `useful` ones.
+
+        By their shares, but so that the longest context fits if it can.
+        """
+        most = max(useful, self.least)
         if not self.page_bytes:
-            return useful, min(available // self.window_page_bytes, max(useful, self.least))
+            return useful, min(available // self.window_page_bytes, most)
         each = self.page_bytes + self.share * self.window_page_bytes
-        # A sequence alone goes on with the least; of the others it wants as many as it can get.
-        windows = min(max(int(available / each * self.share), self.least), max(useful, self.least))
-        pages = min((available - windows * self.window_page_bytes) // self.page_bytes, useful)
-        left = available - pages * self.page_bytes
-        return pages, min(left // self.window_page_bytes, max(useful, self.least))
+        pages = 0
+        for windows in (int(available / each * self.share), self.ample, self.least):
+            if pages < self.longest:
+                pages = (available - min(max(windows, self.least), most) * self.window_page_bytes) // self.page_bytes
+                pages = pages if windows > self.ample else min(pages, self.longest)
+        pages = min(pages, useful)
+        return pages, min((available - pages * self.page_bytes) // self.window_page_bytes, most)
 
     def beside(self, num_pages: int, useful: int) -> tuple[int, int]:
         """Where a knob says how many pages there are: of the group that holds the most of a context."""
