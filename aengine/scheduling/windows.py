@@ -43,9 +43,11 @@ class SequenceWindows:
         count = first - sequence.window_first
         if count <= 0:
             return
-        size = self._page_size
-        borders = {(sequence.prompt_len - 1) // size, sequence.shared_until // size}
-        warm = [(self.pages.seen_from(border * size), border) for border in borders]
+        warm: list[tuple[int, int]] = []
+        if sequence.window_first < sequence.window_filed:
+            size = self._page_size
+            borders = {(sequence.prompt_len - 1) // size, sequence.shared_until // size}
+            warm = [(self.pages.seen_from(border * size), border) for border in borders]
         for place, page in enumerate(sequence.window_pages[:count], sequence.window_first):
             self.pages.release(page, spare=not any(start <= place < end for start, end in warm))
         del sequence.window_pages[:count]
