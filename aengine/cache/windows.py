@@ -37,6 +37,11 @@ class WindowRoom:
         """
         return -(-window // page_size) + 5
 
+    @staticmethod
+    def held(window: int, page_size: int) -> int:
+        """How many pages a sequence that goes on token by token holds, about."""
+        return -(-window // page_size) + 2
+
 
 class WindowPages:
     """Hands out pages to sequences, and files those that sequences give to the tree. It has to watch the tree."""
@@ -61,7 +66,7 @@ class WindowPages:
     @property
     def steady(self) -> int:
         """How many pages a sequence that goes on token by token holds, about."""
-        return WindowRoom.least(self.room.window, self._page_size) - 3
+        return WindowRoom.held(self.room.window, self._page_size)
 
     @property
     def filed(self) -> int:

@@ -19,7 +19,7 @@ ALWAYS = ("gemma3", "gpt-oss")  # the others among the slow tests
 VARIANTS: dict[str, dict[str, object]] = {
     "lookahead": {},
     "no lookahead": {"lookahead": False},
-    "small pool, preempting": {"num_pages": 60, "page_size": 3},
+    "small pool, preempting": {"num_pages": 60, "page_size": 3, "window_context": 20},  # for as many pages of windows
     "chunks of 7": {"max_step_tokens": 16, "max_num_seqs": 9},
 }
 

@@ -22,7 +22,8 @@ class PageGroups:
     page_bytes: int  # of layers that see everything; 0: there are none
     window_page_bytes: int
     window: int  # tokens, the widest
-    share: float  # pages of windows for each of the others
+    share: float  # pages of windows for each of the others, at least
+    running: int  # pages of windows of as many sequences as can run; 0: the share alone counts
     longest: int  # pages of a context
     least: int  # pages of windows: a sequence alone goes on with so many
     ample: int  # and is read in large pieces with so many
@@ -41,19 +42,25 @@ class PageGroups:
         least = WindowRoom.least(window, size)
         chunk = -(-min(config.max_step_tokens or CHUNK, CHUNK) // size)
         share = min(1.0, window / context)
-        return cls(every.page_bytes, own.page_bytes, window, share, -(-longest // size) + 1, least, least + chunk)
+        running = 0 if config.window_context else config.max_num_seqs * WindowRoom.held(window, size)
+        return cls(
+            every.page_bytes, own.page_bytes, window, share, running, -(-longest // size) + 1, least, least + chunk
+        )
 
     def divide(self, available: int, useful: int) -> tuple[int, int]:
         """How many pages of each group `available` bytes hold; of neither more than `useful` ones.
 
-        By their shares, but so that the longest context fits if it can.
+        By their shares; windows of all sequences that can run come first, but for as many tokens as others have, and
+        before both the longest context.
         """
         most = max(useful, self.least)
         if not self.page_bytes:
             return useful, min(available // self.window_page_bytes, most)
         each = self.page_bytes + self.share * self.window_page_bytes
+        equal = available // (self.page_bytes + self.window_page_bytes)
+        shared = max(int(available / each * self.share), min(self.running, equal))
         pages = 0
-        for windows in (int(available / each * self.share), self.ample, self.least):
+        for windows in (shared, self.ample, self.least):
             if pages < self.longest:
                 pages = (available - min(max(windows, self.least), most) * self.window_page_bytes) // self.page_bytes
                 pages = pages if windows > self.ample else min(pages, self.longest)

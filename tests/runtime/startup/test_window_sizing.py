@@ -78,7 +78,7 @@ def test_128k_tokens_take_a_fifth_of_what_full_attention_takes(gemma: ModelConfi
 
 def test_memory_is_divided_for_contexts_of_two_windows(gemma: ModelConfig) -> None:
     available = 100 * 2**30
-    pool = size_pool(config(), gemma, torch.bfloat16, available)
+    pool = size_pool(config(max_num_seqs=16), gemma, torch.bfloat16, available)
     assert pool.windows is not None
     assert pool.windows.num_pages * 2 == pytest.approx(pool.num_pages, rel=0.01)
     assert available * 0.999 < pool.bytes <= available
@@ -86,6 +86,16 @@ def test_memory_is_divided_for_contexts_of_two_windows(gemma: ModelConfig) -> No
     assert longer.windows is not None
     assert longer.windows.num_pages * 32 == pytest.approx(longer.num_pages, rel=0.01)
     assert longer.num_pages > 2.5 * pool.num_pages
+
+
+def test_all_who_can_run_have_room_for_their_windows(gemma: ModelConfig) -> None:
+    available = 100 * 2**30
+    many = size_pool(config(), gemma, torch.bfloat16, available)  # 256, more than there is room for
+    assert many.windows is not None
+    assert 0 <= many.num_pages - many.windows.num_pages <= 5  # less than a page of windows takes
+    some = size_pool(config(max_num_seqs=200), gemma, torch.bfloat16, available)
+    assert some.windows is not None
+    assert 200 * (1024 // 16 + 2) <= some.windows.num_pages < some.num_pages
 
 
 def test_where_no_context_outgrows_the_window_pages_stay_together(gemma: ModelConfig) -> None:
