@@ -59,11 +59,11 @@ class PageGroups:
         each = self.page_bytes + self.share * self.window_page_bytes
         equal = available // (self.page_bytes + self.window_page_bytes)
         shared = max(int(available / each * self.share), min(self.running, equal))
-        pages = 0
-        for windows in (shared, self.ample, self.least):
-            if pages < self.longest:
-                pages = (available - min(max(windows, self.least), most) * self.window_page_bytes) // self.page_bytes
-                pages = pages if windows > self.ample else min(pages, self.longest)
+        windows = min(max(shared, self.least), most)
+        pages = (available - windows * self.window_page_bytes) // self.page_bytes
+        for fewer in (self.ample, self.least):
+            if pages < self.longest and fewer < windows:
+                pages = min((available - fewer * self.window_page_bytes) // self.page_bytes, self.longest)
         pages = min(pages, useful)
         return pages, min((available - pages * self.page_bytes) // self.window_page_bytes, most)
 

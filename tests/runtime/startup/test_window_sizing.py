@@ -98,6 +98,14 @@ def test_all_who_can_run_have_room_for_their_windows(gemma: ModelConfig) -> None
     assert 200 * (1024 // 16 + 2) <= some.windows.num_pages < some.num_pages
 
 
+def test_a_small_window_leaves_the_rest_to_others(tmp_path: Path) -> None:
+    small = read(tmp_path, GEMMA | {"sliding_window": 64, "max_position_embeddings": 4096})
+    pool = size_pool(config(max_num_seqs=20), small, torch.bfloat16, 4 * 2**30)
+    assert pool.windows is not None
+    assert pool.windows.num_pages == 20 * 6
+    assert pool.num_pages > 20 * pool.windows.num_pages
+
+
 def test_where_no_context_outgrows_the_window_pages_stay_together(gemma: ModelConfig) -> None:
     assert size_pool(config(max_model_len=1024), gemma, torch.bfloat16, 10**10).windows is None
     assert size_pool(config(max_model_len=1025), gemma, torch.bfloat16, 10**10).windows is not None
