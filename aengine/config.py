@@ -123,6 +123,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "both divide; in prompts as many as take as much memory"
         ),
     ] = None
+    window_context: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="tokens of a context for which memory is divided between layers with a sliding window and "
+            "others: more make room for longer contexts, fewer for more of them; default: two windows, at least 2048, "
+            "and fewer where otherwise max_num_seqs sequences would find no room for their windows"
+        ),
+    ] = None
     lookahead: Annotated[bool, Meta(description="launch a step before the tokens of the last one are read")] = True
     priority_aging: Annotated[
         float, Meta(ge=0, description="seconds of waiting that make up for one level of priority")

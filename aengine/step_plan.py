@@ -11,6 +11,8 @@ import msgspec
 from aengine.sampling_params import SamplingParams
 from aengine.types import PromptLogprob
 
+NewPage = tuple[int, int, int]  # (row, index in the row's page table, page)
+
 
 class NewRow(msgspec.Struct):
     """A device row given to a sequence, effective before the step's forward pass."""
@@ -28,6 +30,9 @@ class NewRow(msgspec.Struct):
     # on the device. Its whole pages are this row's too; `pages` is empty, and `new_pages` has what comes behind them.
     copy_of: int | None = None
     adapter: int = 0  # its place on the device; 0: none
+    # Of layers with a window, where they have pages of their own: all of them, those of a row that forks as well. Where
+    # no query will look again they are page 0.
+    window_pages: Sequence[int] = ()
 
 
 class Pool(msgspec.Struct, frozen=True):
@@ -82,15 +87,15 @@ class MixedLimit(msgspec.Struct, frozen=True):
 class StepPlan(msgspec.Struct):
     """Everything the runtime needs to run one step.
 
-    Order of effect: `new_rows` (copies after what they copy), `new_pages`, `state_loads`, forward over `decode` (one
-    token each: the one that the row sampled last, still on the device) and `prefill`, `state_copies` in their order,
-    draws, then `page_copies`. Draws come back
-    in the order: `decode`, then each sampling chunk's row followed by its forks.
+    Order of effect: `new_rows` (copies after what they copy), `new_pages` and `new_window_pages`, `state_loads`,
+    forward over `decode` (one token each: the one that the row sampled last, still on the device) and `prefill`,
+    `state_copies` in their order, draws, then `page_copies` and `window_copies`. Draws come back in the order:
+    `decode`, then each sampling chunk's row followed by its forks.
     """
 
     step: int
     new_rows: list[NewRow]
-    new_pages: list[tuple[int, int, int]]  # (row, index in the row's page table, page)
+    new_pages: list[NewPage]
     decode: list[int]  # rows
     prefill: list[PrefillChunk]
     page_copies: list[tuple[int, int]]  # (source page, destination page), all layers, after the forward pass
@@ -98,6 +103,10 @@ class StepPlan(msgspec.Struct):
     # Whole slots of recurrent states, (source, destination) each: before the forward pass, and after it.
     state_loads: list[tuple[int, int]] = []
     state_copies: list[tuple[int, int]] = []
+    # The same as `new_pages` and `page_copies` for layers with a window that have pages of their own. Page 0: no query
+    # will look there again.
+    new_window_pages: list[NewPage] = []
+    window_copies: list[tuple[int, int]] = []
     structured: bool = False  # some draw has a grammar: the draws wait for its mask, which needs the tokens before
 
     @property

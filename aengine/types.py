@@ -210,6 +210,9 @@ class Stats(msgspec.Struct, frozen=True):
     state_snapshots: int = 0  # of recurrent states, that there is room for
     state_snapshots_used: int = 0  # in the prefix cache, or on their way there
     state_snapshot_evictions: int = 0  # to make room for another
+    window_pages: int = 0  # of layers with a sliding window, where they keep pages of their own
+    window_pages_used: int = 0  # by those who run
+    window_pages_cached: int = 0  # of the others, those that hits may still want
 
     @property
     def kv_usage(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
@@ -37,9 +37,19 @@ class AttentionBatch:
     # tokens of the step. What is said above is then about the decodes, and is meant for as many as there may be: those
     # that there are not come last and have length -1. Only a backend that is `capturable` knows this form.
     chunks: AttentionBatch | None = None
+    # The same step for layers with a window whose pages are of a group of their own; None: they share those of others.
+    sliding: AttentionBatch | None = None
     # What a backend works out once per step, for all layers or for those of one window: by what it is. Belongs to the
     # backend: a step that reuses this object with other tensors or lengths clears it.
     plans: dict[tuple[type, int | None], object] = field(default_factory=dict)
+
+    def over(self, slots: Tensor, page_table: Tensor) -> AttentionBatch:
+        """The same step over the pages of another group."""
+        return replace(self, slots=slots, page_table=page_table, shared=None, plans={})
+
+    def of(self, window: int | None) -> AttentionBatch:
+        """The step as layers with this window see it."""
+        return self if window is None or self.sliding is None else self.sliding
 
     def plan(self, kind: type[P], make: Callable[[], P], window: int | None = None) -> P:
         """The plan of this kind, made by the first layer that asks."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -39,14 +40,36 @@ class KVShape:
         """The bytes of one page over all layers."""
         return sum(layer.numbers for layer in self.layers) * self.page_size * self.dtype.itemsize
 
+    def split(self, places: Collection[int]) -> tuple[KVShape, KVShape]:
+        """The shapes of all layers but those at these places, and of those."""
+        others = tuple(layer for i, layer in enumerate(self.layers) if i not in places)
+        return replace(self, layers=others), replace(self, layers=tuple(self.layers[i] for i in sorted(places)))
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingLayers:
+    """The layers that keep their keys and values in pages of the window group, and how many of these there are."""
+
+    places: tuple[int, ...]  # among all layers of the pool
+    num_pages: int
+
 
 class KVPool:
     """K and V of all layers in one allocation, zero-initialised.
 
     Layers of equal shapes lie together: [layers, 2, pages, page_size, heads, dim], 1 where both are one.
+
+    Those of the window group are in a pool of their own, `sliding`.
     """
 
-    def __init__(self, shape: KVShape, num_pages: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: KVShape, num_pages: int, device: torch.device, sliding: SlidingLayers | None = None
+    ) -> None:
+        """shape: of all layers."""
+        self.sliding: KVPool | None = None
+        if sliding is not None:
+            shape, own = shape.split(sliding.places)
+            self.sliding = KVPool(own, sliding.num_pages, device)
         self.num_pages = num_pages
         self.page_size = shape.page_size
         self.page_bytes = shape.page_bytes
@@ -65,10 +88,14 @@ class KVPool:
         each = {kind: iter(run) for kind, run in zip(counts, self._kinds)}
         # Views, made once.
         self._layers = [(layer[0], layer[-1]) for layer in (next(each[kind]) for kind in shape.layers)]
+        self._all = list(self._layers)
+        if sliding is not None and self.sliding is not None:
+            for place, own_layer in zip(sorted(sliding.places), self.sliding._layers, strict=True):
+                self._all.insert(place, own_layer)
 
     def layer(self, i: int) -> tuple[Tensor, Tensor]:
-        """K and V of layer i as views, each [pages, page_size, heads, dim]."""
-        return self._layers[i]
+        """K and V of layer i, whatever group it is of, as views, each [pages, page_size, heads, dim]."""
+        return self._all[i]
 
     def by_page(self) -> list[Tensor]:
         """The pool's bytes as views, one for all layers of equal shapes: [pages, layers * 2, bytes of a page in a
@@ -79,7 +106,7 @@ class KVPool:
         ]
 
     def copy_pages(self, source: Tensor, destination: Tensor) -> None:
-        """Copy pages source[i] to destination[i] in all layers; both [n] int64 on the pool's device.
+        """Copy pages source[i] to destination[i] in all layers of this group; both [n] int64 on the pool's device.
 
         The two may not overlap. Layer by layer, so that the temporary stays small.
         """
@@ -90,4 +117,6 @@ class KVPool:
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeroed host memory that the system hands out only as it is touched: torch touches all of it at once."""
+    if not math.prod(shape):
+        return torch.zeros(shape, dtype=dtype)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

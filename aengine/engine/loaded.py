@@ -90,6 +90,7 @@ class Loaded:
             make_sibling=make_sibling,
             adapters=None if adapters is None else adapters.queue,
             snapshots=None if runtime.pool.states is None else runtime.pool.states.snapshots,
+            windows=runtime.pool.windows,
         )
         self.carriers = None  # nothing lies below the pool
         if runtime.copies is not None:

@@ -14,6 +14,7 @@ def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None)
     memory, counters, adapters = scheduler.memory, scheduler.counters, scheduler.adapters
     snapshots = None if memory.snapshots is None else memory.snapshots.slots
     cached = memory.tree.evictable_pages
+    windows = None if memory.windows is None else memory.windows.pages
     tiers = None if scheduler.loading is None else scheduler.loading.tiers
     below = TierCounters() if tiers is None else tiers.counters
     return Stats(
@@ -48,5 +49,8 @@ def snapshot(scheduler: Scheduler, ended_requests: int, last_step: float | None)
         state_snapshots=0 if snapshots is None else snapshots.room.count,
         state_snapshots_used=0 if snapshots is None else snapshots.room.count - snapshots.free,
         state_snapshot_evictions=0 if snapshots is None else snapshots.evictions,
+        window_pages=0 if windows is None else windows.usable,
+        window_pages_used=0 if windows is None else windows.usable - windows.available,
+        window_pages_cached=0 if windows is None else windows.idle,
         last_step_age=None if last_step is None else time.monotonic() - last_step,
     )

@@ -147,6 +147,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [attention for attention in self.attending if attention.shares is None]
 
     @property
+    def sliding(self) -> tuple[int, ...]:
+        """The places, among the layers that page, of those with a window."""
+        return tuple(i for i, attention in enumerate(self.paging) if attention.window is not None)
+
+    @property
     def recurrent(self) -> list[DeltaSpec]:
         """Those layers' attention that keeps a state a row, in order."""
         return [layer.attention for layer in self.layers if isinstance(layer.attention, DeltaSpec)]

@@ -76,18 +76,22 @@ def build_inputs(plan: StepPlan, rows: Rows, page_size: int, recurrent: bool = F
         positions = torch.cat((decode_positions, prefill_positions))
         seq_lens = torch.cat((decode_positions + 1, ends))
         draw_positions = torch.cat((seq_lens[:decodes], draw_ends))
+    attention = AttentionBatch(
+        slots=rows.slots(token_row_index, positions, page_size),
+        page_table=rows.page_table[row_index, :width],
+        seq_lens=seq_lens.to(torch.int32),
+        query_starts=query_starts.to(torch.int32),
+        num_decodes=decodes,
+        query_lens=query_lens,
+        context_lens=context_lens,
+    )
+    if (table := rows.window_table) is not None:
+        slots = rows.slots(token_row_index, positions, page_size, table)
+        attention.sliding = attention.over(slots, table[row_index, :width])
     return StepInputs(
         input_ids=input_ids,
         positions=positions,
-        attention=AttentionBatch(
-            slots=rows.slots(token_row_index, positions, page_size),
-            page_table=rows.page_table[row_index, :width],
-            seq_lens=seq_lens.to(torch.int32),
-            query_starts=query_starts.to(torch.int32),
-            num_decodes=decodes,
-            query_lens=query_lens,
-            context_lens=context_lens,
-        ),
+        attention=attention,
         draw_tokens=draw_tokens,
         draw_row_list=draw_row_list,
         draw_rows=draw_rows,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aengine.kernels.lora.base import NO_ADAPTER
 from aengine.sampling.upload import upload
-from aengine.step_plan import NewRow
+from aengine.step_plan import NewPage, NewRow
 
 Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the device, without a host sync
 
@@ -28,10 +28,11 @@ class Rows:
         device: torch.device,
         send: Upload | None = None,
         adapters: bool = False,
+        windows: bool = False,
     ) -> None:
         """One row more than `max_rows` is kept: `padding`, whose length is 0 and whose pages are page 0.
 
-        adapters: whether rows can have any.
+        adapters: whether rows can have any; windows: whether layers with a window have pages of their own.
         """
         self.device = device
         self.padding = max_rows
@@ -40,6 +41,7 @@ class Rows:
         self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self.length = torch.zeros(max_rows, dtype=torch.int64, device=device)  # tokens whose KV is written
         self.page_table = torch.zeros((max_rows, pages_per_row), dtype=torch.int32, device=device)
+        self.window_table = torch.zeros_like(self.page_table) if windows else None
         self.lengths = [0] * max_rows
         # The places of the rows' adapters, on the device and on the host; the padding row has none.
         self.adapter = torch.zeros(max_rows, dtype=torch.int32, device=device) if adapters else None
@@ -59,6 +61,13 @@ class Rows:
             rows = packed[:, 0]
             self.length[rows] = packed[:, 1]
             self.page_table[rows, :width] = packed[:, 2:].to(torch.int32)
+        if self.window_table is not None and (width := max((len(new.window_pages) for new in new_rows), default=0)):
+            cells = np.zeros((len(new_rows), 1 + width), dtype=np.int64)
+            for row, new in zip(cells, new_rows, strict=True):
+                row[0] = new.row
+                row[1 : 1 + len(new.window_pages)] = new.window_pages
+            packed = upload(cells, self.device)
+            self.window_table[packed[:, 0], :width] = packed[:, 1:].to(torch.int32)
         copies = [(new.row, new.copy_of, new.length) for new in new_rows if new.copy_of is not None]
         if copies:
             rows, sources, lengths = self.upload([value for copy in copies for value in copy]).view(-1, 3).unbind(1)
@@ -87,14 +96,16 @@ class Rows:
         """The places of all rows' adapters, [rows] int32, where one of these has an adapter; else None."""
         return self.adapter if self._adapted and any(self.adapters[row] for row in rows) else None
 
-    def grow(self, new_pages: Sequence[tuple[int, int, int]]) -> None:
-        """Append pages: (row, index in its page table, page)."""
-        if not new_pages:
-            return
-        row, index, page = self.upload([value for entry in new_pages for value in entry]).view(-1, 3).unbind(1)
-        self.page_table[row, index] = page.to(torch.int32)
+    def grow(self, new_pages: Sequence[NewPage], new_window_pages: Sequence[NewPage] = ()) -> None:
+        """Append pages; those of windows replace others as well."""
+        for table, entries in ((self.page_table, new_pages), (self.window_table, new_window_pages)):
+            if entries and table is not None:
+                row, index, page = self.upload([value for entry in entries for value in entry]).view(-1, 3).unbind(1)
+                table[row, index] = page.to(torch.int32)
 
-    def slots(self, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
-        """Where each token's K and V go: page * page_size + offset, [tokens] int64. rows, positions: [tokens]."""
-        pages = self.page_table[rows, positions // page_size].to(torch.int64)
+    def slots(self, rows: Tensor, positions: Tensor, page_size: int, table: Tensor | None = None) -> Tensor:
+        """Where each token's K and V go: page * page_size + offset, [tokens] int64. rows, positions: [tokens]; table:
+        `page_table` or `window_table`.
+        """
+        pages = (self.page_table if table is None else table)[rows, positions // page_size].to(torch.int64)
         return pages * page_size + positions % page_size

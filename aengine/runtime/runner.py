@@ -113,7 +113,7 @@ class StepExecutor:
         rows = self._rows
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
-        rows.grow(plan.new_pages)
+        rows.grow(plan.new_pages, plan.new_window_pages)
         self._load_states(plan)
         inputs = build_inputs(plan, rows, self.kv.page_size, self._states is not None)
         # What is scored are all the prompt's tokens, of which the draws read a few.
@@ -185,10 +185,11 @@ class StepExecutor:
             self._states.copy(plan.state_copies)
 
     def _copy_pages(self, plan: StepPlan) -> None:
-        if plan.page_copies:
-            pairs = self._rows.upload([page for copy in plan.page_copies for page in copy])
-            source, destination = pairs.view(-1, 2).unbind(1)
-            self.kv.copy_pages(source, destination)
+        for kv, copies in ((self.kv, plan.page_copies), (self.kv.sliding, plan.window_copies)):
+            if copies and kv is not None:
+                pairs = self._rows.upload([page for copy in copies for page in copy])
+                source, destination = pairs.view(-1, 2).unbind(1)
+                kv.copy_pages(source, destination)
 
     def _advance(self, plan: StepPlan, inputs: StepInputs) -> None:
         """Lengths grow by what was computed, on the device and on the host alike."""

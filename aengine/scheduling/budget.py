@@ -44,6 +44,10 @@ class PrefillBudget:
         self._tokens = max(0, self._tokens - taken)
         return taken
 
+    def close(self) -> None:
+        """Carry nothing more."""
+        self._tokens = 0
+
     def _whole(self, taken: int, most: int, cost: float) -> int:
         """Round the count, such that the step is a whole multiple: up only if the added tokens take no longer than half
         of one.

@@ -8,6 +8,7 @@ from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import Node, RadixTree
 from aengine.scheduling.sequence import AdmittedPages, Sequence
 from aengine.scheduling.snapshots import SequenceSnapshots
+from aengine.scheduling.windows import SequenceWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class _Refusal:
 
     sequence: Sequence
     needed: int  # pages that are not locked already
+    windows: int  # the same of layers with a window
     changes: int  # of the tree
 
 
@@ -27,16 +29,26 @@ class SequenceMemory:
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, prefix_cache: bool, snapshots: SequenceSnapshots | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        prefix_cache: bool,
+        snapshots: SequenceSnapshots | None = None,
+        windows: SequenceWindows | None = None,
     ) -> None:
-        """snapshots: of sequences that have states; then only a prefix that has one is of any use."""
+        """snapshots: of sequences that have states; windows: of layers that keep no more than a window of each. Where
+        there are any, only a prefix that has its part of each is of any use.
+        """
         self.page_size = page_size
         self.prefix_cache = prefix_cache and (snapshots is None or snapshots.any)
         self.snapshots = snapshots
+        self.windows = windows
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixTree(self.allocator, page_size)
         if snapshots is not None:
             self.tree.watchers.append(snapshots.slots)
+        if windows is not None:
+            self.tree.watchers.append(windows.pages)
         self.usable_pages = num_pages - 1  # page 0 is reserved
         self._refused: _Refusal | None = None
 
@@ -50,7 +62,9 @@ class SequenceMemory:
         return self.allocator.free + self.tree.evictable_pages
 
     def reserve(self, pages: int) -> bool:
-        """Make at least that many pages free, evicting cached ones if need be; whether it worked."""
+        """Make so many pages free, evicting cached ones if need be, and one of windows; whether it worked."""
+        if self.windows is not None and not self.windows.pages.available:
+            return False
         short = pages - self.allocator.free
         if short > 0:
             short -= self.tree.evict(short)
@@ -71,16 +85,24 @@ class SequenceMemory:
         node = tree.root
         if self.prefix_cache and not sequence.unread:
             cached, node = tree.match(sequence.ids(0, known - 1), sequence.salt)
-            if self.snapshots is not None and (depth := self.snapshots.resume(sequence, cached)) < len(cached):
-                # What is known beyond the snapshot is computed again, into pages of the sequence's own.
+            if (depth := self._usable(sequence, cached)) < len(cached):
+                # What is known beyond that is computed again, into pages of the sequence's own.
                 cached, node = tree.match(sequence.ids(0, depth * self.page_size), sequence.salt)
             tree.lock(node)  # before anything is evicted
         missing = self.pages_for(known) - len(cached)
         needed = missing + available - self.available  # found pages that nobody else uses are not evictable any more
         # Asked first, so that a sequence that has to wait does not empty the cache in vain.
-        if needed + headroom > available or not self.reserve(missing):
+        short, windows = needed + headroom > available, 0
+        if self.windows is not None:
+            free = self.windows.pages.available
+            self.windows.resume(sequence, cached)
+            windows = self.windows.wanted(sequence, missing) + free - self.windows.pages.available
+            short |= windows + headroom > free
+        if short or not self.reserve(missing):
+            if self.windows is not None:
+                self.windows.release(sequence)
             tree.unlock(node)
-            self._refused = _Refusal(sequence, needed, tree.changes)
+            self._refused = _Refusal(sequence, needed, windows, tree.changes)
             return False
         self._refused = None
         fresh = self.allocator.take(missing)
@@ -89,17 +111,28 @@ class SequenceMemory:
         sequence.launched = sequence.computed = len(cached) * self.page_size
         return True
 
+    def _usable(self, sequence: Sequence, cached: list[int]) -> int:
+        """How many of a cached prefix's pages the sequence can go on behind: those where every kind of layer can."""
+        sequence.shared_until = len(cached) * self.page_size
+        depth = len(cached)
+        while True:
+            tried = depth
+            if self.windows is not None:
+                depth = self.windows.pages.deepest(cached[:depth])
+            if self.snapshots is not None:
+                depth = self.snapshots.resume(sequence, cached[:depth])
+            if depth == tried or self.windows is None or self.snapshots is None:
+                return depth
+
     def refuses(self, sequence: Sequence, headroom: int) -> bool:
         """Whether it is known without looking that the sequence cannot be admitted."""
         available, refused = self.available, self._refused
         if available <= headroom:
             return True  # at least one fresh page is needed
-        return (
-            refused is not None
-            and refused.sequence is sequence
-            and refused.changes == self.tree.changes
-            and refused.needed + headroom > available
-        )
+        if refused is None or refused.sequence is not sequence or refused.changes != self.tree.changes:
+            return False
+        short = self.windows is not None and refused.windows + headroom > self.windows.pages.available
+        return short or refused.needed + headroom > available
 
     def grow(self, sequence: Sequence) -> int:
         """Append one fresh page, which `reserve` must have made free, and return it."""
@@ -141,6 +174,10 @@ class SequenceMemory:
             admitted.node = node
         if self.snapshots is not None and self._accepts(sequence):
             self.snapshots.file(sequence, admitted.node)
+        if self.windows is not None:
+            if self._accepts(sequence):
+                self.windows.file(sequence, admitted.node)
+            self.windows.slide(sequence)
 
     def returnable(self, sequence: Sequence) -> int:
         """The number of pages that become available when the sequence gives back everything: those it alone holds."""
@@ -168,6 +205,10 @@ class SequenceMemory:
                 self.snapshots.drop_older(sequence)
                 self.snapshots.file(sequence, node or admitted.node)
             self.snapshots.release(sequence)
+        if self.windows is not None:
+            if self._accepts(sequence):
+                self.windows.file(sequence, node or admitted.node)
+            self.windows.release(sequence)
         for page in sequence.grown:
             self.allocator.release(page)
         admitted.holders -= 1

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 
 from aengine.cache.snapshots import SnapshotRoom, slot_of
 from aengine.cache.tiers.tiers import Tiers
+from aengine.cache.windows import WindowRoom
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.batch import Batch
@@ -26,6 +27,7 @@ from aengine.scheduling.integrity import (
     check_pages,
     check_snapshots,
     check_unforked,
+    check_windows,
 )
 from aengine.scheduling.loading import Loading
 from aengine.scheduling.memory import SequenceMemory
@@ -33,6 +35,7 @@ from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
 from aengine.scheduling.sharing import shared_runs
 from aengine.scheduling.snapshots import SequenceSnapshots
+from aengine.scheduling.windows import SequenceWindows
 from aengine.step_plan import MixedLimit, PrefillChunk, SharedRun, StepPlan, StepResult
 
 # A burst must not delay the steps of those who run. Once so many sequences have entered in a step, those that forked
@@ -69,11 +72,13 @@ class Scheduler:
         make_sibling: Callable[[Sequence, int], Sequence] = sibling_of,
         adapters: AdapterQueue | None = None,  # where sequences may have some
         snapshots: SnapshotRoom | None = None,  # of a model that keeps states
+        windows: WindowRoom | None = None,  # of one some of whose layers keep no more than a window of each sequence
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
         self._snapshots = None if snapshots is None else SequenceSnapshots(snapshots, slot_of(max_rows), page_size)
-        self.memory = SequenceMemory(num_pages, page_size, prefix_cache, self._snapshots)
+        self._windows = None if windows is None else SequenceWindows(windows, page_size)
+        self.memory = SequenceMemory(num_pages, page_size, prefix_cache, self._snapshots, self._windows)
         self.counters = Counters()
         self._max_step_tokens = max_step_tokens
         self._mixed_limit = mixed_limit
@@ -246,6 +251,7 @@ class Scheduler:
         check_flights(running, leaving, self._flights)
         check_pages(self.memory, {*running, *leaving}, [] if self.loading is None else self.loading.pages)
         check_snapshots(self.memory, {*running, *leaving})
+        check_windows(self.memory, {*running, *leaving})
         check_unforked(self._unforked, {*self._waiting, *running, *leaving})
         if self.adapters is not None:
             self.adapters.check_integrity([*running, *leaving])
@@ -258,7 +264,7 @@ class Scheduler:
 
     def _plan_decode(self, plan: StepPlan, flight: Flight) -> None:
         stalled = 0  # sequences that wait for promised pages
-        page_size = self._page_size
+        page_size, windows = self._page_size, self._windows
         running = self._batch.running
         index = 0
         while index < len(running):  # preemption may shorten the list behind `index`
@@ -275,6 +281,10 @@ class Scheduler:
                     stalled += 1
                     continue
                 plan.new_pages.append((sequence.row, len(sequence.pages), self.memory.grow(sequence)))
+                if windows is not None:
+                    plan.new_window_pages += windows.grow(sequence, launched + 1)
+            elif windows is not None and sequence.window_shown < sequence.window_first:
+                plan.new_window_pages += windows.grow(sequence, launched)
             sequence.launched = launched + 1
             if self._snapshots is not None and self.memory.prefix_cache:
                 plan.state_copies += self._snapshots.after_decode(sequence)
@@ -340,8 +350,13 @@ class Scheduler:
     def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
         """Add the next chunk of a prefill."""
         start = sequence.launched
-        known = sequence.length
-        end = start + budget.take(start, known - start)
+        known = ready = sequence.length
+        if self._windows is not None and (ready := min(known, self._window_room(sequence))) <= start:
+            budget.close()
+            return
+        end = start + budget.take(start, ready - start)
+        if ready < known:
+            budget.close()
         chunk = PrefillChunk(row=sequence.row, start=start, token_ids=sequence.ids(start, end), samples=end == known)
         if sequence.pool is not None:
             _plan_pool(sequence, chunk)
@@ -350,6 +365,8 @@ class Scheduler:
             chunk.top = sequence.params.prompt_logprobs or 0
         if self._snapshots is not None and self.memory.prefix_cache:
             chunk.saves = self._snapshots.in_chunk(sequence, start, end)
+        if self._windows is not None:
+            plan.new_window_pages += self._windows.grow(sequence, end)
         sequence.launched = end
         sequence.in_flight += 1
         forks: list[Sequence] = []
@@ -360,6 +377,24 @@ class Scheduler:
             chunk.forks = [fork.row for fork in forks]
         plan.prefill.append(chunk)
         flight.prefill.append((sequence, chunk, forks))
+
+    def _window_room(self, sequence: Sequence) -> int:
+        """How many tokens of a prompt there are pages of windows for, if need be by preempting.
+
+        None for more than are launched: not in this step.
+        """
+        windows = self._windows
+        if windows is None:
+            return sequence.length
+        while True:
+            room = windows.room(sequence, headroom=len(self._batch.running))
+            # What comes back from its own last chunk, or from those who leave, is on its way.
+            if room > sequence.launched or sequence.in_flight or self._batch.promised:
+                return room
+            victim = self._batch.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return 0
 
     def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
         """Fork the siblings of a leader, which draw from the leader's logits.
@@ -377,6 +412,8 @@ class Scheduler:
                 self._waiting.push(sibling)
                 break
             copy = self.memory.fork(leader, sibling)
+            if self._windows is not None and (window_copy := self._windows.fork(leader, sibling)) is not None:
+                plan.window_copies.append(window_copy)
             plan.new_rows.append(self._batch.enter(sibling, leader))
             if self._snapshots is not None:
                 plan.state_copies.append((slot_of(leader.row), slot_of(sibling.row)))

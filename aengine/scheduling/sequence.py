@@ -95,6 +95,12 @@ class Sequence:
     # steps in flight are beyond `computed`.
     snapshots: list[tuple[int, int]] = field(default_factory=list)
     resumes_from: int = 0  # the slot of the snapshot that it was admitted with; 0: none
+    # Pages of layers with a window, where they have pages of their own: those that stand at place `window_first` and
+    # behind. Before `window_shown` its row's table names none, and what is computed before `window_filed` was filed.
+    window_pages: list[int] = field(default_factory=list)
+    window_first: int = 0
+    window_shown: int = 0
+    window_filed: int = 0
     shared_until: int = 0  # tokens that others have begun with as well, as far as the tree knew at admission
     promised: int = 0  # pages that come back once it has left, while it is leaving
     cacheable: bool = True  # False: its step failed, so nothing of it may enter the tree

@@ -29,7 +29,6 @@ class SequenceSnapshots:
     def resume(self, sequence: Sequence, cached: list[int]) -> int:
         """Let the sequence go on from the deepest snapshot of the pages that it found: of how many of them that is."""
         depth, sequence.resumes_from = self.slots.deepest(cached)
-        sequence.shared_until = len(cached) * self._page_size
         return depth
 
     def in_chunk(self, sequence: Sequence, start: int, end: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ ALWAYS = ("gemma3", "gemma4-small", "gpt-oss")  # the others among the slow test
 PREEMPTING = "small pool, preempting"
 VARIANTS: dict[str, dict[str, object]] = {
     "lookahead": {},
-    PREEMPTING: {"num_pages": 60, "page_size": 3},
+    PREEMPTING: {"num_pages": 60, "page_size": 3, "window_context": 20},  # for as many pages of windows
     "chunks of 7, no lookahead": {"max_step_tokens": 16, "max_num_seqs": 9, "lookahead": False},
 }
 

@@ -22,6 +22,7 @@ from aengine.cache.radix import RadixTree
 from aengine.scheduling.scheduler import Scheduler
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 from tests.scheduling.fake_states import FakeStates
+from tests.scheduling.fake_windows import FakeWindows
 
 _MASK = 2**64 - 1
 POISON = -1  # a slot that nobody wrote since its page was handed out
@@ -148,6 +149,10 @@ class FakeDevice:
         if scheduler.memory.snapshots is not None:
             scheduler.memory.tree.watchers.append(scheduler.memory.snapshots.slots)
             self.states = FakeStates()
+        self.windows: FakeWindows | None = None
+        if scheduler.memory.windows is not None:
+            scheduler.memory.tree.watchers.append(scheduler.memory.windows.pages)
+            self.windows = FakeWindows(scheduler.memory.windows.pages, page_size)
 
     # ---- the scheduler's side -----------------------------------------------------------------------------
 
@@ -214,6 +219,8 @@ class FakeDevice:
             self.rows[row].pages.append(page)
         if self.states is not None:
             self.states.load(plan)
+        if self.windows is not None:
+            self.windows.enter(plan)
         drawn: list[tuple[int, int]] = []
         for row in plan.decode:
             state = self.rows[row]
@@ -240,6 +247,8 @@ class FakeDevice:
             size = self.page_size
             for cells in (self.slots, self.eras):
                 cells[destination * size : (destination + 1) * size] = cells[source * size : (source + 1) * size]
+        if self.windows is not None:
+            self.windows.copy(plan)
         self.tokens += plan.num_tokens
         self.queue.popleft()
         if self.states is not None:
@@ -327,6 +336,8 @@ class FakeDevice:
         start, state.length = state.length, state.length + count
         if self.states is not None:
             self.states.advance(row, state.path, start, state.length, state.era, state.broken)
+        if self.windows is not None:
+            self.windows.forward(row, state.path, start, state.length, state.era, state.broken)
         for place in range(start, state.length):
             page = state.pages[place // size]
             slot = page * size + place % size

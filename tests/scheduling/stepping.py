@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from aengine.cache.radix import packed
 from aengine.cache.snapshots import SnapshotRoom
+from aengine.cache.windows import WindowRoom
 from aengine.sampling_params import SamplingParams
 from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.adapters import Load, LoadedAdapter
@@ -83,6 +84,7 @@ class Stepper:
         copy_pages: int = 1000,
         copy_turns: int = 2,
         snapshots: SnapshotRoom | None = None,
+        windows: WindowRoom | None = None,
     ) -> None:
         self.adapters = AdapterQueue(places, most_loads) if places else None
         self.scheduler = Scheduler(
@@ -95,6 +97,7 @@ class Stepper:
             make_sibling=self._sibling,
             adapters=self.adapters,
             snapshots=snapshots,
+            windows=windows,
         )
         self.device = FakeDevice(self.scheduler, num_pages, page_size, vocab)
         self.tiers = (

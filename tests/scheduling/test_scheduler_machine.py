@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from aengine.cache.snapshots import SnapshotRoom
+from aengine.cache.windows import WindowRoom
 from aengine.scheduling import sharing
 from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Kind, Stepper
@@ -31,6 +32,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         snapshots=st.one_of(st.none(), st.integers(0, 6)),
         grain=st.integers(1, 3),
         prompt_grain=st.integers(1, 3),
+        window=st.one_of(st.none(), st.integers(1, 20)),
+        spare_windows=st.integers(0, 8),
         bases=st.lists(
             st.lists(st.integers(0, VOCAB - 1), min_size=LONGEST_PROMPT, max_size=LONGEST_PROMPT),
             min_size=1,
@@ -48,6 +51,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         snapshots: int | None,
         grain: int,
         prompt_grain: int,
+        window: int | None,
+        spare_windows: int,
         bases: list[list[int]],
     ) -> None:
         """snapshots: of a model that keeps states; grains: in pages, and in grains."""
@@ -63,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             snapshots=None
             if snapshots is None
             else SnapshotRoom(snapshots, grain * page_size, prompt_grain * grain * page_size),
+            windows=None if window is None else WindowRoom(window, WindowRoom.least(window, page_size) + spare_windows),
         )
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(sharing, "LEAST_SAVED", 1)
@@ -211,6 +217,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert memory.allocator.free == memory.usable_pages
         if memory.snapshots is not None:
             assert memory.snapshots.slots.free == memory.snapshots.slots.room.count
+        if memory.windows is not None:
+            assert memory.windows.pages.allocator.free == memory.windows.pages.usable
 
     @property
     def open(self) -> list[Sequence]:

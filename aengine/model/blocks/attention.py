@@ -79,7 +79,7 @@ class Attention:
         (q, gates), cache, scales = self._queries(x, step), step.kv.layer(self._index), self._kv_scales.loaded
         scale = self._scale * scales.key  # of keys, whatever they are kept as
         attended = step.attention.forward(
-            q, *cache, step.batch, scale, self._window, scales.value, self._scores
+            q, *cache, step.batch.of(self._window), scale, self._window, scales.value, self._scores
         ).flatten(1)
         if gates is not None:
             attended.mul_(gates)
@@ -95,13 +95,13 @@ class Attention:
         """[tokens, heads, dim], and what weights the results of each, [tokens, heads * dim], where there are gates;
         keys and values go where the step says.
         """
-        pieces = step.pieces(len(x))
+        pieces, slots = step.pieces(len(x)), step.batch.of(self._window).slots
         if len(pieces) == 1:
-            return self._project(x, step, step.positions, step.batch.slots)
+            return self._project(x, step, step.positions, slots)
         q = x.new_empty(len(x), self._heads.count, self._dim)
         gates = x.new_empty(len(x), self._heads.count * self._dim) if self._heads.gated else None
         for rows in pieces:
-            _, some = self._project(x[rows], step, step.positions[rows], step.batch.slots[rows], q[rows])
+            _, some = self._project(x[rows], step, step.positions[rows], slots[rows], q[rows])
             if gates is not None and some is not None:
                 gates[rows] = some
         return q, gates

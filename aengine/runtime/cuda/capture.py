@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from aengine.cache.kv import KVPool
+from aengine.cache.kv import KVPool, SlidingLayers
 from aengine.cache.states import StatePool, StateRoom
+from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
@@ -90,20 +91,24 @@ def make_executor(
     sizes: GraphSizes,
     fits: Fits,
     states: StateRoom | None = None,
+    windows: WindowRoom | None = None,
     pools: Pools = nullcontext,
 ) -> GraphedExecutor:
     """With rows, a KV pool and a sampler on the decoder's device; nothing is captured yet. fits: of the attention;
-    states: of a model with recurrent layers; pools: within which KV pools and states get their memory.
+    states: of a model with recurrent layers; windows: of one whose layers with a window keep pages of their own; pools:
+    within which KV pools and states get their memory.
     """
     device = decoder.device
     with pools(device):
-        kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device)
+        sliding = None if windows is None else SlidingLayers(decoder.config.sliding, windows.num_pages)
+        kv = KVPool(decoder.config.kv_shape(config.page_size, decoder.kv_dtype), num_pages, device, sliding)
         pool = None if states is None else StatePool(states.shape, states.slots, device)
 
     def send(values: Sequence[int]) -> Tensor:
         return upload(np.array(values, dtype=np.int64), device)
 
-    rows = Rows(config.max_num_seqs, -(-max_model_len // config.page_size), device, send, decoder.adapters is not None)
+    pages_per_row, adapters = -(-max_model_len // config.page_size), decoder.adapters is not None
+    rows = Rows(config.max_num_seqs, pages_per_row, device, send, adapters, windows is not None)
     sampler = Sampler(rows.count, decoder.config.vocab_size, device)
     executor = GraphedExecutor(decoder, kv, sampler, rows, pool)
     # One for all graphs: only one runs at a time.

@@ -219,6 +219,9 @@ class DecodeGraphs:
             context_lens=[rows.page_table.shape[1] * self._kv.page_size] * size,
             shared=self._shared.runs(size) if kind.shared else None,
         )
+        if (table := rows.window_table) is not None:
+            windows = begin_decode(index, rows.last_token, rows.length, table, self._kv.page_size)
+            attention.sliding = attention.over(windows.slots, windows.page_table)
         hidden = self._decoder.forward(
             inputs.token_ids,
             inputs.positions,

@@ -262,6 +262,10 @@ class PrefillGraphs:
             context_lens=[],
             chunks=chunks,
         )
+        if (table := rows.window_table) is not None:
+            slots = rows.slots(cells.token_rows, cells.positions, self._kv.page_size, table)
+            batch.sliding = batch.over(slots, table[decode_rows])
+            batch.sliding.chunks = chunks.over(slots, table[chunk_rows])
         drawn = rows.last_token[cells.token_rows]
         token_ids = torch.where(cells.token_ids < 0, drawn, cells.token_ids)
         sums = self._sums[: shape.tokens]

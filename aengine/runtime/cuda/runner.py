@@ -78,7 +78,7 @@ class GraphedExecutor(StepExecutor):
         return None if graphs is None or plan.prefill or len(plan.decode) > graphs.sizes[-1] else graphs
 
     def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> tuple[Tensor, Tensor]:
-        self._rows.grow(plan.new_pages)
+        self._rows.grow(plan.new_pages, plan.new_window_pages)
         for row in plan.decode:
             self._rows.lengths[row] += 1
         replayed = graphs.forward(plan.decode, plan.shared)
@@ -89,7 +89,7 @@ class GraphedExecutor(StepExecutor):
         rows, row_list = self._rows, plan.sampled_rows
         rows.admit(plan.new_rows)
         self._sampler.set_rows(plan.new_rows)
-        rows.grow(plan.new_pages)
+        rows.grow(plan.new_pages, plan.new_window_pages)
         self._load_states(plan)
         adapters = rows.adapters_of(itertools.chain(plan.decode, (chunk.row for chunk in plan.prefill)))
         hidden, draw_rows, draw_positions, sums = graphs.replay(plan, shape, adapters is not None)

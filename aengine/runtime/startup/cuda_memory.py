@@ -13,6 +13,7 @@ from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.capture import Executors, capture
 from aengine.runtime.startup.warm_up import largest_steps, row_share, with_adapters
+from aengine.runtime.startup.window_sizing import trial_bytes
 
 MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
 GIB = 2.0**30
@@ -62,7 +63,7 @@ def room_for_kv(
         return int(config.kv_cache_gib * GIB)
     model, kv_dtype = decoders[0].config, decoders[0].kv_dtype
     num_pages, length = trial_pool(config, decoders[0], max_step_tokens)
-    pool = num_pages * model.kv_shape(config.page_size, kv_dtype).page_bytes
+    pool = trial_bytes(config, model, kv_dtype, num_pages)
     pool += 0 if states is None else states.row_bytes
     devices = [_Measured(decoder.device, config.gpu_memory_utilization) for decoder in decoders]
     try:

@@ -91,6 +91,14 @@ def log_ready(
         max_step_tokens,
         phases,
     )
+    if pool.windows is not None:
+        log.info(
+            "of these, %d layers with a window of %d tokens have %d pages of their own (%.0f MiB)",
+            len(decoder.config.sliding),
+            pool.windows.window,
+            pool.windows.num_pages - 1,
+            pool.window_bytes / 2**20,
+        )
     if pool.states is not None:
         room, dtype = pool.states, str(pool.states.shape.dtype).removeprefix("torch.")
         log.info(

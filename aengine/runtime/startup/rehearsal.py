@@ -43,6 +43,7 @@ from aengine.runtime.startup.sizing import size_pool
 from aengine.runtime.startup.state_sizing import states_of_rows
 from aengine.runtime.startup.step_sizes import StepSizes
 from aengine.runtime.startup.warm_up import greediest_steps, largest_steps, uncaptured_steps, with_adapters
+from aengine.runtime.startup.window_sizing import trial_windows
 
 META = torch.device("meta")
 
@@ -71,12 +72,15 @@ def run_through(job: Job) -> None:
     rows_alone = states_of_rows(config, job.model, dtype)
     if config.kv_cache_gib is None:
         num_pages, length = trial_pool(config, decoder, steps.most)
-        trial = make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits, rows_alone)
+        windows = trial_windows(config, job.model, kv_dtype)
+        trial = make_executor(config, decoder, num_pages, length, sizes.largest, attention.fits, rows_alone, windows)
         for plan in with_adapters(largest_steps(config, steps.most, length), lora):
             trial.execute(plan)
         rehearse(trial)
     pool = size_pool(config, job.model, kv_dtype, job.room, dtype=dtype)
-    executor = make_executor(config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states)
+    executor = make_executor(
+        config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states, pool.windows
+    )
     uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
     for plan in with_adapters(uncaptured, lora):
         executor.execute(plan)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from aengine.cache.states import StateRoom
+from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.runtime.device import host_memory
 from aengine.runtime.startup.state_sizing import room_for_states
+from aengine.runtime.startup.window_sizing import PageGroups
 
 CPU_KV_GIB = 1.0
 
@@ -24,11 +26,17 @@ class PoolSize:
     page_bytes: int
     max_model_len: int
     states: StateRoom | None = None  # None: the model keeps none
+    windows: WindowRoom | None = None  # None: layers with a window, if there are any, keep theirs in the same pages
+    window_page_bytes: int = 0
 
     @property
     def bytes(self) -> int:
-        """Of pages alone."""
-        return self.num_pages * self.page_bytes
+        """Of pages alone, of all layers."""
+        return self.num_pages * self.page_bytes + self.window_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        return 0 if self.windows is None else self.windows.num_pages * self.window_page_bytes
 
 
 def check_length(config: EngineConfig, model: ModelConfig) -> int:
@@ -62,14 +70,21 @@ def size_pool(
     states = room_for_states(config, model, dtype, page_bytes, available)
     if states is not None and config.num_pages is None:
         available -= states.snapshot_bytes
+    # More pages than every row at full length could fill serve nobody.
+    useful = config.max_num_seqs * -(-longest // config.page_size) + 1
+    groups, window_pages = PageGroups.of(config, model, kv_dtype, longest), 0
     if config.num_pages is not None:
         num_pages = config.num_pages
+        if groups is not None:
+            num_pages, window_pages = groups.beside(num_pages, useful)
     else:
-        # More pages than every row at full length could fill serve nobody.
-        useful = config.max_num_seqs * -(-longest // config.page_size) + 1
         # Nor may the rows' page tables, an int32 for each page of a context, outgrow the pool itself.
-        tabled = available // (4 * (config.max_num_seqs + 1))
-        num_pages = min(available // page_bytes, useful, tabled + 1)
+        useful = min(useful, available // (4 * (config.max_num_seqs + 1)) + 1)
+        num_pages = min(available // page_bytes, useful)
+        if groups is not None:
+            num_pages, window_pages = groups.divide(available, useful)
+    if groups is not None:
+        page_bytes = groups.page_bytes
     fits = (num_pages - 1) * config.page_size
     if fits < config.page_size or (config.max_model_len is not None and fits < longest):
         raise ConfigError(
@@ -78,11 +93,18 @@ def size_pool(
             f"tokens, max_model_len asks for {longest}: raise kv_cache_gib or num_pages, or lower max_model_len"
         )
     pool = PoolSize(num_pages, page_bytes, min(longest, fits), states)
+    if groups is not None:
+        pool = replace(pool, windows=groups.room(window_pages), window_page_bytes=groups.window_page_bytes)
+        if config.num_pages is None and pool.bytes > available:
+            raise ConfigError(
+                f"the KV pool has {available / 2**20:.1f} MiB; a window of {groups.window} tokens takes "
+                f"{groups.least * groups.window_page_bytes / 2**20:.1f} of them in each sequence: raise kv_cache_gib"
+            )
     if memory is not None and pool.bytes > memory:
         knob = "kv_cache_gib" if config.num_pages is None else "num_pages"
         raise ConfigError(
             f"{knob}: a KV pool of {num_pages} pages takes {pool.bytes / 2**30:.1f} GiB, and there are "
-            f"{memory / 2**30:.1f} GiB of memory: at most {memory // page_bytes} pages; lower it"
+            f"{memory / 2**30:.1f} GiB of memory: at most {memory * num_pages // pool.bytes} pages; lower it"
         )
     if memory is not None and states is not None and pool.bytes + states.row_bytes + states.snapshot_bytes > memory:
         raise ConfigError(

@@ -29,6 +29,7 @@ from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import CPU_KV_GIB, host_slots, size_pool
 from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, step_tokens
+from aengine.runtime.startup.window_sizing import sliding_layers
 from aengine.runtime.weights import Weights
 from aengine.sampling.sampler import Sampler
 
@@ -70,11 +71,13 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
     )
     threads = forward_threads(config.torch_threads, model.parameters)
 
-    pools = [KVPool(model.kv_shape(config.page_size, kv_dtype), pool.num_pages, device) for _ in decoders]
+    shape, sliding = model.kv_shape(config.page_size, kv_dtype), sliding_layers(model, pool.windows)
+    pools = [KVPool(shape, pool.num_pages, device, sliding) for _ in decoders]
 
     def make(decoder: Decoder, kv: KVPool) -> Executor:
         pages = -(-pool.max_model_len // config.page_size)
-        rows = Rows(config.max_num_seqs, pages, device, adapters=decoder.adapters is not None)
+        adapters, windows = decoder.adapters is not None, pool.windows is not None
+        rows = Rows(config.max_num_seqs, pages, device, adapters=adapters, windows=windows)
         states = None if pool.states is None else StatePool(pool.states.shape, pool.states.slots, device)
         return StepExecutor(decoder, kv, Sampler(rows.count, model.vocab_size, device), rows, states)
 

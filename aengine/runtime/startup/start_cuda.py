@@ -15,6 +15,7 @@ from triton.runtime.cache import triton_key
 from aengine.attention.flash_backend import choose_prefill
 from aengine.attention.triton_backend import TritonAttention
 from aengine.cache.states import StateRoom
+from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError, UnsupportedModelError
 from aengine.kernels.collective.peers import connect
@@ -44,6 +45,7 @@ from aengine.runtime.startup.sizing import check_length, host_slots, size_pool
 from aengine.runtime.startup.state_sizing import states_of_rows
 from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
 from aengine.runtime.startup.warm_up import greediest_largest_step, greediest_steps, uncaptured_steps, with_adapters
+from aengine.runtime.startup.window_sizing import trial_windows
 from aengine.runtime.weights import Weights
 
 PATIENCE = 2.5  # seconds that a GPU waits for another, far more than a host takes between launching for both
@@ -130,11 +132,16 @@ def start_cuda(
         phases.end("kernels")
 
         def make(
-            num_pages: int, length: int, sizes: GraphSizes, states: StateRoom | None, pools: Pools = nullcontext
+            num_pages: int,
+            length: int,
+            sizes: GraphSizes,
+            states: StateRoom | None,
+            windows: WindowRoom | None,
+            pools: Pools = nullcontext,
         ) -> Executors:
             ranks = devices(
                 [
-                    partial(make_executor, config, decoder, num_pages, length, sizes, one.fits, states, pools)
+                    partial(make_executor, config, decoder, num_pages, length, sizes, one.fits, states, windows, pools)
                     for decoder, one in zip(decoders, attention)
                 ],
                 short=True,
@@ -143,13 +150,12 @@ def start_cuda(
 
         more_graphs = sizes.more_bytes(model.vocab_size * dtype.itemsize)
         rows_alone = states_of_rows(config, model, dtype)
-        room = room_for_kv(
-            config, decoders, steps.most, partial(make, sizes=sizes.largest, states=rows_alone), more_graphs, rows_alone
-        )
+        trial = partial(make, sizes=sizes.largest, states=rows_alone, windows=trial_windows(config, model, kv_dtype))
+        room = room_for_kv(config, decoders, steps.most, trial, more_graphs, rows_alone)
         pool = size_pool(config, model, kv_dtype, room, dtype=dtype)
         with _pool_size_errors(config, steps.most):
             pools = nullcontext if memory is None else memory.kv.use
-            executors = make(pool.num_pages, pool.max_model_len, sizes, pool.states, pools)
+            executors = make(pool.num_pages, pool.max_model_len, sizes, pool.states, pool.windows, pools)
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
             executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()

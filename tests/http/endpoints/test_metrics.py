@@ -319,3 +319,15 @@ async def test_snapshots_of_states_are_told_where_there_are_any() -> None:
         "aengine_state_snapshot_evictions_total 2.0",
     ):
         assert line in told
+
+
+async def test_pages_of_windows_are_told_where_there_are_any() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as server:
+        assert "aengine_window" not in (await server.client.get("/metrics")).text
+        engine.numbers = msgspec.structs.replace(
+            engine.numbers, window_pages=9, window_pages_used=4, window_pages_cached=2
+        )
+        told = (await server.client.get("/metrics")).text
+    for line in ("aengine_window_pages 9.0", "aengine_window_pages_used 4.0", "aengine_window_pages_cached 2.0"):
+        assert line in told

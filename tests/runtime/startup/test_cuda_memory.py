@@ -81,7 +81,8 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], int]:
     monkeypatch.setattr(cuda_memory, "trial_pool", lambda *_: (1, 16))
     monkeypatch.setattr(cuda_memory, "largest_steps", lambda *_: ["plain", "greedy"])
     monkeypatch.setattr(cuda_memory, "capture", Trial.capture)
-    shape = SimpleNamespace(lora=None, kv_shape=lambda *_: SimpleNamespace(page_bytes=POOL))
+    pages = SimpleNamespace(page_bytes=POOL)
+    shape = SimpleNamespace(lora=None, kv_shape=lambda *_: pages, windows=[], max_position_embeddings=1024)
     decoder: Any = SimpleNamespace(device=torch.device("cuda", 0), config=shape, kv_dtype=torch.bfloat16)
 
     def measure(share: float) -> int:

@@ -19,6 +19,7 @@ from aengine.http.endpoints.metrics.families import histogram_family
 from aengine.http.endpoints.metrics.states import state_families
 from aengine.http.endpoints.metrics.tiers import tier_families
 from aengine.http.endpoints.metrics.vllm import vllm_families
+from aengine.http.endpoints.metrics.windows import window_families
 from aengine.http.hypercorn.in_flight import StatusCounts
 from aengine.http.state import ServerState
 from aengine.latency import Latencies
@@ -98,6 +99,8 @@ class _EngineCollector(Collector):
                 yield from adapter_families(stats, engine.adapters)
             if stats.state_snapshots > 0:
                 yield from state_families(stats)
+            if stats.window_pages > 0:
+                yield from window_families(stats)
             if self._state.config.vllm_metrics:
                 if adapters:
                     yield vllm_adapter_info(stats, engine.adapters)

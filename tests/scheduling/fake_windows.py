@@ -1,0 +1,73 @@
+"""Pages of windows on the fake device: what a slot keeps is the identity of the prefix that ends in its token."""
+
+from __future__ import annotations
+
+from aengine.cache.pages import PageAllocator
+from aengine.cache.windows import WindowPages
+from aengine.step_plan import StepPlan
+
+NOBODYS, BROKEN = -1, -2
+
+
+class _Allocator(PageAllocator):
+    """Forgets what was in a page as soon as it is free."""
+
+    def __init__(self, num_pages: int, device: FakeWindows) -> None:
+        super().__init__(num_pages)
+        self._device = device
+
+    def release(self, page: int) -> None:
+        super().release(page)
+        self._device.forget(page)
+
+
+class FakeWindows:
+    """A row that reads anything within its window but what it wrote there, or found in the tree, is found at once."""
+
+    def __init__(self, pages: WindowPages, page_size: int) -> None:
+        pages.allocator = _Allocator(pages.room.num_pages, self)
+        self._window = pages.room.window
+        self._size = page_size
+        self._slots: dict[int, tuple[int, int]] = {}  # the prefix, and the era of the row that wrote it
+        self._tables: dict[int, dict[int, int]] = {}  # by row and place
+        self.most = 0  # pages that were held at once
+        self._allocator = pages.allocator
+
+    def forget(self, page: int) -> None:
+        for slot in range(page * self._size, (page + 1) * self._size):
+            self._slots.pop(slot, None)
+
+    def enter(self, plan: StepPlan) -> None:
+        """Before the forward pass: new rows, and what changes in the tables of others."""
+        self.most = max(self.most, sum(self._allocator.held(page) for page in range(1, self._allocator.num_pages)))
+        for new in plan.new_rows:
+            self._tables[new.row] = dict(enumerate(new.window_pages))
+        for row, place, page in plan.new_window_pages:
+            self._tables[row][place] = page
+
+    def forward(self, row: int, path: list[int], start: int, end: int, era: int, broken: bool) -> None:
+        """The row reads the tokens from `start` to before `end`; path: the prefix that ends in each."""
+        table, size = self._tables[row], self._size
+        for place in range(start, end):
+            page = table.get(place // size, 0)
+            slot = page * size + place % size
+            if page == 0 or slot in self._slots:
+                raise AssertionError(f"row {row} writes token {place} into page {page} of windows")
+            self._slots[slot] = BROKEN if broken else path[place], era
+        if broken:
+            return
+        for place in range(max(0, start + 1 - self._window), end):
+            slot = table.get(place // size, 0) * size + place % size
+            found, began = self._slots.get(slot, (NOBODYS, 0))
+            if found != path[place]:
+                raise AssertionError(f"row {row} sees a wrong token at {place} in the window before {start}: {found}")
+            if began < era:
+                raise AssertionError(f"row {row} sees at {place} what was there before the cache was flushed")
+
+    def copy(self, plan: StepPlan) -> None:
+        """After the forward pass: pages of which forks go on with a part."""
+        for source, destination in plan.window_copies:
+            for offset in range(self._size):
+                kept = self._slots.get(source * self._size + offset)
+                if kept is not None:
+                    self._slots[destination * self._size + offset] = kept
