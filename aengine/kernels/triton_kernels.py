@@ -78,30 +78,32 @@ class TritonKernels:
         return TritonAdaptedExperts(experts, weights, tokens)
 
     def computes(self, rule: ExpertRule) -> bool:
-        return rule.plain
+        return not rule.gelu
 
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> Experts:
-        """Where there is no kernel for their shape or on this device, of the dequantised matrices."""
+        """Where there is no kernel for their shape, their rule or on this device, of the dequantised matrices."""
         if (
-            isinstance(gate_up, Fp8Weight)
+            rule.plain
+            and isinstance(gate_up, Fp8Weight)
             and isinstance(down, Fp8Weight)
             and Fp8Experts.fits(gate_up, down)
             and launch_for(down.weight.device).fp8
         ):
             return Fp8Experts(gate_up, down)
         if (
-            not isinstance(gate_up, Fp8Weight)
+            rule.plain
+            and not isinstance(gate_up, Fp8Weight)
             and not isinstance(down, Fp8Weight)
             and PackedExperts.fits(gate_up, down)
             and dtype != torch.float32
         ):
             return PackedExperts(gate_up, down)
-        return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
+        return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
-        return TritonExperts(gate_up, down)
+        return TritonExperts(gate_up, down, rule)
 
     def route(
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
