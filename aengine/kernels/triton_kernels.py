@@ -93,13 +93,12 @@ class TritonKernels:
         ):
             return Fp8Experts(gate_up, down)
         if (
-            rule.plain
-            and not isinstance(gate_up, Fp8Weight)
+            not isinstance(gate_up, Fp8Weight)
             and not isinstance(down, Fp8Weight)
             and PackedExperts.fits(gate_up, down)
             and dtype != torch.float32
         ):
-            return PackedExperts(gate_up, down)
+            return PackedExperts(gate_up, down, rule)
         return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:

@@ -9,6 +9,8 @@ from typing import TypeVar
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
+from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
+from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, PackedSingleCut
 from aengine.kernels.experts.plan import AT_ONCE
 from aengine.kernels.experts.route import route_borders
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
@@ -21,7 +23,8 @@ TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
 GATHERED_AVERAGE = 768  # the same, beyond which a sorted copy of the rows takes longer than it saves
 Config = SingleConfig | FewConfig | ManyConfig
 Fp8Config = SingleConfig | FewConfig | Fp8ManyConfig
-_C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig)
+PackedAnyConfig = PackedSingleConfig | PackedConfig
+_C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig, PackedConfig)
 
 
 @lru_cache
@@ -78,12 +81,23 @@ def fp8_experts_config(
 
 
 @lru_cache
-def packed_experts_config(tokens: int, top_k: int, experts: int, element_size: int, launch: Launch) -> FewConfig:
-    """The same for matrices of 4-bit codes, 128 columns at a time."""
+def packed_experts_config(
+    tokens: int, top_k: int, experts: int, element_size: int, launch: Launch, single: bool
+) -> PackedAnyConfig:
+    """The same for matrices of 4-bit codes, 128 columns at a time; single: whether those for single rows fit them."""
     height, wide = _height(tokens * top_k, experts), element_size > 2
-    stages = 2 if wide else 4
-    config = FewConfig(min(32, height) if wide else height, FewCut(32, 128, stages, 4), FewCut(64, 128, stages, 4))
-    return _fitting(config, element_size, launch, weight_size=1)
+    if wide:
+        cut = PackedCut(16, 2, 4)
+        return _fitting(PackedConfig(min(32, height), cut, cut), element_size, launch)
+    if tokens <= SINGLE_TOKENS and single:
+        return PackedSingleConfig(PackedSingleCut(16, 8), PackedSingleCut(16, 8, 4))
+    if not launch.warp_groups or height < 64:
+        return _fitting(PackedConfig(height, PackedCut(32, 4, 4), PackedCut(64, 4, 4)), element_size, launch)
+    if tokens * top_k <= FEW_AVERAGE * experts:
+        cuts = PackedCut(64, 3, 4, ahead=True), PackedCut(64, 3, 4, ahead=True)
+        return _fitting(PackedConfig(height, *cuts), element_size, launch)
+    cuts = PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True)
+    return _fitting(PackedConfig(128, *cuts), element_size, launch)
 
 
 def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:

@@ -89,9 +89,9 @@ def test_what_no_block_adds_is_refused_by_name(
         logits(tmp_path)
 
 
-def write_gpt_oss(folder: Path, twin: Path) -> None:
+def write_gpt_oss(folder: Path, twin: Path, **sizes: object) -> None:
     """gpt-oss as it is published, and its twin, dequantised."""
-    write_checkpoint("gpt-oss", twin)
+    write_checkpoint("gpt-oss", twin, **sizes)
     config, plain = json.loads((twin / "config.json").read_text()), load_file(twin / _FILE)
     stored = dict(plain)
     for name in [name for name in plain if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
