@@ -85,19 +85,22 @@ def packed_experts_config(
     tokens: int, top_k: int, experts: int, element_size: int, launch: Launch, single: bool
 ) -> PackedAnyConfig:
     """The same for matrices of 4-bit codes, 128 columns at a time; single: whether those for single rows fit them."""
-    height, wide = _height(tokens * top_k, experts), element_size > 2
-    if wide:
+    pairs, height = tokens * top_k, _height(tokens * top_k, experts)
+    if element_size > 2:
         cut = PackedCut(16, 2, 4)
         return _fitting(PackedConfig(min(32, height), cut, cut), element_size, launch)
     if tokens <= SINGLE_TOKENS and single:
         return PackedSingleConfig(PackedSingleCut(16, 8), PackedSingleCut(16, 8, 4))
-    if not launch.warp_groups or height < 64:
+    if not launch.warp_groups:
         return _fitting(PackedConfig(height, PackedCut(32, 4, 4), PackedCut(64, 4, 4)), element_size, launch)
-    if tokens * top_k <= FEW_AVERAGE * experts:
-        cuts = PackedCut(64, 3, 4, ahead=True), PackedCut(64, 3, 4, ahead=True)
-        return _fitting(PackedConfig(height, *cuts), element_size, launch)
-    cuts = PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True)
-    return _fitting(PackedConfig(128, *cuts), element_size, launch)
+    if height == 16:
+        return PackedConfig(height, PackedCut(64, 3, 4), PackedCut(64, 3, 4))
+    if height == 32:
+        return PackedConfig(height, PackedCut(64, 4, 4, ahead=True), PackedCut(128, 4, 4, ahead=True))
+    if pairs > GATHERED_AVERAGE * experts:
+        return PackedConfig(256, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True))
+    height = 128 if pairs > TALL_AVERAGE * experts else 64
+    return PackedConfig(height, PackedCut(64, 3, 4, ahead=True), PackedCut(128, 3, 4, ahead=True))
 
 
 def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:

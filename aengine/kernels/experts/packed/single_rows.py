@@ -108,14 +108,14 @@ def _product(
     # warp, tile, eight of rows, r, half, t, eight of words, pair
     words = tl.reshape(tl.permute(words, [0, 1, 5, 3, 2, 4, 6, 7]), [WARPS, ROWS, 32])
     w0, w1, w2, w3 = _unpacked(words, scales, like, ROWS, WARPS, MXFP4, ASM, BASE, LIFT)
+    if MXFP4 and ASM != "" and like.dtype == tl.bfloat16:
+        # Numbers that lack 2 ** 126 want half of it on the other side: of what is tiny float32 keeps little.
+        row = tl.inline_asm_elementwise(
+            "{ .reg .b32 p, z; mov.b32 p, 0x5f805f80; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, p, z; }",
+            "=r,r", [row], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
     x0, x1, x2, x3 = quarters(row, WARPS, 1, PAIRS)
     if MXFP4:
-        if ASM != "" and like.dtype == tl.bfloat16:
-            # Numbers that lack a power of two want some of it on the other side: of what is tiny float32 keeps little.
-            row = tl.inline_asm_elementwise(
-                "{ .reg .b32 p, z; mov.b32 p, 0x5f805f80; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, p, z; }",
-                "=r,r", [row], dtype=tl.int32, is_pure=True, pack=1,
-            )  # fmt: skip
         bits = _rows_of(scales, ROWS, WARPS, 2)
         part = _times(tl.dot(w0, operand(x0, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits)
         part += _times(tl.dot(w1, operand(x1, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 8)
