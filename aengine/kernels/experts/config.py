@@ -20,6 +20,7 @@ HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
 FEW_AVERAGE = 32  # rows of an expert on average, up to which the weights are what takes time
 TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
+PACKED_AVERAGE = 192  # the same of 4-bit codes, beyond which tiles are four times as high
 GATHERED_AVERAGE = 768  # the same, beyond which a sorted copy of the rows takes longer than it saves
 Config = SingleConfig | FewConfig | ManyConfig
 Fp8Config = SingleConfig | FewConfig | Fp8ManyConfig
@@ -93,19 +94,20 @@ def packed_experts_config(
         return PackedSingleConfig(PackedSingleCut(16, 8), PackedSingleCut(16, 8, 4))
     if not launch.warp_groups:
         return _fitting(PackedConfig(height, PackedCut(32, 4, 4), PackedCut(64, 4, 4)), element_size, launch)
+    # One product a block everywhere: four of 64 rows gave sums that differed from call to call.
     if height == 16:
-        return PackedConfig(height, PackedCut(64, 3, 4), PackedCut(64, 3, 4))
+        return PackedConfig(height, PackedCut(64, 3, 4, ahead=True), PackedCut(64, 3, 4, ahead=True))
     if height == 32:
         return PackedConfig(height, PackedCut(64, 4, 4, ahead=True), PackedCut(128, 4, 4, ahead=True))
-    if pairs > GATHERED_AVERAGE * experts:
-        return PackedConfig(256, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True))
-    height = 128 if pairs > TALL_AVERAGE * experts else 64
-    return PackedConfig(height, PackedCut(64, 3, 4, ahead=True), PackedCut(128, 3, 4, ahead=True))
+    if pairs <= PACKED_AVERAGE * experts:
+        return PackedConfig(height, PackedCut(64, 3, 4, ahead=True), PackedCut(128, 3, 4, ahead=True))
+    return PackedConfig(256, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True))
 
 
 def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
     """Numbers of tokens, ascending: beyond each, another router, plan or mixture of experts may be launched."""
-    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts, GATHERED_AVERAGE * experts]
+    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]
+    pairs += [PACKED_AVERAGE * experts, GATHERED_AVERAGE * experts]
     pairs += [((height + 1) * experts - 1) // 2 for height in HEIGHTS[:-1]]  # see `_height`
     return sorted({SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
 

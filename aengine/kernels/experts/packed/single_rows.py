@@ -3,7 +3,7 @@
 Launches and their order are those of `experts.single_rows`, the product is `int4.one_row`'s: a program has 16 rows of a
 matrix or several times as many, each of its warps every WARPS-th block of them, on its way before it is needed.
 """
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
 
 from __future__ import annotations
 
