@@ -18,6 +18,7 @@ from aengine.kernels.launch import Launch, power_of_two
 
 HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
+PACKED_SINGLE_TOKENS = 2  # the same of 4-bit codes
 FEW_AVERAGE = 32  # rows of an expert on average, up to which the weights are what takes time
 TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
 PACKED_AVERAGE = 192  # the same of 4-bit codes, beyond which tiles are four times as high
@@ -90,14 +91,12 @@ def packed_experts_config(
     if element_size > 2:
         cut = PackedCut(16, 2, 4)
         return _fitting(PackedConfig(min(32, height), cut, cut), element_size, launch)
-    if tokens <= SINGLE_TOKENS and single:
-        return PackedSingleConfig(PackedSingleCut(16, 8), PackedSingleCut(16, 8, 4))
+    if tokens <= PACKED_SINGLE_TOKENS and single:
+        return PackedSingleConfig(PackedSingleCut(16, 8, registers=96), PackedSingleCut(16, 8, 6, registers=128))
     if not launch.warp_groups:
         return _fitting(PackedConfig(height, PackedCut(32, 4, 4), PackedCut(64, 4, 4)), element_size, launch)
     # One product a block everywhere: four of 64 rows gave sums that differed from call to call.
-    if height == 16:
-        return PackedConfig(height, PackedCut(64, 3, 4, ahead=True), PackedCut(64, 3, 4, ahead=True))
-    if height == 32:
+    if height <= 32:
         return PackedConfig(height, PackedCut(64, 4, 4, ahead=True), PackedCut(128, 4, 4, ahead=True))
     if pairs <= PACKED_AVERAGE * experts:
         return PackedConfig(height, PackedCut(64, 3, 4, ahead=True), PackedCut(128, 3, 4, ahead=True))
@@ -109,7 +108,7 @@ def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
     pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]
     pairs += [PACKED_AVERAGE * experts, GATHERED_AVERAGE * experts]
     pairs += [((height + 1) * experts - 1) // 2 for height in HEIGHTS[:-1]]  # see `_height`
-    return sorted({SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
+    return sorted({SINGLE_TOKENS, PACKED_SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
 
 
 def _height(pairs: int, experts: int) -> int:

@@ -68,8 +68,9 @@ async def logprobs(folder: Path, **knobs: object) -> list[list[float]]:
 
         async def of(prompt: list[int]) -> list[float]:
             done = await engine.complete(prompt, max_tokens=1, prompt_logprobs=0, **GREEDY)
-            assert done.prompt_logprobs is not None
-            return [one.logprob for one in done.prompt_logprobs if one is not None]
+            found = done.choices[0].prompt_logprobs
+            assert found is not None
+            return [one.logprob for one in found]
 
         alone = [await of(prompt) for prompt in prompts]
         return alone + list(await asyncio.gather(*map(of, prompts)))
