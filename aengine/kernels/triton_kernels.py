@@ -73,8 +73,8 @@ class TritonKernels:
         return TritonAdapted(linear, weights, tokens, order, self._adapter_parts)
 
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
-        if not isinstance(experts, TritonExperts):
-            raise NotImplementedError("adapters of quantised experts have no kernels")
+        if not isinstance(experts, TritonExperts) or not experts.rule.plain:
+            raise NotImplementedError("adapters of experts that are quantised, or clamped or biased, have no kernels")
         return TritonAdaptedExperts(experts, weights, tokens)
 
     def computes(self, rule: ExpertRule) -> bool:

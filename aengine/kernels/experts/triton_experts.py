@@ -24,7 +24,7 @@ class TritonExperts:
         self.gate_up, self.down = gate_up, down
         self._gate_up = Matrices(gate_up)
         self._down = Matrices(down)
-        self._rule = rule
+        self.rule = rule
 
     def add_to(
         self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, *, config: Config | None = None
@@ -38,7 +38,7 @@ class TritonExperts:
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
         if isinstance(config, SingleConfig):
-            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._rule)
+            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
         if isinstance(config, FewConfig):
-            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._rule)
-        return many_rows(h, self._gate_up.weight, self._down.weight, ids, weights, residual, config, self._rule)
+            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
+        return many_rows(h, self._gate_up.weight, self._down.weight, ids, weights, residual, config, self.rule)

@@ -108,19 +108,13 @@ def _product(
     # warp, tile, eight of rows, r, half, t, eight of words, pair
     words = tl.reshape(tl.permute(words, [0, 1, 5, 3, 2, 4, 6, 7]), [WARPS, ROWS, 32])
     w0, w1, w2, w3 = _unpacked(words, scales, like, ROWS, WARPS, MXFP4, ASM, BASE, LIFT)
-    if MXFP4 and ASM != "" and like.dtype == tl.bfloat16:
-        # Numbers that lack 2 ** 126 want half of it on the other side: of what is tiny float32 keeps little.
-        row = tl.inline_asm_elementwise(
-            "{ .reg .b32 p, z; mov.b32 p, 0x5f805f80; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, p, z; }",
-            "=r,r", [row], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
     x0, x1, x2, x3 = quarters(row, WARPS, 1, PAIRS)
     if MXFP4:
         bits = _rows_of(scales, ROWS, WARPS, 2)
-        part = _times(tl.dot(w0, operand(x0, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits)
-        part += _times(tl.dot(w1, operand(x1, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 8)
-        part += _times(tl.dot(w2, operand(x2, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 16)
-        part += _times(tl.dot(w3, operand(x3, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 24)
+        part = _times(tl.dot(w0, operand(x0, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits, LIFT)
+        part += _times(tl.dot(w1, operand(x1, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 8, LIFT)
+        part += _times(tl.dot(w2, operand(x2, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 16, LIFT)
+        part += _times(tl.dot(w3, operand(x3, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 24, LIFT)
     else:
         part = tl.dot(w0, operand(x0, like, WARPS, 1, PAIRS), input_precision=PRECISION)
         part = tl.dot(w1, operand(x1, like, WARPS, 1, PAIRS), part, input_precision=PRECISION)
@@ -131,19 +125,9 @@ def _product(
 
 
 @triton.jit
-def _rest(like, MXFP4: tl.constexpr, ASM: tl.constexpr):
-    """What `_product` lacks."""
-    if MXFP4 and ASM != "":  # noqa: SIM108 (Triton's compiler wants it plain)
-        rest = 2.0**62 if like.dtype == tl.bfloat16 else 2.0**14
-    else:
-        rest = 1.0
-    return rest
-
-
-@triton.jit
-def _times(part, exponent):
-    """part * 2 ** (the lowest byte - 127)."""
-    return part * ((exponent & 255) << 23).to(tl.float32, bitcast=True)
+def _times(part, exponent, LIFT: tl.constexpr):
+    """part * 2 ** (the lowest byte - 127) * LIFT, which is a number of float32."""
+    return part * (((exponent & 255) << 23).to(tl.float32, bitcast=True) * LIFT)
 
 
 @keep_variants
@@ -167,6 +151,7 @@ def _gate_up_kernel(
     GROUP: tl.constexpr,
     MXFP4: tl.constexpr,
     PAIRS: tl.constexpr,  # whether two numbers are 4 bytes, and assembly may be used
+    PRESCALED: tl.constexpr,  # what results are multiplied by
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     BIASES: tl.constexpr,
@@ -200,13 +185,13 @@ def _gate_up_kernel(
             row = load_row(x_row, first, K, WARPS, 1, PAIRS)
             words, scales = loaded[first // WARPS]
             acc += _product(words, scales, row, like, ROWS, WARPS, MXFP4, PAIRS, ASM, BASE, LIFT, PRECISION)
-        result = tl.sum(tl.max(acc, axis=2), axis=0) * _rest(like, MXFP4, ASM)
+        result = tl.sum(tl.max(acc, axis=2), axis=0)
         gate, up = tl.split(tl.permute(tl.reshape(result, (2, BLOCK_N)), (1, 0)))
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
         if BIASES:
             of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
             gate, up = gate + of_gate, up + of_up
-        result = activated(gate, up, ALPHA, LIMIT)
+        result = activated(gate, up, ALPHA, LIMIT) * PRESCALED
         tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -234,6 +219,7 @@ def _down_kernel(
     GROUP: tl.constexpr,
     MXFP4: tl.constexpr,
     PAIRS: tl.constexpr,
+    PRESCALED: tl.constexpr,  # what x has been multiplied by
     BIASES: tl.constexpr,
     ADD: tl.constexpr,
     ASM: tl.constexpr,
@@ -284,7 +270,7 @@ def _down_kernel(
         total += tl.where(known, acc * weight, 0.0)
         if BIASES:
             result += tl.where(known, down_biases(biases_ptr, tl.where(known, expert, 0), n, N) * weight, 0.0)
-    result += tl.sum(tl.max(total, axis=2), axis=0) * _rest(like, MXFP4, ASM)  # all columns are the same
+    result += tl.sum(tl.max(total, axis=2), axis=0) / PRESCALED  # all columns are the same
     tl.store(out_ptr + token.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -324,11 +310,13 @@ def packed_single_rows(
     inner = h.new_empty(tokens * top_k, gate_up.rows)
     out = torch.empty_like(h) if residual is None else residual
     gate_up_bias, down_bias = rule.pointers(h)
+    prescaled = 2.0**64 if _bare(h, down) else 1.0
     cut, how = config.gate_up, _unpacking(h, gate_up)
     _gate_up_kernel[(tokens * top_k * -(-gate_up.rows // cut.block_n),)](
         h, gate_up.words, gate_up.scales, gate_up_bias, ids, inner,
         E=experts, N=gate_up.rows, K=gate_up.columns, TOP_K=top_k, BLOCK_N=cut.block_n, WARPS=cut.warps,
-        **gate_up.constants, PAIRS=bool(how.assembly), **rule.gate_up, ASM=how.assembly, BASE=how.base, LIFT=how.lift,
+        **gate_up.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled, **rule.gate_up,
+        ASM=how.assembly, BASE=how.base, LIFT=how.lift,
         PRECISION=precision, OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
     )  # fmt: skip
     cut, how = config.down, _unpacking(h, down)
@@ -336,13 +324,21 @@ def packed_single_rows(
     _down_kernel[(tokens * -(-down.rows // cut.block_n),)](
         inner, down.words, down.scales, down_bias, ids, weights, out, out,
         E=experts, N=down.rows, K=down.columns, TOP_K=top_k, BLOCK_N=cut.block_n, WARPS=cut.warps,
-        EARLY=min(cut.early, top_k * turns), **down.constants, PAIRS=bool(how.assembly), **rule.down,
-        ADD=residual is not None, ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION=precision, OVERLAP=overlap,
-        num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
+        EARLY=min(cut.early, top_k * turns), **down.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled,
+        **rule.down, ADD=residual is not None, ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION=precision,
+        OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
     )  # fmt: skip
     return out
 
 
+def _bare(x: Tensor, weight: PackedMatrices) -> bool:
+    """Whether codes are multiplied as they are: tensor cores are exact below 2 ** -126, and their sums there have steps
+    of 2 ** -23 of what they stand for. That is enough for a normed row; what lies between the products may be smaller,
+    and has its power of two beforehand."""
+    return weight.bare and x.dtype == torch.bfloat16
+
+
 def _unpacking(x: Tensor, weight: PackedMatrices) -> Unpacking:
     """Without assembly on a CPU."""
-    return unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.mxfp4, scaled=False, bare=True)
+    dtype = x.dtype if x.device.type != "cpu" else torch.float32
+    return unpacking(dtype, weight.mxfp4, False, _bare(x, weight))
