@@ -243,6 +243,13 @@ class Parameters:
             return LoadedLinear(inputs, outputs)
         return LoadedLinear(inputs, outputs, partial(memory.adapted, weights=weights))
 
+    def shared_gate(self, name: str, hidden: int) -> tuple[Tensor, Linear]:
+        """The gate of a shared expert, [1, hidden], and the linear that it is where adapters change it."""
+        row = self._storage.empty(1, hidden)
+        linear = self._loaded({name: Stored(1, hidden)}, hidden, 1)
+        self.groups.append(Plain(f"{name}.weight", row, lambda: linear.load(self.kernels.dense(row, None))))
+        return row, linear
+
     def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> Experts:
         """A layer's experts, or a rank's share of them, whose results are to be added up; name: of them all in the
         checkpoint.

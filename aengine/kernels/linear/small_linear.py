@@ -280,11 +280,13 @@ class SmallLinear:
             return False
         return isinstance(linear_config(1, *weight.shape, x.element_size(), launch_for(x.device)), OneRowConfig)
 
-    def norms(self, x: Tensor, weight: Tensor) -> bool:
+    def norms(self, x: Tensor, weight: Tensor, norm: Norm) -> bool:
         """Whether the norm of x comes for free: of a single row, which every program reads whole."""
         if len(x) != 1 or not weight.is_contiguous():
             return False
         n, k = weight.shape
+        if norm.weight.dtype != x.dtype and k % 1024:  # read in short pieces: slower than a launch (bench/KERNELS.md)
+            return False
         config = linear_config(1, n, k, x.element_size(), launch_for(x.device), normed=True)
         # Where x is longer, the sum of its squares holds up the stream of weights by more than a launch takes.
         return isinstance(config, OneRowConfig) and config.early >= k

@@ -31,9 +31,9 @@ class TritonLinear:
         """Whether x is a single row, for the kernel of one: its `low_rank` has another form."""
         return self._few_rows.single(x, self._weight)
 
-    def norms(self, x: Tensor) -> bool:
+    def norms(self, x: Tensor, norm: Norm) -> bool:
         """Whether `after` is one kernel, so that its `low_rank` is of x times the norm's weight alone."""
-        return self._few_rows.norms(x, self._weight)
+        return self._few_rows.norms(x, self._weight, norm)
 
     def __call__(self, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
         if self._few_rows.supports(x, self._weight):
@@ -54,6 +54,6 @@ class TritonLinear:
         return self(silu_mul(gate_up))
 
     def after(self, norm: Norm, x: Tensor, low_rank: LowRank | None = None) -> Tensor:
-        if self._few_rows.norms(x, self._weight):
+        if self.norms(x, norm):
             return self._few_rows(x, self._weight, self._bias, norm=norm, low_rank=low_rank)
         return self(norm(x), low_rank)

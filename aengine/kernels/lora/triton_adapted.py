@@ -104,7 +104,7 @@ class DenseAdapted(TritonAdapted):
         return self._dense(x, self._given(inner))
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
-        if not self._adds(len(x)) or not self._dense.norms(x):
+        if not self._adds(len(x)) or not self._dense.norms(x, norm):
             return super().after(norm, x)
         inner, x = self._row(x, norm)
         return self._dense.after(norm, x, self._given(inner))

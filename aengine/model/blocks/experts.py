@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aengine.kernels.linear.base import Linear
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
@@ -51,12 +50,8 @@ class SharedExpert:
         down = {f"{name}.{spec.shared_name}.down_proj": Part(hidden)}
         self._down = make.linear(down, inner.width, bias, split="inputs")
         gate = f"{name}.{spec.shared_name}_gate"
-        self._row: Tensor | None = None
-        self._gate: Linear | None = None
-        if spec.shared_gate and make.adapters is None:
-            self._row = make.tensor(f"{gate}.weight", 1, hidden)
-        elif spec.shared_gate:  # which may be adapted
-            self._gate = make.linear({gate: Part(1)}, hidden, floats=True)
+        self._gate = make.shared_gate(gate, hidden) if spec.shared_gate else None
+        self._adapters = None if make.adapters is None else make.adapters.tokens
 
     def __call__(self, h: Tensor) -> Tensor:
         """h [tokens, hidden], normed -> [tokens, hidden]."""
@@ -67,10 +62,10 @@ class SharedExpert:
         return self._down.add_to(self._inner(h), x)
 
     def _inner(self, h: Tensor) -> Tensor:
+        if self._gate is None:
+            return self._kernels.silu_mul(self._gate_up(h))  # [tokens, inner]
         # The gate is a factor of the row, before or behind a product without a bias.
-        if self._row is not None:
-            return self._kernels.gated_silu_mul(self._gate_up(h), h, self._row)
-        inner = self._kernels.silu_mul(self._gate_up(h))  # [tokens, inner]
-        if self._gate is not None:
-            inner.mul_(self._gate(h).sigmoid_())
-        return inner
+        row, linear = self._gate
+        if self._adapters is None or self._adapters.places is None:
+            return self._kernels.gated_silu_mul(self._gate_up(h), h, row)
+        return self._kernels.silu_mul(self._gate_up(h)).mul_(linear(h).sigmoid_())

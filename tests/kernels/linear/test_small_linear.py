@@ -91,11 +91,20 @@ def test_a_single_row_is_normed_on_the_way_where_it_says_so(
 ) -> None:
     x, weight, scale = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n, k), (k,)))
     linear, norm = small_linear.SmallLinear(), norms.TritonNorm(scale, 1e-5)
-    if not linear.norms(x, weight):
+    if not linear.norms(x, weight, norm):
         return
     wide = x.double() * 3
     normed = wide * torch.rsqrt(wide.square().mean() + 1e-5) * scale.double()
     assert relative_error(linear(x * 3, weight, norm=norm), F.linear(normed, weight.double())) < tolerance(dtype)
+
+
+@pytest.mark.parametrize(("k", "along"), [(2048, True), (3840, False)])
+def test_norms_of_float32_weights_go_along_where_columns_are_whole_blocks_tiny(
+    k: int, along: bool, device: torch.device
+) -> None:
+    x, weight = (torch.empty(rows, k, dtype=torch.bfloat16, device=device) for rows in (1, 8192))
+    norm = norms.TritonNorm(torch.empty(k, device=device), 1e-5)
+    assert small_linear.SmallLinear().norms(x, weight, norm) is along
 
 
 def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
@@ -104,7 +113,7 @@ def test_several_rows_are_not_normed_tiny(device: torch.device) -> None:
         torch.zeros(2, 64, device=device),
         torch.zeros(32, 64, device=device),
     )
-    assert not linear.norms(x, weight)
+    assert not linear.norms(x, weight, norms.TritonNorm(x[0], 1e-5))
     with pytest.raises(ValueError, match="one row only"):
         linear(x, weight, norm=norms.TritonNorm(x[0], 1e-5))
 
