@@ -38,7 +38,9 @@ def other_numbers(folder: Path, to: Path, seed: int = 1) -> Path:
     shutil.copytree(folder, to)
     generator = torch.Generator().manual_seed(seed)
     changed = {
-        name: (one + 0.15 * torch.randn(one.shape, generator=generator) * one.std().clamp_min(0.05)).to(one.dtype)
+        name: (one + 0.15 * torch.randn(one.shape, generator=generator) * one.std(correction=0).clamp_min(0.05)).to(
+            one.dtype
+        )
         for name, one in load_file(folder / "model.safetensors").items()
     }
     save_file(changed, to / "model.safetensors", {"format": "pt"})
