@@ -57,9 +57,8 @@ class SlidingLayers:
 class KVPool:
     """K and V of all layers in one allocation, zero-initialised.
 
-    Layers of equal shapes lie together: [layers, 2, pages, page_size, heads, dim], 1 where both are one.
-
-    Those of the window group are in a pool of their own, `sliding`.
+    Layers of equal shapes lie together: [layers, 2, pages, page_size, heads, dim], 1 where both are one. Those of the
+    window group are in a pool of their own, `sliding`.
     """
 
     def __init__(

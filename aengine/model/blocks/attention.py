@@ -83,13 +83,7 @@ class Attention:
         ).flatten(1)
         if gates is not None:
             attended.mul_(gates)
-        if self._last:
-            attended, x = step.narrow(attended, x)
-            if not len(x):
-                return x
-        if self._add.fused:
-            return self._out.add_to(attended, x)
-        return self._add.of(lambda rows: self._out(attended[rows]), x)
+        return self._add.behind(self._out, attended, x, step if self._last else None)
 
     def _queries(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
         """[tokens, heads, dim], and what weights the results of each, [tokens, heads * dim], where there are gates;

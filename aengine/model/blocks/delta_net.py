@@ -71,13 +71,7 @@ class GatedDeltaNet:
             qkv, z = large.split(self._widths[:2], dim=1)
             b, a = small.split(self._widths[2:], dim=1)
         read = self._delta(qkv, z, b, a, step.states.pool.layer(self._index), step.states.batch)
-        if self._last:
-            read, x = step.narrow(read, x)
-            if not len(x):
-                return x
-        if self._add.fused:
-            return self._out.add_to(read, x)
-        return self._add.of(lambda rows: self._out(read[rows]), x)
+        return self._add.behind(self._out, read, x, step if self._last else None)
 
 
 def interleaved_rows(spec: DeltaSpec, heads: Range) -> tuple[tuple[Range, ...], tuple[Range, ...]]:

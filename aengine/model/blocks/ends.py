@@ -9,6 +9,7 @@ from typing import Self
 from torch import Tensor
 
 from aengine.kernels.linear.base import Linear, Norm
+from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.sharded import Sum
 
@@ -44,6 +45,19 @@ class Addition:
     def fused(self) -> bool:
         """Whether the product in front of it can add to x itself."""
         return self.plain and self.total is None
+
+    def behind(self, out: Linear, read: Tensor, x: Tensor, step: Step | None) -> Tensor:
+        """x, and on top of it `out` of what its tokens have read, which may both be used up.
+
+        step: where no block behind this one reads: of the tokens only those go on that something is drawn from.
+        """
+        if step is not None:
+            read, x = step.narrow(read, x)
+            if not len(x):
+                return x
+        if self.fused:
+            return out.add_to(read, x)
+        return self.of(lambda rows: out(read[rows]), x)
 
     def of(self, part: Callable[[slice], Tensor], x: Tensor) -> Tensor:
         """x [tokens, hidden], which may be used up, and on top of it what the block gives for these tokens.

@@ -67,13 +67,7 @@ class LatentAttention:
         read = step.attention.forward(q, *cache, step.batch, self._spec.scale * scales.key, None, scales.key)
         latents = read[..., : self._spec.rank].transpose(0, 1)  # [heads, tokens, rank]
         attended = torch.bmm(latents, self._to_values.transpose(1, 2)).transpose(0, 1).flatten(1)
-        if self._last:
-            attended, x = step.narrow(attended, x)
-            if not len(x):
-                return x
-        if self._add.fused:
-            return self._out.add_to(attended, x)
-        return self._add.of(lambda rows: self._out(attended[rows]), x)
+        return self._add.behind(self._out, attended, x, step if self._last else None)
 
     def _project(self, x: Tensor, step: Step) -> Tensor:
         """[tokens, heads, latent]; each token's own latent goes where the step says."""
