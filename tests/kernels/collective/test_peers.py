@@ -77,6 +77,7 @@ def total(parts: list[Tensor], residual: Tensor | None) -> Tensor:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # ranks that share a GPU wait for each other: all have to be there
 @DTYPES
 @pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
 @pytest.mark.parametrize(
@@ -104,6 +105,7 @@ def test_sums_are_in_the_order_of_the_ranks_on_every_rank(
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @DTYPES
 @pytest.mark.parametrize(("rows", "width"), [(1, 4096), (5, 5120), (64, 1040), (80, 2048), (2000, 1024), (2, 32768)])
 def test_a_sum_and_its_norm(ranks: Ranks, rows: int, width: int, dtype: torch.dtype) -> None:
@@ -123,6 +125,7 @@ def test_a_sum_and_its_norm(ranks: Ranks, rows: int, width: int, dtype: torch.dt
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @DTYPES
 @pytest.mark.parametrize("config", [None, Pushed(256, 4), Pulled(4096, 16, 16)], ids=str)
 @pytest.mark.parametrize(("rows", "n", "cut"), [(1, 4096, 0), (7, 1040, 16), (3, 75, 0), (40, 37, 20)])
@@ -138,6 +141,7 @@ def test_columns_stand_side_by_side(
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
 def test_every_nan_is_sent_as_one(ranks: Ranks, config: Pushed | Pulled) -> None:
     """The bits that mean "nothing here yet" are a NaN, too."""
@@ -148,6 +152,7 @@ def test_every_nan_is_sent_as_one(ranks: Ranks, config: Pushed | Pulled) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
     """Each replay takes other data; calls of other sizes and kinds, with other grids, come in between."""
     inputs = [torch.zeros(1, device=device) for device in ranks.devices]
@@ -186,6 +191,7 @@ def test_graphs_replay_and_sizes_mix(ranks: Ranks) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
 def test_a_rank_that_waits_too_long_gives_up_and_says_so(ranks: Ranks, config: Pushed | Pulled) -> None:
     begin_anew(ranks.collectives, 0.05)
@@ -203,6 +209,7 @@ def test_a_rank_that_waits_too_long_gives_up_and_says_so(ranks: Ranks, config: P
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_who_gave_up_sends_nothing_that_others_take_for_something_else(ranks: Ranks) -> None:
     """What it sent before, for the calls at which the others still are, they may have; its addresses most of all."""
     parts = [torch.ones(64, 4096, device=device) for device in ranks.devices]
@@ -220,6 +227,7 @@ def test_who_gave_up_sends_nothing_that_others_take_for_something_else(ranks: Ra
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("config", [Pushed(128, 4), Pulled(4096, 16, 8)], ids=str)
 def test_without_patience_ranks_rehearse_alone(ranks: Ranks, config: Pushed | Pulled) -> None:
     begin_anew(ranks.collectives, 0.0)

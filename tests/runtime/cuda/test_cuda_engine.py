@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import torch
 import aengine
 from aengine.engine.seeds import sibling_seed
 from aengine.errors import NonFiniteLogitsError
+from aengine.model.blocks.attention import Attention
 from aengine.model.config import ModelConfig
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
@@ -157,7 +159,8 @@ async def test_a_chunk_that_is_not_finite_is_not_cached(checkpoint: Path, graphs
     prompt = [RNG.randrange(1000) for _ in range(150)]
     async with aengine.Engine(str(checkpoint), device="cuda", cuda_graphs=graphs, **knobs) as engine:
         runner: Any = engine._ready().runtime.runner
-        rotation = runner._executor._decoder._cos_sin
+        blocks = itertools.chain.from_iterable(runner._executor._decoder._layers)
+        rotation = next(block._cos_sin for block in blocks if isinstance(block, Attention))  # of all layers
 
         def turn(position: int, values: torch.Tensor) -> torch.Tensor:
             torch.cuda.synchronize()

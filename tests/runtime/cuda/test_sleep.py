@@ -14,7 +14,7 @@ import aengine
 from aengine.errors import EngineNotReadyError
 from aengine.model.hub import DEMO
 
-pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.anyio]
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 24}
 RNG = random.Random(5)

@@ -18,7 +18,7 @@ from aengine.model.config import ModelConfig
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
 
-pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.anyio]
 
 ROWS, CONTEXT, PAGE = 256, 4096, 16
 BUDGET = 12 * 2**30  # so little that the KV pool takes all that is left of it: 256 full contexts would take 16 GiB
