@@ -92,6 +92,12 @@ FIGURES = {
         "decode1": Row(None, 777, 430),
         "decode256": Row(None, 10_000, 7_300),
     },
+    "gpt-oss-20b": {
+        "decode1": Row(None, 1_220, 640),
+        "decode256": Row(None, 40_700, 15_000),
+        "prefill": Row(None, 112_000, 84_000),
+        "1k1k": Row(None, 34_800, 14_000),
+    },
     "8b fp8": {
         "decode1": Row(237, 554, 400),
         "nano": Row(9_536, 16_600, 12_500),
@@ -152,6 +158,11 @@ async def decode256(engine: aengine.Engine, run: int, temperature: float) -> dic
     return {"decode256": 256 * 512 / await run_all(engine, [(ids(rng, 512), 512) for _ in range(256)], temperature)}
 
 
+async def thousands(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
+    rng = random.Random(500 + run)
+    return {"1k1k": 256 * 1024 / await run_all(engine, [(ids(rng, 1024), 1024) for _ in range(256)], temperature)}
+
+
 async def prefill(engine: aengine.Engine, run: int, temperature: float) -> dict[str, float]:
     rng = random.Random(200 + run)
     return {"prefill": 32 * 4096 / await run_all(engine, [(ids(rng, 4096), 1) for _ in range(32)], 0.0)}
@@ -180,6 +191,7 @@ WORKLOADS: dict[str, Callable[[aengine.Engine, int, float], Awaitable[dict[str, 
     "prefill": prefill,
     "prefix": prefix,
     "long32k": long32k,
+    "1k1k": thousands,
 }
 
 
@@ -199,7 +211,7 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         )
 
     # 1 where there are experts: sequences do not run together then, so that all experts are read.
-    temperature = 1.0 if "num_experts" in SHAPES[options.shape] else 0.6
+    temperature = 1.0 if {"num_experts", "num_local_experts"} & SHAPES[options.shape].keys() else 0.6
     with tempfile.TemporaryDirectory() as scratch:
         write_config(Path(scratch), options.shape, quantization=options.quantization)
         began = time.perf_counter()

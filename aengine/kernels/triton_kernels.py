@@ -73,19 +73,20 @@ class TritonKernels:
         return TritonAdapted(linear, weights, tokens, order, self._adapter_parts)
 
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
-        if not isinstance(experts, TritonExperts):
-            raise NotImplementedError("adapters of quantised experts have no kernels")
+        if not isinstance(experts, TritonExperts) or not experts.rule.plain:
+            raise NotImplementedError("adapters of experts that are quantised, or clamped or biased, have no kernels")
         return TritonAdaptedExperts(experts, weights, tokens)
 
     def computes(self, rule: ExpertRule) -> bool:
-        return rule.plain
+        return not rule.gelu
 
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> Experts:
-        """Where there is no kernel for their shape or on this device, of the dequantised matrices."""
+        """Where there is no kernel for their shape, their rule or on this device, of the dequantised matrices."""
         if (
-            isinstance(gate_up, Fp8Weight)
+            rule.plain
+            and isinstance(gate_up, Fp8Weight)
             and isinstance(down, Fp8Weight)
             and Fp8Experts.fits(gate_up, down)
             and launch_for(down.weight.device).fp8
@@ -97,11 +98,11 @@ class TritonKernels:
             and PackedExperts.fits(gate_up, down)
             and dtype != torch.float32
         ):
-            return PackedExperts(gate_up, down)
-        return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype))
+            return PackedExperts(gate_up, down, rule)
+        return self.experts(dequantize(gate_up).to(dtype), dequantize(down).to(dtype), rule)
 
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
-        return TritonExperts(gate_up, down)
+        return TritonExperts(gate_up, down, rule)
 
     def route(
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None

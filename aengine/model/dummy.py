@@ -26,6 +26,8 @@ def fill_random(decoder: Decoder, seed: int) -> None:
             if place.dtype == torch.float8_e4m3fn:
                 for part in place.view(-1).split(2**24):  # there is no generator of such numbers
                     part.copy_(torch.empty_like(part, dtype=torch.float32).normal_(0.0, 4.0, generator=generator))
+            elif place.dtype == torch.uint8 and "scale" in name:
+                place.fill_(120)  # an exponent: 2 ** -7, together with numbers of about 3
             elif not place.is_floating_point():
                 place.random_(generator=generator)
             elif "scale" in name:

@@ -264,9 +264,8 @@ class Parameters:
         biases = self._expert_biases(name, hidden, spec, share) if spec.biases else None
         rule = ExpertRule(spec.clamp, biases, gelu=spec.activation == "gelu")
         if not self.kernels.computes(rule):
-            what = "GELU" if rule.gelu else "biases and clamped gates"
             raise UnsupportedModelError(
-                f"{name}: experts with {what} are computed on a CPU alone so far; use device: cpu"
+                f"{name}: experts with GELU are computed on a CPU alone so far; use device: cpu"
             )
         if forms is not None:
             self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))

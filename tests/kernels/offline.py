@@ -29,6 +29,7 @@ from aengine.kernels.experts.fp8 import experts as fp8_experts
 from aengine.kernels.experts.fp8 import many_rows as fp8_many_experts
 from aengine.kernels.experts.packed import experts as packed_experts
 from aengine.kernels.experts.packed import rows as packed_rows
+from aengine.kernels.experts.packed import single_rows as packed_single_rows
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import one_row, small_linear
 from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows
@@ -44,8 +45,8 @@ from aengine.kernels.offline import OfflineDriver
 KERNELS = (  # those that ask the device
     *(cutoff, decode_attention, gumbel, norms, one_row, peers, prefix_attention, rope, small_linear),
     *(fp8_few_rows, fp8_few_tiles, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
-    *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, plan, route),
-    *(route_rows, shared_gate, single_rows, triton_experts, weighted_sum),
+    *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, packed_single_rows),
+    *(plan, route, route_rows, shared_gate, single_rows, triton_experts, weighted_sum),
     *(expand, shrink, shrink_few, shrink_row, triton_adapted),
     *(across, convolve, delta_decode, triton_delta, within),
 )

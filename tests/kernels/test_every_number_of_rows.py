@@ -65,8 +65,14 @@ def test_a_linear_gives_its_product(n: int, k: int, form: str, device: torch.dev
     assert not wrong
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(("experts", "top_k", "hidden", "inner"), [(128, 8, 2048, 768), (8, 2, 1024, 1792)])
+@pytest.mark.parametrize(
+    ("experts", "top_k", "hidden", "inner", "form"),
+    [
+        *((128, 8, 2048, 768, form) for form in FORMATS),
+        *((8, 2, 1024, 1792, form) for form in FORMATS),
+        *((32, 4, 2880, 2880, form) for form in ("bf16", "mxfp4")),  # no multiple of 128
+    ],
+)
 def test_experts_give_their_sum(
     experts: int, top_k: int, hidden: int, inner: int, form: str, device: torch.device
 ) -> None:

@@ -66,7 +66,7 @@ def test_the_numbers_are_the_new_ones_and_lie_where_the_old_ones_did(form: str) 
 @pytest.mark.parametrize(
     ("kept", "made", "where"),
     [
-        (lambda: PackedMatrices.of(int4(1, 2)), lambda: PackedMatrices.of(int4(2, 2, zero=False)), "zero"),
+        (lambda: PackedMatrices.of(int4(1, 2)), lambda: PackedMatrices.of(int4(2, 3)), "words"),
         (lambda: pack_codes(int4(1)), lambda: Matrices(torch.zeros(1, 2, 2)), "PackedCodes"),
         (lambda: Matrices(torch.zeros(1, 2, 2)), lambda: Matrices(torch.zeros(1, 2, 3)), "weight"),
         (lambda: Matrices(torch.zeros(1, 2, 2), rows=1), lambda: Matrices(torch.ones(1, 2, 2), rows=2), "rows"),

@@ -327,7 +327,7 @@ class PagedDecode:
         group = heads // kv_heads
         launch = launch_for(q.device)
         config = config or decode_config(
-            rows, group, dim, q.element_size(), launch, shared is not None, k_cache.element_size()
+            rows, group, dim, q.element_size(), launch, shared is not None, k_cache.element_size(), window
         )
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)

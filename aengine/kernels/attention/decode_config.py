@@ -41,8 +41,10 @@ class DecodeConfig:
 
 # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
 ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
+# A window's keys and one block more: one program has them all, or two.
+IN_ONE = DecodeConfig(block=128, stages=2, warps=4, crowd=2)
 # A program of one warp never waits for another warp, and eight of them hide each other's ends of rows.
-MANY_CODES = DecodeConfig(block=64, stages=2, warps=1, crowd=8)
+ONE_WARP = DecodeConfig(block=64, stages=2, warps=1, crowd=8)
 
 
 def group_pad(group: int) -> int:
@@ -52,16 +54,23 @@ def group_pad(group: int) -> int:
 
 @lru_cache
 def decode_config(
-    rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False, kept_size: int = 0
-) -> DecodeConfig:
+    rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False, kept_size: int = 0,
+    window: int | None = None,
+) -> DecodeConfig:  # fmt: skip
     """Measured on an H200 for 2-byte elements, dim 64 and 128 (bench/KERNELS.md); the others only have to fit.
 
-    group: query heads of each KV head; shared: what is left of each row is short; kept_size: as `shared_memory`. Where
+    group: query heads of each KV head; shared: what is left of each row is short; kept_size: as `shared_memory`;
+    window: of keys that a row sees. Where
     there is less shared memory, blocks are smaller, and fewer programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
+    if element_size == 2 and kept_size in (0, 2) and dim == 64 and not shared:
+        if rows <= 2 and window is not None and window <= IN_ONE.block:
+            config = IN_ONE
+        elif rows > 64 and 4 < group <= 8:
+            config = ONE_WARP
     if kept_size and kept_size < element_size == 2 and not (shared and rows > 16):
-        config = MANY_CODES if rows > 64 and dim == 128 and group <= 8 else _half_the_bytes(config)
+        config = ONE_WARP if rows > 64 and dim == 128 and group <= 8 else _half_the_bytes(config)
     while (
         need := config.shared_memory(group, dim, element_size, kept_size, launch.warp_groups)
     ) > launch.shared_memory and config.block > 16:

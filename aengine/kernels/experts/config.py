@@ -9,6 +9,8 @@ from typing import TypeVar
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
+from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
+from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, PackedSingleCut
 from aengine.kernels.experts.plan import AT_ONCE
 from aengine.kernels.experts.route import route_borders
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
@@ -16,12 +18,15 @@ from aengine.kernels.launch import Launch, power_of_two
 
 HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
+PACKED_SINGLE_TOKENS = 2  # the same of 4-bit codes
 FEW_AVERAGE = 32  # rows of an expert on average, up to which the weights are what takes time
 TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
+PACKED_AVERAGE = 192  # the same of 4-bit codes, beyond which tiles are four times as high
 GATHERED_AVERAGE = 768  # the same, beyond which a sorted copy of the rows takes longer than it saves
 Config = SingleConfig | FewConfig | ManyConfig
 Fp8Config = SingleConfig | FewConfig | Fp8ManyConfig
-_C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig)
+PackedAnyConfig = PackedSingleConfig | PackedConfig
+_C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig, PackedConfig)
 
 
 @lru_cache
@@ -78,19 +83,32 @@ def fp8_experts_config(
 
 
 @lru_cache
-def packed_experts_config(tokens: int, top_k: int, experts: int, element_size: int, launch: Launch) -> FewConfig:
-    """The same for matrices of 4-bit codes, 128 columns at a time."""
-    height, wide = _height(tokens * top_k, experts), element_size > 2
-    stages = 2 if wide else 4
-    config = FewConfig(min(32, height) if wide else height, FewCut(32, 128, stages, 4), FewCut(64, 128, stages, 4))
-    return _fitting(config, element_size, launch, weight_size=1)
+def packed_experts_config(
+    tokens: int, top_k: int, experts: int, element_size: int, launch: Launch, single: bool
+) -> PackedAnyConfig:
+    """The same for matrices of 4-bit codes, 128 columns at a time; single: whether those for single rows fit them."""
+    pairs, height = tokens * top_k, _height(tokens * top_k, experts)
+    if element_size > 2:
+        cut = PackedCut(16, 2, 4)
+        return _fitting(PackedConfig(min(32, height), cut, cut), element_size, launch)
+    if tokens <= PACKED_SINGLE_TOKENS and single:
+        return PackedSingleConfig(PackedSingleCut(16, 8, registers=96), PackedSingleCut(16, 8, 6, registers=128))
+    if not launch.warp_groups:
+        return _fitting(PackedConfig(height, PackedCut(32, 4, 4), PackedCut(64, 4, 4)), element_size, launch)
+    # One product a block everywhere: four of 64 rows gave sums that differed from call to call.
+    if height <= 32:
+        return PackedConfig(height, PackedCut(64, 4, 4, ahead=True), PackedCut(128, 4, 4, ahead=True))
+    if pairs <= PACKED_AVERAGE * experts:
+        return PackedConfig(height, PackedCut(64, 3, 4, ahead=True), PackedCut(128, 3, 4, ahead=True))
+    return PackedConfig(256, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True))
 
 
 def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
     """Numbers of tokens, ascending: beyond each, another router, plan or mixture of experts may be launched."""
-    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts, GATHERED_AVERAGE * experts]
+    pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]
+    pairs += [PACKED_AVERAGE * experts, GATHERED_AVERAGE * experts]
     pairs += [((height + 1) * experts - 1) // 2 for height in HEIGHTS[:-1]]  # see `_height`
-    return sorted({SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
+    return sorted({SINGLE_TOKENS, PACKED_SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
 
 
 def _height(pairs: int, experts: int) -> int:

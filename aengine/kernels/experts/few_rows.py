@@ -16,8 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
 from aengine.kernels.variants import keep_variants
@@ -29,6 +31,7 @@ def _few_rows_kernel(
     x_ptr,  # GATED: [tokens, K], otherwise [pairs, K]
     w_ptr,  # GATED: [E, 2 * N, K], gate, then up; otherwise [E, N, K]
     scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED; where there are scales
+    biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
@@ -45,6 +48,9 @@ def _few_rows_kernel(
     SCALE_ROWS: tl.constexpr,  # rows of a matrix that share scales; 0: there are none
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns, of which BLOCK_K is a part
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BIASES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -67,7 +73,12 @@ def _few_rows_kernel(
         )  # fmt: skip
         if GATED:
             gate, up = tl.split(tl.permute(tl.reshape(product, (2, BLOCK_N, M)), (1, 2, 0)))
-            product = gate * tl.sigmoid(gate) * up
+            if BIASES:
+                of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
+                gate, up = gate + of_gate[:, None], up + of_up[:, None]
+            product = activated(gate, up, ALPHA, LIMIT)
+        elif BIASES:
+            product += down_biases(biases_ptr, expert, n, N)[:, None]
         out = out_ptr + pair.to(tl.int64)[None, :] * N + n[:, None]
         tl.store(out, product.to(out_ptr.dtype.element_ty), mask=used[None, :] & (n < N)[:, None])
 
@@ -145,25 +156,27 @@ def few_rows(
     weights: Tensor,
     residual: Tensor | None,
     config: FewConfig,
+    rule: ExpertRule = SILU,
 ) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
     the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
     (experts, hidden, inter), pairs, top_k = down.weight.shape, ids.numel(), ids.shape[1]
     plan = make_plan(ids, experts, config.height)
-    activated, rows = h.new_empty(pairs, inter), h.new_empty(pairs, hidden)
-    _launch(h, gate_up, plan, activated, top_k, config.height, config.gate_up, gated=True)
-    _launch(activated, down, plan, rows, top_k, config.height, config.down, gated=False)
+    inner, rows = h.new_empty(pairs, inter), h.new_empty(pairs, hidden)
+    _launch(h, gate_up, rule, plan, inner, top_k, config.height, config.gate_up, gated=True)
+    _launch(inner, down, rule, plan, rows, top_k, config.height, config.down, gated=False)
     return weighted_sum(rows, ids, weights, residual, experts)
 
 
 def _launch(
-    x: Tensor, w: Matrices, plan: Plan, out: Tensor, top_k: int, height: int, cut: FewCut, *, gated: bool
-) -> None:
+    x: Tensor, w: Matrices, rule: ExpertRule, plan: Plan, out: Tensor, top_k: int, height: int, cut: FewCut, *,
+    gated: bool,
+) -> None:  # fmt: skip
     launch = launch_for(x.device)
     n = out.shape[1]
     _few_rows_kernel[(plan.capacity * -(-n // cut.block_n),)](
-        x, *w.pointers, plan.order, plan.tiles, plan.count, out, plan.capacity,
+        x, *w.pointers, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out, plan.capacity,
         N=n, K=x.shape[1], TOP_K=top_k, M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, STAGES=cut.stages,
-        GATED=gated, **w.constants, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
-        num_warps=cut.warps, launch_pdl=launch.overlap,
+        GATED=gated, **w.constants, **rule.gate_up, PRECISION="ieee" if x.element_size() > 2 else "tf32",
+        OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
     )  # fmt: skip

@@ -18,7 +18,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
 from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
@@ -31,6 +33,7 @@ def _many_rows_kernel(
     x_rows,  # descriptor of [pairs, K], sorted; without GATHER
     w_rows,  # descriptor of [E * 2 * N, K] (GATED: each expert's gate, then up), otherwise [E * N, K]
     out_ptr,  # [pairs, N], sorted
+    biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs], GATHER only
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
@@ -44,6 +47,9 @@ def _many_rows_kernel(
     GATED: tl.constexpr,
     GATHER: tl.constexpr,  # rows of x are read where they are
     FLATTEN: tl.constexpr,  # the next item's first loads are on their way before this one ends
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BIASES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -58,7 +64,8 @@ def _many_rows_kernel(
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0), flatten=FLATTEN):
         tile = item // blocks
         column = item % blocks * BLOCK_N
-        weight_row = tl.load(tiles_ptr + tile) * WEIGHT_ROWS + column
+        expert = tl.load(tiles_ptr + tile)
+        weight_row = expert * WEIGHT_ROWS + column
         start = tl.load(tiles_ptr + capacity + tile)
         end = tl.load(tiles_ptr + 2 * capacity + tile)
         if GATHER:
@@ -77,10 +84,15 @@ def _many_rows_kernel(
             acc = tl.dot(x, w_rows.load([weight_row, step]).T, acc, input_precision=PRECISION)
             if GATED:
                 up = tl.dot(x, w_rows.load([weight_row + N, step]).T, up, input_precision=PRECISION)
-        if GATED:
-            acc = acc * tl.sigmoid(acc) * up
         row = start + rows
         n = column + tl.arange(0, BLOCK_N)
+        if GATED:
+            if BIASES:
+                of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
+                acc, up = acc + of_gate[None, :], up + of_up[None, :]
+            acc = activated(acc, up, ALPHA, LIMIT)
+        elif BIASES:
+            acc += down_biases(biases_ptr, expert, n, N)[None, :]
         out = out_ptr + row.to(tl.int64)[:, None] * N + n[None, :]
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(row < end)[:, None] & (n < N)[None, :])
 
@@ -154,8 +166,9 @@ class ManyConfig:
 
 
 def many_rows(
-    h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, config: ManyConfig
-) -> Tensor:
+    h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None,
+    config: ManyConfig, rule: ExpertRule = SILU,
+) -> Tensor:  # fmt: skip
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
     the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous.
 
@@ -164,28 +177,31 @@ def many_rows(
     (experts, hidden, inter), pairs, top_k = down.shape, ids.numel(), ids.shape[1]
     plan = make_plan(ids, experts, config.height)
     sorted_rows = None if config.gather else sort_rows(h, plan, ids)
-    activated = h.new_empty(pairs, inter)
-    grouped_product(h, sorted_rows, gate_up, plan, activated, top_k, config.height, config.gate_up)
+    inner = h.new_empty(pairs, inter)
+    grouped_product(h, sorted_rows, gate_up, plan, inner, top_k, config.height, config.gate_up, rule)
     rows = h.new_empty(pairs, hidden) if sorted_rows is None else sorted_rows
-    grouped_product(None, activated, down, plan, rows, top_k, config.height, config.down)
+    grouped_product(None, inner, down, plan, rows, top_k, config.height, config.down, rule)
     return weighted_sum(rows, ids, weights, residual, experts, plan.places)
 
 
 def grouped_product(
-    gathered: Tensor | None, x: Tensor | None, w: Tensor, plan: Plan, out: Tensor, top_k: int, height: int, cut: ManyCut
-) -> None:
+    gathered: Tensor | None, x: Tensor | None, w: Tensor, plan: Plan, out: Tensor, top_k: int, height: int,
+    cut: ManyCut, rule: ExpertRule = SILU,
+) -> None:  # fmt: skip
     """Sorted rows times the matrix of each one's expert, w [E, n, k] or [E, 2 * n, k] -> out [pairs, n].
 
-    Of the latter, gate and up, SiLU(gate) * up. x [pairs, k]: the sorted rows; None: rows of `gathered`.
+    Of the latter, gate and up, what the rule makes of both. x [pairs, k]: the sorted rows; None: rows of `gathered`.
     """
     n, k = out.shape[1], w.shape[2]
     launch = launch_for(w.device)
+    gated = w.shape[1] == 2 * n
     most = plan.capacity * -(-n // cut.block_n)
     weights = TensorDescriptor.from_tensor(w.view(-1, k), [cut.block_n, cut.block_k])
     rows = weights if x is None else TensorDescriptor.from_tensor(x, [height, cut.block_k])
     _many_rows_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
-        w if gathered is None else gathered, rows, weights, out, plan.order, plan.tiles, plan.count, plan.capacity,
-        N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, GATED=w.shape[1] == 2 * n,
-        GATHER=x is None, FLATTEN=cut.flatten, PRECISION="ieee" if w.element_size() > 2 else "tf32",
+        w if gathered is None else gathered, rows, weights, out, rule.pointers(w)[0 if gated else 1],
+        plan.order, plan.tiles, plan.count, plan.capacity,
+        N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, GATED=gated,
+        GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up, PRECISION="ieee" if w.element_size() > 2 else "tf32",
         OVERLAP=launch.overlap, num_warps=cut.warps, num_stages=cut.stages, launch_pdl=launch.overlap,
     )  # fmt: skip

@@ -237,9 +237,9 @@ class TritonRoute:
         self._route_rows = route_rows
 
     def after(self, norm: Norm, x: Tensor, slots: Tensor, first_slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        if self._bias is None and self._route_rows.supports(x, self._weight, self._router):
+        if self._route_rows.supports(x, self._weight, self._router):
             return self._route_rows(
-                x, norm, self._weight, self._router, self._correction, slots=slots, first_slot=first_slot
+                x, norm, self._weight, self._router, self._correction, self._bias, slots=slots, first_slot=first_slot
             )
         h = norm(x)
         ids, weights = self._route(

@@ -33,6 +33,7 @@ def _route_rows_kernel(
     x_ptr,  # [tokens, K]
     norm_ptr,  # [K]
     w_ptr,  # [E, K]
+    bias_ptr,  # [E], BIAS only
     correction_ptr,  # [E], CORRECTION only
     slots_ptr,  # [tokens]
     h_ptr,  # [tokens, K]: the normed rows
@@ -51,6 +52,7 @@ def _route_rows_kernel(
     TOP_K: tl.constexpr,
     SCORING: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    BIAS: tl.constexpr,
     CORRECTION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -63,6 +65,9 @@ def _route_rows_kernel(
     if OVERLAP:
         gdc_launch_dependents()
     w = tl.load(w_ptr + tl.minimum(e, E - 1)[:, None] * K + k, mask=inside, other=0.0)
+    bias = 0.0
+    if BIAS:
+        bias = tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)
     norm = tl.load(norm_ptr + k, mask=inside, other=0.0).to(tl.float32)
     if OVERLAP:
         gdc_wait()
@@ -76,7 +81,7 @@ def _route_rows_kernel(
     if block == 0:
         tl.store(h_ptr + place, h, mask=inside)
     logits_ptr += token * EXPERTS
-    tl.store(logits_ptr + e, tl.sum(w.to(tl.float32) * h.to(tl.float32), axis=1), mask=e < E)
+    tl.store(logits_ptr + e, tl.sum(w.to(tl.float32) * h.to(tl.float32), axis=1) + bias, mask=e < E)
     tl.debug_barrier()  # every thread's part is stored before one of them announces it
     if tl.atomic_add(arrived_ptr + token, 1, sem="acq_rel") == programs - 1:
         tl.debug_barrier()
@@ -114,6 +119,7 @@ class RouteRows:
         weight: Tensor,
         router: Router,
         correction: Tensor | None = None,
+        bias: Tensor | None = None,
         *,
         slots: Tensor,
         first_slot: int,
@@ -123,8 +129,8 @@ class RouteRows:
         [tokens, top_k].
 
         slots [tokens] int64: tokens of slots below `first_slot` are padding, and have ids of -1. correction [experts]:
-        added to the scores for the choice only. block: experts of a program. Enqueues only. Raises ValueError where it
-        is not supported.
+        added to the scores for the choice only; bias [experts]: of the product. block: experts of a program. Enqueues
+        only. Raises ValueError where it is not supported.
         """
         if not self.supports(x, weight, router):
             raise ValueError(f"{len(x)} rows and a router {list(weight.shape)} are not for this kernel")
@@ -139,10 +145,12 @@ class RouteRows:
         block = block or min(power_of_two(experts), max(1, PROGRAM // width))
         overlap = launch_for(x.device).overlap
         _route_rows_kernel[(tokens * -(-experts // block),)](
-            x, norm.weight, weight, x if correction is None else correction, slots, h, ids, weights, logits, arrived,
-            norm.eps, first_slot, router.scale, E=experts, K=hidden, EXPERTS=power_of_two(experts), WIDTH=width,
+            x, norm.weight, weight, x if bias is None else bias, x if correction is None else correction, slots,
+            h, ids, weights, logits, arrived, norm.eps, first_slot, router.scale,
+            E=experts, K=hidden, EXPERTS=power_of_two(experts), WIDTH=width,
             BLOCK=block, TOP_K=router.top_k, SCORING=router.scoring, RENORMALISE=router.renormalise,
-            CORRECTION=correction is not None, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap,
+            BIAS=bias is not None, CORRECTION=correction is not None, OVERLAP=overlap, num_warps=WARPS,
+            launch_pdl=overlap,
         )  # fmt: skip
         return h, ids, weights
 

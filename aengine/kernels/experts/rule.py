@@ -34,5 +34,20 @@ class ExpertRule:
     def plain(self) -> bool:
         return self.clamp is None and self.biases is None and not self.gelu
 
+    @property
+    def gate_up(self) -> dict[str, float | bool]:
+        """What the kernel of gate and up knows of it when it is compiled."""
+        alpha, limit = (0.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
+        return {"ALPHA": alpha, "LIMIT": limit, **self.down}
+
+    @property
+    def down(self) -> dict[str, bool]:
+        """What the kernel of down knows of it when it is compiled."""
+        return {"BIASES": self.biases is not None}
+
+    def pointers(self, otherwise: Tensor) -> tuple[Tensor, Tensor]:
+        """The biases of both products; any tensor instead where there are none."""
+        return (otherwise, otherwise) if self.biases is None else self.biases
+
 
 SILU = ExpertRule()

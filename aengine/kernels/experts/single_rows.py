@@ -17,7 +17,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.columns import evens, in_words, load_columns, odds, products
+from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
 from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -28,6 +30,7 @@ def _gate_up_kernel(
     x_ptr,  # [tokens, K]
     w_ptr,  # [E, 2 * N, K]: gate, then up
     scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED; where there are scales
+    biases_ptr,  # [E, 2 * N], BIASES only
     ids_ptr,  # [pairs]
     out_ptr,  # [pairs, N]
     E: tl.constexpr,
@@ -41,6 +44,9 @@ def _gate_up_kernel(
     SCALE_ROWS: tl.constexpr,  # rows of a matrix that share scales; 0: there are none
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BIASES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -86,7 +92,10 @@ def _gate_up_kernel(
         if SCALE_ROWS > 0 and not GROUPED:
             total *= tl.sum(tl.load(gate_scales), axis=1)
             factor *= tl.sum(tl.load(up_scales), axis=1)
-        result = total * tl.sigmoid(total) * factor
+        if BIASES:
+            of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
+            total, factor = total + of_gate, factor + of_up
+        result = activated(total, factor, ALPHA, LIMIT)
         tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -96,6 +105,7 @@ def _down_kernel(
     x_ptr,  # [pairs, K]
     w_ptr,  # [E, N, K]
     scale_ptr,  # as above
+    biases_ptr,  # [E, N], BIASES only
     ids_ptr,  # [pairs]
     weights_ptr,  # [pairs]
     residual_ptr,  # [tokens, N], ADD only; may be out_ptr
@@ -112,6 +122,7 @@ def _down_kernel(
     SCALE_ROWS: tl.constexpr,
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns
+    BIASES: tl.constexpr,
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -167,6 +178,8 @@ def _down_kernel(
     # What an expert that is not there gives may be no number, as nobody wrote it.
     acc = tl.where(known[:, None, None], acc * weights[:, None, None], 0.0)
     result = tl.sum(tl.sum(acc, axis=2), axis=0)
+    if BIASES:  # of one that is not there, times a weight of 0, another's
+        result += tl.sum(down_biases(biases_ptr, expert[:, None], n[None, :], N) * weights[:, None], axis=0)
     if ADD:
         result += residual
     tl.store(out_ptr + token.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
@@ -212,25 +225,28 @@ def single_rows(
     weights: Tensor,
     residual: Tensor | None,
     config: SingleConfig,
+    rule: ExpertRule = SILU,
 ) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
     the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
+    gate_up_bias, down_bias = rule.pointers(h)
     (tokens, hidden), (experts, _, inter), top_k = h.shape, down.weight.shape, ids.shape[1]
     overlap = launch_for(h.device).overlap
-    activated = h.new_empty(tokens * top_k, inter)
+    inner = h.new_empty(tokens * top_k, inter)
     out = torch.empty_like(h) if residual is None else residual
     cut = config.gate_up
     _gate_up_kernel[(tokens * top_k * -(-inter // cut.block_n),)](
-        h, *gate_up.pointers, ids, activated,
+        h, *gate_up.pointers, gate_up_bias, ids, inner,
         E=experts, N=inter, K=hidden, TOP_K=top_k, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, STEPS=cut.steps,
-        WORDS=in_words(h, gate_up.weight), **gate_up.constants, OVERLAP=overlap, num_warps=cut.warps,
-        launch_pdl=overlap,
+        WORDS=in_words(h, gate_up.weight), **gate_up.constants, **rule.gate_up, OVERLAP=overlap,
+        num_warps=cut.warps, launch_pdl=overlap,
     )  # fmt: skip
     cut = config.down
     _down_kernel[(tokens * -(-hidden // cut.block_n),)](
-        activated, *down.pointers, ids, weights, out, out,
+        inner, *down.pointers, down_bias, ids, weights, out, out,
         E=experts, N=hidden, K=inter, TOP_K=top_k, WIDTH=power_of_two(top_k), BLOCK_N=cut.block_n,
-        BLOCK_K=cut.block_k, EARLY=min(cut.steps, -(-inter // cut.block_k)), WORDS=in_words(activated, down.weight),
-        **down.constants, ADD=residual is not None, OVERLAP=overlap, num_warps=cut.warps, launch_pdl=overlap,
+        BLOCK_K=cut.block_k, EARLY=min(cut.steps, -(-inter // cut.block_k)), WORDS=in_words(inner, down.weight),
+        **down.constants, **rule.down, ADD=residual is not None, OVERLAP=overlap, num_warps=cut.warps,
+        launch_pdl=overlap,
     )  # fmt: skip
     return out

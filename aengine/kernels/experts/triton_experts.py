@@ -8,6 +8,7 @@ from aengine.kernels.experts.config import Config, experts_config
 from aengine.kernels.experts.few_rows import FewConfig, few_rows
 from aengine.kernels.experts.many_rows import many_rows
 from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SingleConfig, single_rows
 from aengine.kernels.launch import launch_for
 
@@ -15,7 +16,7 @@ from aengine.kernels.launch import launch_for
 class TritonExperts:
     """Everything is enqueued on the current stream; one stream at a time."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> None:
         """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]; both contiguous."""
         self.experts, self.hidden, self._inter = down.shape
         if gate_up.shape != (self.experts, 2 * self._inter, self.hidden):
@@ -23,6 +24,7 @@ class TritonExperts:
         self.gate_up, self.down = gate_up, down
         self._gate_up = Matrices(gate_up)
         self._down = Matrices(down)
+        self.rule = rule
 
     def add_to(
         self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, *, config: Config | None = None
@@ -36,7 +38,7 @@ class TritonExperts:
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
         if isinstance(config, SingleConfig):
-            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config)
+            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
         if isinstance(config, FewConfig):
-            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config)
-        return many_rows(h, self._gate_up.weight, self._down.weight, ids, weights, residual, config)
+            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
+        return many_rows(h, self._gate_up.weight, self._down.weight, ids, weights, residual, config, self.rule)

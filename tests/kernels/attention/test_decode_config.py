@@ -31,3 +31,9 @@ def test_operands_that_stay_in_shared_memory_are_counted() -> None:
 def test_a_pool_of_the_models_own_dtype_changes_nothing() -> None:
     for rows in (1, 8, 256):
         assert decode_config(rows, 4, 128, 2, H200) == decode_config(rows, 4, 128, 2, H200, kept_size=2)
+
+
+def test_a_window_of_few_keys_is_for_one_program() -> None:
+    windowed = [decode_config(rows, 8, 64, 2, H200, window=128).block for rows in (1, 2, 8)]
+    assert windowed == [128, 128, 32]
+    assert decode_config(1, 8, 64, 2, H200, window=129) == decode_config(1, 8, 64, 2, H200)

@@ -35,7 +35,7 @@ def test_cuts_change_at_borders_only(experts: int, top_k: int, processors: int) 
         cuts = (
             block,
             *(choose(tokens, top_k, experts, 2048, 768, 2, launch) for choose in (experts_config, fp8_experts_config)),
-            packed_experts_config(tokens, top_k, experts, 2, launch),
+            *(packed_experts_config(tokens, top_k, experts, 2, launch, single) for single in (False, True)),
             *(route_config(tokens, experts, 2048, wide, launch) for wide in (False, True)),
             tokens <= MAX_TOKENS,
         )

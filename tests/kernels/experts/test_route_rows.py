@@ -53,23 +53,26 @@ def test_rows_are_normed_and_sent_as_the_reference_does(
 ) -> None:
     x, norm, weight = make(shape, dtype, device)
     correction = torch.randn(shape[1], device=device) * 0.1
+    bias = torch.randn(shape[1], device=device).to(dtype) * 3 if rule == "of_chosen" else None
     route, slots = RouteRows(), torch.full((shape[0],), 16, device=device)
-    h, ids, weights = route(x, norm, weight, RULES[rule], correction, slots=slots, first_slot=16, block=block)
+    h, ids, weights = route(x, norm, weight, RULES[rule], correction, bias, slots=slots, first_slot=16, block=block)
     normed = norm(x)
     assert relative_error(h, normed) < tolerance(dtype)
-    logits = F.linear(h.double(), weight.double()).float()
+    logits = F.linear(h.double(), weight.double(), None if bias is None else bias.double()).float()
     expected_ids, expected = route_reference(logits, RULES[rule], correction)
     assert ids.dtype == torch.int32
     assert torch.equal(ids, expected_ids)
     torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-5)
-    again = route(x, norm, weight, RULES[rule], correction, slots=slots, first_slot=16, block=block)
+    again = route(x, norm, weight, RULES[rule], correction, bias, slots=slots, first_slot=16, block=block)
     assert all(torch.equal(*pair) for pair in zip((h, ids, weights), again))
 
 
-def test_both_routers_of_a_layer_choose_alike_tiny(dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_both_routers_of_a_layer_choose_alike_tiny(with_bias: bool, dtype: torch.dtype, device: torch.device) -> None:
     x, norm, weight = make((6, 20, 64), dtype, device)
     slots = torch.tensor([16, 15, 40, 16, 3, 16], device=device)
-    layer = TritonRoute(weight, None, Router(3, "softmax", True), Route(), RouteRows())
+    bias = torch.randn(20, device=device).to(dtype) * 3 if with_bias else None
+    layer = TritonRoute(weight, None, Router(3, "softmax", True), Route(), RouteRows(), bias)
     together = layer.after(norm, x, slots, 16)
     for one, row in zip(zip(*together), range(6)):
         alone = layer.after(norm, x[row : row + 1], slots[row : row + 1], 16)

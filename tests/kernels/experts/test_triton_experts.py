@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from aengine.kernels.experts.few_rows import FewConfig, FewCut
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
+from aengine.kernels.experts.rule import SILU, ExpertRule, GateClamp
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.experts.triton_experts import TritonExperts
 
@@ -41,13 +42,23 @@ SHAPES = [
 SPREADS = ["even", "one", "nowhere", "row_of_equals"]
 
 
-def reference(h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+def reference(
+    h: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, rule: ExpertRule = SILU
+) -> Tensor:
     """float64; experts in order."""
+    of_inner, of_rows = (None, None) if rule.biases is None else (bias.double() for bias in rule.biases)
     total = residual.double()
     for expert in range(len(down)):
         token, j = (ids == expert).nonzero(as_tuple=True)
-        gate, up = F.linear(h[token].double(), gate_up[expert].double()).chunk(2, dim=-1)
-        rows = F.linear(F.silu(gate) * up, down[expert].double())
+        inner = F.linear(h[token].double(), gate_up[expert].double())
+        gate, up = (inner if of_inner is None else inner + of_inner[expert]).chunk(2, dim=-1)
+        if rule.clamp is None:
+            inner = F.silu(gate) * up
+        else:
+            gate, up = gate.clamp(max=rule.clamp.limit), up.clamp(-rule.clamp.limit, rule.clamp.limit)
+            inner = gate * torch.sigmoid(rule.clamp.alpha * gate) * (up + 1)
+        rows = F.linear(inner, down[expert].double())
+        rows = rows if of_rows is None else rows + of_rows[expert]
         total.index_add_(0, token, weights[token, j, None].double() * rows)
     return total
 
@@ -62,6 +73,15 @@ def spread(how: str, tokens: int, experts: int, top_k: int) -> Tensor:
     if how == "row_of_equals":  # padding as well
         ids[-1] = experts - 1
     return ids.to(torch.int32).contiguous()
+
+
+def rule_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> ExpertRule:
+    """Limits that some gates and ups are beyond, biases that no sum is without."""
+    _, experts, _, hidden, inter = shape
+    sizes = (experts, 2 * inter), (experts, hidden)
+    biases = tuple(torch.randn(*size, device=device).to(dtype) for size in sizes)
+    clamp = None if kind == "biases" else GateClamp(1.702, 0.75)
+    return ExpertRule(clamp, None if kind == "clamp" else (biases[0], biases[1]))
 
 
 def make(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
@@ -98,6 +118,36 @@ def test_every_cut_gives_the_weighted_sum(
     outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]  # type: ignore[arg-type]
     assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
+
+
+@pytest.mark.thinned(where=is_known_to_a_gpu)
+@pytest.mark.parametrize("kind", ["clamp", "biases", "both"])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    "shape", [pytest.param((5, 4, 3, 40, 24), id="tiny"), pytest.param((33, 32, 4, 2880, 2880), id="large")]
+)
+def test_biases_and_limits(
+    shape: tuple[int, ...], cut: str, kind: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    ids = spread("nowhere", *shape[:3]).to(device)
+    h, gate_up, down, weights, residual = make(shape, dtype, device)
+    rule = rule_of(kind, shape, dtype, device)
+    expected = reference(h, gate_up, down, ids, weights, residual, rule)
+    layer = TritonExperts(gate_up, down, rule)
+    outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]  # type: ignore[arg-type]
+    assert relative_error(outs[0], expected) < tolerance(dtype)
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_no_number_stays_none_tiny(cut: str, device: torch.device) -> None:
+    shape = (5, 4, 3, 40, 24)
+    ids = spread("even", *shape[:3]).to(device)
+    h, gate_up, down, weights, residual = make(shape, torch.float32, device)
+    h[2, 7] = float("nan")
+    layer = TritonExperts(gate_up, down, ExpertRule(GateClamp(1.702, 0.75)))
+    out = layer.add_to(h, ids, weights, residual, config=CUTS[cut])  # type: ignore[arg-type]
+    assert out.isnan().any(dim=1).tolist() == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize("tokens", [1, 5])

@@ -9,10 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from aengine.attention.torch_backend import TorchAttention
-from aengine.errors import UnsupportedModelError, WeightsError
-from aengine.model.config import ModelConfig
-from aengine.model.decoder import Decoder
+from aengine.errors import WeightsError
 
 from ..checkpoints import write_checkpoint
 from ..ranks import Ranks
@@ -92,9 +89,9 @@ def test_what_no_block_adds_is_refused_by_name(
         logits(tmp_path)
 
 
-def write_gpt_oss(folder: Path, twin: Path) -> None:
+def write_gpt_oss(folder: Path, twin: Path, **sizes: object) -> None:
     """gpt-oss as it is published, and its twin, dequantised."""
-    write_checkpoint("gpt-oss", twin)
+    write_checkpoint("gpt-oss", twin, **sizes)
     config, plain = json.loads((twin / "config.json").read_text()), load_file(twin / _FILE)
     stored = dict(plain)
     for name in [name for name in plain if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
@@ -113,11 +110,3 @@ def test_gpt_oss_with_its_biases_is_its_dequantised_twin(tmp_path: Path) -> None
     write_gpt_oss(tmp_path / "quantised", tmp_path / "twin")
     for ours, expected in zip(logits(tmp_path / "quantised"), logits(tmp_path / "twin"), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
-
-
-def test_gpt_oss_is_refused_where_its_experts_have_no_kernels(tmp_path: Path) -> None:
-    triton_kernels = pytest.importorskip("aengine.kernels.triton_kernels")
-    write_checkpoint("gpt-oss", tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="biases and clamped gates are computed on a CPU alone"):
-        Decoder(config, triton_kernels.TritonKernels(), TorchAttention())

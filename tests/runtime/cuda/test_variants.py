@@ -29,6 +29,8 @@ from aengine.config import EngineConfig
 from aengine.errors import CheckpointError
 from aengine.kernels import triton_kernels
 from aengine.kernels.draw import gumbel
+from aengine.kernels.experts.packed import rows as packed_rows
+from aengine.kernels.experts.packed import single_rows as packed_single_rows
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import triton_linear
 from aengine.kernels.linear.fp8 import library as fp8_library
@@ -63,6 +65,9 @@ EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
 FP8_STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 INT4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
+GPT_OSS: dict[str, Any] = TWO | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64}
+GPT_OSS |= {"num_local_experts": 32, "num_experts_per_tok": 4, "intermediate_size": 256, "sliding_window": 128}
+GPT_OSS |= {"quantization_config": {"quant_method": "mxfp4"}}
 LORA: dict[str, Any] = {"lora_loading": True, "max_loras": 2}
 OF_EXPERTS: dict[str, Any] = LORA | {"lora": {"of-experts": "adapter"}}  # below the test's folder
 GIB = 2**30
@@ -126,7 +131,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         lambda self, x, x_scale, bias, dtype: x.new_zeros(len(x), self._weight.shape[1], dtype=dtype),
     )
     # What a CPU's interpreter cannot run is unpacked otherwise.
-    monkeypatch.setattr(int4_launch, "unpacking", lambda _, *how, **more: unpacking(torch.bfloat16, *how, **more))
+    for module in (int4_launch, packed_rows, packed_single_rows):
+        monkeypatch.setattr(module, "unpacking", lambda _, *how, **more: unpacking(torch.bfloat16, *how, **more))
     real = gumbel.Draw.__call__
     monkeypatch.setattr(
         gumbel.Draw, "__call__", lambda *args, **options: ((drawn := real(*args, **options))[0], drawn[1].logical_not())
@@ -277,6 +283,7 @@ def serve(runtime: Runtime, rows: int) -> int:
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | FP8, id="experts-fp8"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | INT4, id="experts-int4"),
+        pytest.param("flash-attn-4", 40, 8, {}, GPT_OSS, id="gpt-oss"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False}, EXPERTS, id="experts-no-graphs"),
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | INT4, id="int4-not-captured"),
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | FP8_STATIC, id="fp8-static-not-captured"),
@@ -321,6 +328,7 @@ def test_nothing_is_compiled_while_serving(
         pytest.param("flash-attn-4", 256, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25}, EXPERTS | FP8, id="experts-fp8"),
         pytest.param("flash-attn-4", 256, {}, EXPERTS | INT4, id="experts-int4"),
+        pytest.param("flash-attn-4", 40, {}, GPT_OSS, id="gpt-oss"),
         pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
         pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, {}, id="fp8-short-steps"),
         pytest.param("flash-attn-4", 40, LORA, TWO, id="adapters"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aengine.kernels.experts.config import packed_experts_config
-from aengine.kernels.experts.few_rows import FewConfig
+from aengine.kernels.experts.config import PackedAnyConfig, packed_experts_config
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.packed.rows import packed_rows
+from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, fits_single_rows, packed_single_rows
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 
@@ -15,26 +16,35 @@ from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 class PackedExperts:
     """Everything is enqueued on the current stream; one stream at a time."""
 
-    def __init__(self, gate_up: Int4Weight | Mxfp4Weight, down: Int4Weight | Mxfp4Weight) -> None:
+    def __init__(
+        self, gate_up: Int4Weight | Mxfp4Weight, down: Int4Weight | Mxfp4Weight, rule: ExpertRule = SILU
+    ) -> None:
         """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]. ValueError: see
         `fits`, and where they do not belong together."""
-        self.experts, self.hidden, self._inter = down.codes.shape
-        if gate_up.codes.shape != (self.experts, 2 * self._inter, self.hidden):
+        self.experts, self.hidden, inter = down.codes.shape
+        if gate_up.codes.shape != (self.experts, 2 * inter, self.hidden):
             raise ValueError(f"gate_up {list(gate_up.codes.shape)} does not belong to down {list(down.codes.shape)}")
-        self._gate_up, self._down = PackedMatrices.of(gate_up), PackedMatrices.of(down)
+        self._gate_up, self._down = PackedMatrices.of(gate_up, parts=2), PackedMatrices.of(down)
+        self._single = fits_single_rows(self._gate_up) and fits_single_rows(self._down)
+        self._rule = rule
 
     @staticmethod
     def fits(gate_up: Int4Weight | Mxfp4Weight, down: Int4Weight | Mxfp4Weight) -> bool:
-        """Whether the kernel can read them."""
+        """Whether the kernels can read them."""
         return PackedMatrices.fits(gate_up) and PackedMatrices.fits(down)
 
     def add_to(
-        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, *, config: FewConfig | None = None
+        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, *, config: PackedAnyConfig | None = None
     ) -> Tensor:
         tokens, top_k = ids.shape
         if not tokens:
             return h if residual is None else residual
-        config = config or packed_experts_config(tokens, top_k, self.experts, h.element_size(), launch_for(h.device))
+        config = config or packed_experts_config(
+            tokens, top_k, self.experts, h.element_size(), launch_for(h.device), self._single
+        )
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
-        return packed_rows(h, self._gate_up, self._down, ids, weights, residual, config)
+        matrices = h, self._gate_up, self._down, ids, weights, residual, self.experts
+        if isinstance(config, PackedSingleConfig):
+            return packed_single_rows(*matrices, config, self._rule)
+        return packed_rows(*matrices, config, self._rule)

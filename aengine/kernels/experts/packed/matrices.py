@@ -1,4 +1,4 @@
-"""One matrix of 4-bit codes for each expert, as the kernels read it: four codes in a word of 16 bits."""
+"""One matrix of 4-bit codes for each expert, as the kernels read it: all of them on top of one another, packed."""
 
 from __future__ import annotations
 
@@ -7,51 +7,62 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.kernels.linear.weights import INT4_MIDDLE, Int4Weight, Mxfp4Weight
-
-BLOCK = 128  # columns: 32 words, of which word c holds columns c, 32 + c, 64 + c and 96 + c, the first lowest
-QUARTER = 32
+from aengine.kernels.linear.int4.packed_codes import BLOCK, TILE_ROWS, pack_codes, supported_group
+from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrices:
-    """Each value is a code's number, less the zero where there are zeros, times the scale of its group of columns."""
+    """See `pack_codes`. An expert has one part, or gate and up; each part's rows are padded to whole tiles of 16."""
 
-    words: Tensor  # [E, n, k / 4] int16
-    scale: Tensor  # float32 [E, n, k / group]; of mxfp4 uint8, its exponents
-    zero: Tensor | None  # uint8 [E, n, k / group]; None: 8 everywhere, of mxfp4 0
+    words: Tensor  # [E * parts * strips, blocks, 512] int16
+    scales: Tensor  # int32 [groups, E * parts * strips * 16]; of mxfp4 [blocks, ...]
     group: int
     mxfp4: bool
+    bare: bool  # of mxfp4: whether 2 ** 126 times the largest scale is a number of bfloat16
+    rows: int  # of a part
+    columns: int
 
     @staticmethod
     def fits(weight: Int4Weight | Mxfp4Weight) -> bool:
-        """Whether the kernel can read it: blocks of 128 columns in their order, groups of 32, 64 or blocks."""
-        group = weight.group
+        """Whether the kernels can read it: columns in their order, in groups that they know."""
         in_order = isinstance(weight, Mxfp4Weight) or weight.order is None
-        return in_order and weight.codes.shape[-1] % BLOCK == 0 and (group in (32, 64) or group % BLOCK == 0)
+        return in_order and supported_group(weight.group, weight.codes.shape[-1])
 
     @classmethod
-    def of(cls, weight: Int4Weight | Mxfp4Weight) -> PackedMatrices:
-        """ValueError: see `fits`. One expert at a time, so that no second copy of all codes is made."""
+    def of(cls, weight: Int4Weight | Mxfp4Weight, parts: int = 1) -> PackedMatrices:
+        """ValueError: see `fits`. One part at a time, so that no second copy of all codes is made."""
         if not cls.fits(weight):
             raise ValueError(f"4-bit weights {list(weight.codes.shape)} have no kernel; use them dequantised")
-        experts, n, k = weight.codes.shape
-        words = torch.empty(experts, n, k // 4, dtype=torch.int16, device=weight.codes.device)
-        for codes, out in zip(weight.codes, words):
-            quarters = codes.view(n, -1, 4, QUARTER)
-            low, high = quarters[:, :, 0] | quarters[:, :, 1] << 4, quarters[:, :, 2] | quarters[:, :, 3] << 4
-            out.copy_(torch.stack((low, high), dim=-1).view(torch.int16).view(n, -1))  # little-endian
-        if isinstance(weight, Mxfp4Weight):
-            return cls(words, weight.scale.contiguous(), None, weight.group, mxfp4=True)
-        zero = None if weight.zero is None else weight.zero.contiguous()
-        return cls(words, weight.scale.float().contiguous(), zero, weight.group, mxfp4=False)
+        (experts, n, k), device = weight.codes.shape, weight.codes.device
+        n //= parts
+        strips, blocks, count = -(-n // TILE_ROWS), -(-k // BLOCK), experts * parts
+        words = torch.empty(count, strips, blocks, TILE_ROWS * BLOCK // 4, dtype=torch.int16, device=device)
+        scales = None
+        zero = None if isinstance(weight, Mxfp4Weight) else weight.zero
+        group = weight.group
+        for number in range(count):
+            rows = slice(number % parts * n, (number % parts + 1) * n)
+            codes, scale = (tensor[number // parts, rows] for tensor in (weight.codes, weight.scale))
+            if isinstance(weight, Mxfp4Weight):
+                one = pack_codes(Mxfp4Weight(codes, scale))
+            else:
+                one = pack_codes(Int4Weight(codes, scale, None if zero is None else zero[number // parts, rows]))
+            words[number] = one.words
+            if scales is None:
+                scales = one.scales.new_zeros(len(one.scales), count, strips * TILE_ROWS)
+            scales[:, number, :n] = one.scales
+            group = one.group
+        if scales is None:
+            raise ValueError("there are no experts")
+        mxfp4 = isinstance(weight, Mxfp4Weight)
+        bare = mxfp4 and (device.type == "meta" or int(weight.scale.max()) <= 128)
+        return cls(words.flatten(0, 1), scales.flatten(1), group, mxfp4, bare, n, k)
 
     @property
     def constants(self) -> dict[str, int | bool]:
         """What a kernel knows of the codes when it is compiled."""
-        return {"GROUP": self.group, "MXFP4": self.mxfp4, "ZEROS": self.zero is not None, "MIDDLE": INT4_MIDDLE}
-
-    @property
-    def pointers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Words, scales and zeros; without zeros, the scales again."""
-        return self.words, self.scale, self.scale if self.zero is None else self.zero
+        return {
+            "BLOCKS": self.words.shape[1], "STRIPS": -(-self.rows // TILE_ROWS), "ALL_ROWS": self.scales.shape[1],
+            "GROUP": self.group, "MXFP4": self.mxfp4,
+        }  # fmt: skip

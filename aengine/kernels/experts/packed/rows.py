@@ -1,22 +1,28 @@
-"""Experts of 4-bit codes: each tile of rows reads its expert's codes once, and unpacks them on their way.
+"""Experts of 4-bit codes, some rows of each: a tile of rows reads its expert's codes once, unpacked on their way.
 
-Plan, tiles and grid are those of `few_rows`, whatever the number of rows. Codes are small numbers that any type holds;
-the sums of a group's columns are multiplied by its scale.
+Plan, tiles and grid are those of `few_rows`. A block of 128 columns is four products, or one for which tensor cores
+work by themselves while the next block is unpacked: see `int4.many_rows`.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.few_rows import FewConfig, FewCut
+from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.int4.block import add_block, load_scales, load_strips, load_x, one_after_another, unpack
+from aengine.kernels.linear.int4.unpacking import unpacking
 from aengine.kernels.variants import keep_variants
 
 
@@ -24,9 +30,9 @@ from aengine.kernels.variants import keep_variants
 @triton.jit(do_not_specialize=["capacity"])
 def _packed_rows_kernel(
     x_ptr,  # GATED: [tokens, K], otherwise [pairs, K]
-    words_ptr,  # GATED: [E, 2 * N, K / 4] int16, gate, then up; otherwise [E, N, K / 4]
-    scale_ptr,  # [E, 2 * N or N, K / GROUP] float32; MXFP4: uint8 exponents
-    zero_ptr,  # the same, uint8; ZEROS only
+    words_ptr,  # [E * parts * STRIPS, BLOCKS, 512] int16; parts: GATED: gate and up
+    scales_ptr,  # [groups, ALL_ROWS] int32
+    biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
@@ -39,94 +45,128 @@ def _packed_rows_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
+    AHEAD: tl.constexpr,  # a block is one product
+    BLOCKS: tl.constexpr,
+    STRIPS: tl.constexpr,
+    ALL_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     MXFP4: tl.constexpr,
-    ZEROS: tl.constexpr,
-    MIDDLE: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BIASES: tl.constexpr,
+    ASM: tl.constexpr,  # how words are unpacked; empty: without assembly
+    BASE: tl.constexpr,
+    LIFT: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     PARTS: tl.constexpr = 2 if GATED else 1
-    tile = tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
+    ROWS: tl.constexpr = PARTS * BLOCK_N
+    tile = tl.program_id(0) // columns
+    column = tl.program_id(0) % columns
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
     if tile < tl.load(count_ptr):
-        expert = tl.load(tiles_ptr + tile).to(tl.int64)
+        expert = tl.load(tiles_ptr + tile)
         row = tl.load(tiles_ptr + capacity + tile) + tl.arange(0, M)
         used = row < tl.load(tiles_ptr + 2 * capacity + tile)
         pair = tl.load(order_ptr + row, mask=used, other=0)
-        index = tl.arange(0, PARTS * BLOCK_N)
-        # Rows past the end read the last row, and are not stored.
-        weight_row = tl.minimum(block * BLOCK_N + index % BLOCK_N, N - 1) + index // BLOCK_N * N
-        weight_row += expert * (PARTS * N)
-        words = words_ptr + weight_row[:, None] * (K // 4) + tl.arange(0, 32)[None, :]
-        scales, zeros = scale_ptr + weight_row * (K // GROUP), zero_ptr + weight_row * (K // GROUP)
+        # Rows past the end read the last ones, and are not stored.
+        index = tl.arange(0, ROWS // 16)
+        strip = tl.minimum(column * (BLOCK_N // 16) + index % (BLOCK_N // 16), STRIPS - 1)
+        strip += (expert * PARTS + index // (BLOCK_N // 16)) * STRIPS
+        index = tl.arange(0, ROWS)
+        of_part = tl.minimum(column * BLOCK_N + index % BLOCK_N, STRIPS * 16 - 1)
+        scale_row = (expert * PARTS + index // BLOCK_N) * (STRIPS * 16) + of_part
         x_row = pair // TOP_K if GATED else pair
-        x_rows = x_ptr + x_row.to(tl.int64)[:, None] * K + tl.arange(0, 32)[None, :]
-        acc = tl.zeros([PARTS * BLOCK_N, M], tl.float32)
-        for step in tl.range(0, K, 128, num_stages=STAGES):
-            word = tl.load(words + step // 4).to(tl.int32)
-            part = tl.zeros([PARTS * BLOCK_N, M], tl.float32)
-            for quarter in tl.static_range(4):
-                x = tl.load(x_rows + step + 32 * quarter, mask=used[:, None], other=0.0)
-                group = (step + 32 * quarter) // GROUP
-                zero = tl.full([PARTS * BLOCK_N], MIDDLE, tl.int32)
-                if ZEROS:
-                    zero = tl.load(zeros + group).to(tl.int32)
-                number = _numbers((word >> (4 * quarter)) & 15, zero[:, None], MXFP4).to(x.dtype)
-                part = tl.dot(number, tl.trans(x), part, input_precision=PRECISION)
-                if (32 * quarter + 32) % GROUP == 0 or quarter == 3:
-                    scale = tl.load(scales + group)
-                    if MXFP4:
-                        scale = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-                    acc += part * scale[:, None]
-                    part = tl.zeros([PARTS * BLOCK_N, M], tl.float32)
+        x_columns = x_ptr + x_row.to(tl.int64)[None, :] * K
+        k = tl.arange(0, 128)[:, None]
+        acc = tl.zeros([ROWS, M], tl.float32)
+        for block in tl.range(0, BLOCKS, num_stages=STAGES):
+            words = load_strips(words_ptr, strip, block, BLOCKS, ROWS)
+            scales = load_scales(scales_ptr, block, scale_row, MXFP4, GROUP, ALL_ROWS)
+            if AHEAD:
+                inside = used[None, :] & (block * 128 + k < K) if K % 128 else used[None, :]
+                x = tl.load(x_columns + k + block * 128, mask=inside, other=0.0)
+                w0, w1, w2, w3 = unpack(words, scales, x, MXFP4, True, ASM, BASE, LIFT)
+                acc = tl.dot(one_after_another(w0, w1, w2, w3, ROWS), x, acc, input_precision=PRECISION)
+            else:
+                x0 = load_x(x_columns, block, used[None, :], 0, K)
+                x1 = load_x(x_columns, block, used[None, :], 1, K)
+                x2 = load_x(x_columns, block, used[None, :], 2, K)
+                x3 = load_x(x_columns, block, used[None, :], 3, K)
+                acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, True, GROUP, ASM, BASE, LIFT, PRECISION)
+        n = column * BLOCK_N + tl.arange(0, BLOCK_N)
         if GATED:
             gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BLOCK_N, M)), (1, 2, 0)))
-            acc = gate * tl.sigmoid(gate) * up
-        n = block * BLOCK_N + tl.arange(0, BLOCK_N)
+            if BIASES:
+                of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
+                gate, up = gate + of_gate[:, None], up + of_up[:, None]
+            acc = activated(gate, up, ALPHA, LIMIT)
+        elif BIASES:
+            acc += down_biases(biases_ptr, expert, n, N)[:, None]
         out = out_ptr + pair.to(tl.int64)[None, :] * N + n[:, None]
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=used[None, :] & (n < N)[:, None])
 
 
-@triton.jit
-def _numbers(code, zero, MXFP4: tl.constexpr):
-    """Codes int32 -> float32."""
-    if MXFP4:
-        # Sign, exponent and mantissa where a float32 has them: subnormal where the code is, short of a power of two.
-        bits = ((code & 8) << 28) | ((code & 7) << 22)
-        number = bits.to(tl.float32, bitcast=True) * 2.0**126
-    else:
-        # In the mantissa of 2 ** 23, which counts ones.
-        number = (code | 0x4B000000).to(tl.float32, bitcast=True) - (zero + 8388608).to(tl.float32)
-    return number
+@dataclass(frozen=True, slots=True)
+class PackedCut:
+    """How one of the two products is cut up. block_n: columns of the result, at least 16; gate and up have twice the
+    weight rows; ahead: whether a block is one product."""
+
+    block_n: int
+    stages: int
+    warps: int
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PackedConfig:
+    """How experts for tiles of rows are cut up. height: rows of a tile."""
+
+    height: int
+    gate_up: PackedCut
+    down: PackedCut
+
+    def shared_memory(self, element_size: int, weight_size: int) -> int:
+        """Bytes at most: copies of words, scales and x on their way, or the sums that change places."""
+        each = (
+            (cut.stages * (parts * cut.block_n * (64 + 16) + self.height * 128 * element_size), parts * cut.block_n)
+            for cut, parts in ((self.gate_up, 2), (self.down, 1))
+        )
+        return max(max(copies, 4 * (self.height + 4) * rows) for copies, rows in each)
 
 
 def packed_rows(
     h: Tensor, gate_up: PackedMatrices, down: PackedMatrices, ids: Tensor, weights: Tensor, residual: Tensor | None,
-    config: FewConfig,
+    experts: int, config: PackedConfig, rule: ExpertRule = SILU,
 ) -> Tensor:  # fmt: skip
     """h [tokens, hidden], gate_up of [E, 2 * inter, hidden], down of [E, hidden, inter], ids, weights [tokens, k] ->
     the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
-    (experts, hidden, words), pairs, top_k = down.words.shape, ids.numel(), ids.shape[1]
+    pairs, top_k = ids.numel(), ids.shape[1]
     plan = make_plan(ids, experts, config.height)
-    activated, rows = h.new_empty(pairs, 4 * words), h.new_empty(pairs, hidden)
-    _launch(h, gate_up, plan, activated, top_k, config.height, config.gate_up, gated=True)
-    _launch(activated, down, plan, rows, top_k, config.height, config.down, gated=False)
+    inner, rows = h.new_empty(pairs, gate_up.rows), h.new_empty(pairs, down.rows)
+    _launch(h, gate_up, rule, plan, inner, top_k, config.height, config.gate_up, gated=True)
+    _launch(inner, down, rule, plan, rows, top_k, config.height, config.down, gated=False)
     return weighted_sum(rows, ids, weights, residual, experts)
 
 
 def _launch(
-    x: Tensor, w: PackedMatrices, plan: Plan, out: Tensor, top_k: int, height: int, cut: FewCut, *, gated: bool
-) -> None:
+    x: Tensor, w: PackedMatrices, rule: ExpertRule, plan: Plan, out: Tensor, top_k: int, height: int, cut: PackedCut, *,
+    gated: bool,
+) -> None:  # fmt: skip
     launch = launch_for(x.device)
-    n = out.shape[1]
-    _packed_rows_kernel[(plan.capacity * -(-n // cut.block_n),)](
-        x, *w.pointers, plan.order, plan.tiles, plan.count, out, plan.capacity,
-        N=n, K=x.shape[1], TOP_K=top_k, M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, GATED=gated,
-        **w.constants, PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
-        num_warps=cut.warps, launch_pdl=launch.overlap,
+    # Without assembly on a CPU.
+    how = unpacking(
+        x.dtype if x.device.type != "cpu" else torch.float32, w.mxfp4, True, w.bare and x.dtype == torch.bfloat16
+    )
+    _packed_rows_kernel[(plan.capacity * -(-w.rows // cut.block_n),)](
+        x, w.words, w.scales, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out,
+        plan.capacity,
+        N=w.rows, K=w.columns, TOP_K=top_k, M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, GATED=gated,
+        AHEAD=cut.ahead, **w.constants, **rule.gate_up, ASM=how.assembly, BASE=how.base, LIFT=how.lift,
+        PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
+        launch_pdl=launch.overlap,
     )  # fmt: skip

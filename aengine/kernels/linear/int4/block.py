@@ -95,12 +95,19 @@ def _offsets_of_none(dtype: tl.constexpr):
 @triton.jit
 def load_words(words_ptr, tile, block, N: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr):
     """The words [BLOCK_N, 32] of a tile and a block, in the order of memory until they are in registers."""
-    strip = tl.minimum(tile * (BLOCK_N // 16) + tl.arange(0, BLOCK_N // 16), (N - 1) // 16).to(tl.int64)
+    strip = tl.minimum(tile * (BLOCK_N // 16) + tl.arange(0, BLOCK_N // 16), (N - 1) // 16)
+    return load_strips(words_ptr, strip, block, BLOCKS, BLOCK_N)
+
+
+@triton.jit
+def load_strips(words_ptr, strip, block, BLOCKS: tl.constexpr, ROWS: tl.constexpr):
+    """The same of any ROWS / 16 tiles of 16 rows."""
+    strip = strip.to(tl.int64)
     # Tiles first: then each warp loads what it multiplies, and words that are loaded early may stay in registers.
     half, inner = tl.arange(0, 2)[None, :, None], tl.arange(0, 256)[None, None, :]
     words = tl.load(words_ptr + ((strip[:, None, None] * BLOCKS + block) * 512 + half * 256 + inner))
-    words = tl.reshape(words, [BLOCK_N // 16, 2, 8, 4, 2, 2, 2])  # tile, half, r, t, eight of rows, of words, pair
-    return tl.reshape(tl.permute(words, [0, 4, 2, 1, 5, 3, 6]), [BLOCK_N, 32])
+    words = tl.reshape(words, [ROWS // 16, 2, 8, 4, 2, 2, 2])  # tile, half, r, t, eight of rows, of words, pair
+    return tl.reshape(tl.permute(words, [0, 4, 2, 1, 5, 3, 6]), [ROWS, 32])
 
 
 @triton.jit
@@ -110,6 +117,13 @@ def load_x(x_columns, block, used, QUARTER: tl.constexpr, K: tl.constexpr):
     k = block * 128 + QUARTER * 32 + c
     inside = used & (k < K) if K % 128 else used
     return tl.load(x_columns + k, mask=inside, other=0.0)
+
+
+@triton.jit
+def one_after_another(w0, w1, w2, w3, ROWS: tl.constexpr):
+    """The quarters [ROWS, 32] of a block as one [ROWS, 128]."""
+    weights = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [ROWS, 32, 2, 2]
+    return tl.reshape(tl.permute(weights, [0, 2, 3, 1]), [ROWS, 128])
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.linear.int4.block import load_scales, load_words, unpack
+from aengine.kernels.linear.int4.block import load_scales, load_words, one_after_another, unpack
 from aengine.kernels.linear.int4.results import finish
 from aengine.kernels.variants import keep_variants
 
@@ -72,9 +72,7 @@ def int4_many_rows_kernel(
         inside = used & (block * 128 + k < K) if K % 128 else used
         x = tl.load(x_columns + block * 128, mask=inside, other=0.0)
         w0, w1, w2, w3 = unpack(words, scales, x, MXFP4, True, ASM, BASE, LIFT)
-        weights = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [BLOCK_N, 32, 2, 2]
-        weights = tl.reshape(tl.permute(weights, [0, 2, 3, 1]), [BLOCK_N, 128])
-        acc = tl.dot(weights, x, acc, input_precision=PRECISION)
+        acc = tl.dot(one_after_another(w0, w1, w2, w3, BLOCK_N), x, acc, input_precision=PRECISION)
     finish(
         tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr, arrived_ptr,
         m, n, rows_m, tile - whole, split, pieces, M, BLOCK_N, N, SPLIT, BIAS, ADD,

@@ -39,7 +39,7 @@ def _load_weights(
 
 
 @triton.jit
-def _load_row(row_ptr, first, K: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
+def load_row(row_ptr, first, K: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
     """Blocks of a row, [WARPS, STEPS, 128], or as pairs of numbers in words, [WARPS, STEPS, 64] int32."""
     block = first + tl.arange(0, WARPS)[:, None, None] + WARPS * tl.arange(0, STEPS)[None, :, None]
     if PAIRS:
@@ -59,7 +59,7 @@ def _parted(words, like):
 
 
 @triton.jit
-def _quarters(row, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
+def quarters(row, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
     """A row's blocks -> four tensors [WARPS, STEPS, 32], or 16 words."""
     row = tl.reshape(row, [WARPS, STEPS, 2, 2, 16 if PAIRS else 32])
     even, odd = tl.split(tl.permute(row, [0, 1, 4, 3, 2]))
@@ -69,7 +69,7 @@ def _quarters(row, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr
 
 
 @triton.jit
-def _operand(quarter, like, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
+def operand(quarter, like, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.constexpr):
     """A quarter -> the right operand [STEPS * WARPS, 32, 8]: eight times the same column.
 
     Its rows are in an order in which those of a thread are neighbours, as the columns of the weights are.
@@ -112,11 +112,11 @@ def _add(
     scales = tl.permute(tl.reshape(scales, [8, 4, WARPS, STEPS, STRIPS, 2]), [3, 2, 4, 5, 0, 1])
     zeros = tl.broadcast_to(tl.reshape(scales & 255, [BATCH, BLOCK_N, 1, 4, 1]), [BATCH, BLOCK_N, 2, 4, 4])
     w0, w1, w2, w3 = _unpack(words, tl.reshape(zeros, [BATCH, BLOCK_N, 32]), like, ASM, BASE, LIFT)
-    x0, x1, x2, x3 = _quarters(row, WARPS, STEPS, PAIRS)
-    part = tl.dot(w0, _operand(x0, like, WARPS, STEPS, PAIRS), input_precision=PRECISION)
-    part = tl.dot(w1, _operand(x1, like, WARPS, STEPS, PAIRS), part, input_precision=PRECISION)
-    part = tl.dot(w2, _operand(x2, like, WARPS, STEPS, PAIRS), part, input_precision=PRECISION)
-    part = tl.dot(w3, _operand(x3, like, WARPS, STEPS, PAIRS), part, input_precision=PRECISION)
+    x0, x1, x2, x3 = quarters(row, WARPS, STEPS, PAIRS)
+    part = tl.dot(w0, operand(x0, like, WARPS, STEPS, PAIRS), input_precision=PRECISION)
+    part = tl.dot(w1, operand(x1, like, WARPS, STEPS, PAIRS), part, input_precision=PRECISION)
+    part = tl.dot(w2, operand(x2, like, WARPS, STEPS, PAIRS), part, input_precision=PRECISION)
+    part = tl.dot(w3, operand(x3, like, WARPS, STEPS, PAIRS), part, input_precision=PRECISION)
     scale = (scales & ~255).to(tl.float32, bitcast=True) * LIFT
     scale = tl.broadcast_to(tl.reshape(scale, [BATCH, BLOCK_N, 4, 1]), [BATCH, BLOCK_N, 4, 2])
     part *= tl.reshape(scale, [BATCH, BLOCK_N, 8])
@@ -163,7 +163,7 @@ def int4_one_row_kernel(
     like = tl.zeros([1], x_ptr.dtype.element_ty)
     acc = tl.zeros([WARPS, BLOCK_N, 8], tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        row = _load_row(x_ptr, chunk * stride, K, WARPS, STEPS, PAIRS)
+        row = load_row(x_ptr, chunk * stride, K, WARPS, STEPS, PAIRS)
         words, scales = (w0, s0) if chunk == 0 else (w1, s1) if chunk == 1 else (w2, s2)
         acc = _add(acc, words, scales, row, like, BLOCK_N, WARPS, STEPS, PAIRS, ASM, BASE, LIFT, PRECISION)
     result = tl.sum(tl.max(acc, axis=2), axis=0)[None, :]  # all columns are the same

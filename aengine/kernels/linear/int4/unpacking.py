@@ -19,11 +19,12 @@ class _Narrow:
     e2m1_shift: int  # from a code's bits 12 to 14 to the last of the exponent and the first of the mantissa
     e2m1_mask: str
     e2m1_power: str  # what such a number lacks
+    lift: float  # the same
 
 
 _NARROW = {
-    torch.bfloat16: _Narrow("bf16x2", 6, "0x01c001c0", "0x7e807e80"),
-    torch.float16: _Narrow("f16x2", 3, "0x0e000e00", "0x74007400"),
+    torch.bfloat16: _Narrow("bf16x2", 6, "0x01c001c0", "0x7e807e80", 2.0**126),
+    torch.float16: _Narrow("f16x2", 3, "0x0e000e00", "0x74007400", 2.0**14),
 }
 _MINUS_ZERO = "0x80008000"
 
@@ -40,13 +41,14 @@ class Unpacking:
 
 
 @lru_cache
-def unpacking(dtype: torch.dtype, mxfp4: bool, scaled: bool) -> Unpacking:
-    """For numbers of this dtype; scaled: multiplied by the last four operands."""
+def unpacking(dtype: torch.dtype, mxfp4: bool, scaled: bool, bare: bool = False) -> Unpacking:
+    """For numbers of this dtype; scaled: multiplied by the last four operands; bare: those of MXFP4 lack `lift` as
+    int4's do, rather than to be multiplied by it first."""
     narrow = _NARROW.get(dtype)
     if narrow is None:
         return Unpacking("", 0, 1.0)
     if mxfp4:
-        lines, base, lift = _e2m1(narrow), 0, 1.0
+        lines, base, lift = _e2m1(narrow, bare), 0, narrow.lift if bare else 1.0
     elif dtype == torch.bfloat16:
         lines, base, lift = _int4_in_place(), 0, 2.0**16
     else:
@@ -95,7 +97,7 @@ def _int4() -> list[str]:
     return lines
 
 
-def _e2m1(narrow: _Narrow) -> list[str]:
+def _e2m1(narrow: _Narrow, bare: bool) -> list[str]:
     """A code's bits go where they are a number, subnormal where it is one, that only lacks a power of two."""
     lines = []
     for i in range(4):
@@ -103,5 +105,6 @@ def _e2m1(narrow: _Narrow) -> list[str]:
         lines.append(f"shr.u32 t, ${i}, {narrow.e2m1_shift};")
         lines.append(f"and.b32 t, t, {narrow.e2m1_mask};")
         lines.append(f"lop3.b32 ${i}, ${i}, {_MINUS_ZERO}, t, 0xEA;")
-        lines.append(f"fma.rn.{narrow.pair} ${i}, ${i}, power, minus_zero;")
+        if not bare:
+            lines.append(f"fma.rn.{narrow.pair} ${i}, ${i}, power, minus_zero;")
     return lines

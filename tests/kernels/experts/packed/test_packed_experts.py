@@ -10,10 +10,29 @@ from tests.kernels.conftest import relative_error, tolerance
 pytest.importorskip("triton")
 
 from aengine.kernels.experts.packed.experts import PackedExperts
+from aengine.kernels.experts.packed.matrices import PackedMatrices
+from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
+from aengine.kernels.experts.packed.single_rows import (
+    PackedSingleConfig,
+    PackedSingleCut,
+    fits_single_rows,
+)
+from aengine.kernels.experts.rule import SILU
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight, dequantize
-from tests.kernels.experts.test_triton_experts import SPREADS, reference, spread
+from tests.kernels.experts.test_triton_experts import SPREADS, reference, rule_of, spread
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # Rows of pairs that go nowhere are computed with, and not stored.
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
+]
+CUTS = {
+    "single": PackedSingleConfig(PackedSingleCut(16, 2), PackedSingleCut(16, 2, 3)),
+    "single-wide": PackedSingleConfig(PackedSingleCut(32, 4), PackedSingleCut(32, 8, 0)),
+    "tiles": PackedConfig(16, PackedCut(16, 2, 4), PackedCut(32, 2, 4)),
+    "tiles-ahead": PackedConfig(32, PackedCut(32, 2, 4, ahead=True), PackedCut(64, 2, 4, ahead=True)),
+    "tiles-ahead-high": PackedConfig(128, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True)),
+}
 KINDS = ["int4-32", "int4-64", "int4-128", "int4-zeros", "mxfp4"]
 
 
@@ -24,7 +43,7 @@ def packed_weight(experts: int, n: int, k: int, kind: str, device: torch.device)
         return Mxfp4Weight(codes, torch.randint(120, 124, (experts, n, k // 32), dtype=torch.uint8, device=device))
     group = {"int4-32": 32, "int4-64": 64}.get(kind, 128)
     shape = (experts, n, k // group)
-    scale = 2.0 ** -torch.randint(4, 8, shape, device=device) * (1 + torch.rand(shape, device=device))
+    scale = 2.0 ** -torch.randint(4, 8, shape, device=device) * (1 + torch.rand(shape, device=device)).bfloat16()
     zero = torch.randint(0, 16, shape, dtype=torch.uint8, device=device) if kind == "int4-zeros" else None
     return Int4Weight(codes, scale, zero)
 
@@ -54,6 +73,53 @@ def test_the_weighted_sum(
     expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual)
     assert relative_error(outs[0], expected) < tolerance(dtype)
     assert torch.equal(*outs)
+
+
+def is_for(cut: str, kind: str, dtype: str, **_: object) -> bool:
+    """Single rows want one word of scales for each row of a block; high tiles hold no four bytes an element."""
+    return (not cut.startswith("single") or kind not in ("int4-32", "int4-64")) and (
+        not cut.endswith("high") or dtype != "float32"
+    )
+
+
+@pytest.mark.thinned(where=is_for)
+@pytest.mark.parametrize("rule", ["plain", "clamp", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((5, 4, 3, 192, 96), id="tiny"),  # a block and a half, and less than one
+        pytest.param((3, 32, 4, 2880, 2880), id="a-model's"),
+        pytest.param((300, 32, 4, 2880, 2880), id="large"),
+    ],
+)
+def test_every_cut_gives_the_weighted_sum(
+    shape: tuple[int, ...], cut: str, kind: str, rule: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    tokens, experts, top_k, hidden, inter = shape
+    if kind in ("int4-128", "int4-zeros", "int4-64"):
+        hidden, inter = (-(-size // 128) * 128 for size in (hidden, inter))
+    shape = tokens, experts, top_k, hidden, inter
+    ids = spread("nowhere", tokens, experts, top_k).to(device)
+    gate_up = packed_weight(experts, 2 * inter, hidden, kind, device)
+    down = packed_weight(experts, hidden, inter, kind, device)
+    h, residual = (torch.randn(tokens, hidden, device=device).div(16).to(dtype) for _ in range(2))
+    weights = torch.rand(tokens, top_k, device=device)
+    how = SILU if rule == "plain" else rule_of(rule, shape, dtype, device)
+    layer = PackedExperts(gate_up, down, how)
+    outs = [layer.add_to(h, ids, weights, residual.clone(), config=CUTS[cut]) for _ in range(2)]
+    expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual, how)
+    assert relative_error(outs[0], expected) < tolerance(dtype)
+    assert torch.equal(*outs)
+    nothing = layer.add_to(h, ids, weights, None, config=CUTS[cut])
+    zeros = torch.zeros_like(residual)
+    assert torch.equal(nothing, layer.add_to(h, ids, weights, zeros, config=CUTS[cut]))
+
+
+def test_groups_of_less_than_a_block_are_not_for_single_rows_tiny(device: torch.device) -> None:
+    fits = {kind: fits_single_rows(PackedMatrices.of(packed_weight(2, 32, 128, kind, device))) for kind in KINDS}
+    assert fits == {"int4-32": False, "int4-64": False, "int4-128": True, "int4-zeros": True, "mxfp4": True}
 
 
 def test_columns_in_another_order_have_no_kernel_tiny(device: torch.device) -> None:

@@ -1,0 +1,344 @@
+"""Experts of 4-bit codes for one to a few tokens: every (token, expert) pair is a product of a row with its matrices.
+
+Launches and their order are those of `experts.single_rows`, the product is `int4.one_row`'s: a program has 16 rows of a
+matrix or several times as many, each of its warps every WARPS-th block of them, on its way before it is needed.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
+from aengine.kernels.experts.packed.matrices import PackedMatrices
+from aengine.kernels.experts.rule import SILU, ExpertRule
+from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.int4.block import offset
+from aengine.kernels.linear.int4.one_row import load_row, operand, quarters
+from aengine.kernels.linear.int4.packed_codes import BLOCK
+from aengine.kernels.linear.int4.unpacking import Unpacking, unpacking
+from aengine.kernels.variants import keep_variants
+
+
+@triton.jit
+def _load(
+    words_ptr, scales_ptr, strip, first, BLOCKS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr,
+    MXFP4: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """A block for each warp from `first` on of tiles strip [T]: words [WARPS, T, 2, 256], scales [32, WARPS, T, 2].
+
+    In the order of dimensions that gives each lane of each warp what it multiplies.
+    """
+    strip = strip.to(tl.int64)
+    block = first + tl.arange(0, WARPS)
+    half, inner = tl.arange(0, 2)[None, None, :, None], tl.arange(0, 256)[None, None, None, :]
+    start = (strip[None, :] * BLOCKS + block[:, None]) * 512
+    words = tl.load(words_ptr + (start[:, :, None, None] + half * 256 + inner),
+                    mask=(block < BLOCKS)[:, None, None, None], other=0)  # fmt: skip
+    lane, eight = tl.arange(0, 32)[:, None, None, None], tl.arange(0, 2)[None, None, None, :]
+    n = strip[None, None, :, None] * 16 + eight * 8 + lane // 4
+    group = block if MXFP4 else block * 128 // GROUP
+    scales = tl.load(scales_ptr + (group[None, :, None, None] * ALL_ROWS + n),
+                     mask=(block < BLOCKS)[None, :, None, None], other=0)  # fmt: skip
+    return words, scales
+
+
+@triton.jit
+def _rows_of(scales, ROWS: tl.constexpr, WARPS: tl.constexpr, WIDTH: tl.constexpr):
+    """scales [32, WARPS, T, 2] -> [WARPS, ROWS, 4 * WIDTH], the same in each of a row's columns."""
+    lanes = tl.permute(tl.reshape(scales, [8, 4, WARPS, ROWS // 16, 2]), [2, 3, 4, 0, 1])
+    wide = tl.broadcast_to(tl.reshape(lanes, [WARPS, ROWS, 4, 1]), [WARPS, ROWS, 4, WIDTH])
+    return tl.reshape(wide, [WARPS, ROWS, 4 * WIDTH])
+
+
+@triton.jit
+def _zeros_of(scales, ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """The same for the columns of a quarter, [WARPS, ROWS, 32]."""
+    lanes = tl.permute(tl.reshape(scales, [8, 4, WARPS, ROWS // 16, 2]), [2, 3, 4, 0, 1])
+    wide = tl.broadcast_to(tl.reshape(lanes, [WARPS, ROWS, 1, 4, 1]), [WARPS, ROWS, 2, 4, 4])
+    return tl.reshape(wide, [WARPS, ROWS, 32])
+
+
+@triton.jit
+def _unpacked(
+    words, scales, like, ROWS: tl.constexpr, WARPS: tl.constexpr, MXFP4: tl.constexpr, ASM: tl.constexpr,
+    BASE: tl.constexpr, LIFT: tl.constexpr,
+):  # fmt: skip
+    """Four quarters of blocks [WARPS, ROWS, 32], without their scales."""
+    if MXFP4:
+        if ASM == "":
+            wide = words.to(tl.int32)
+            w0, w1 = _e2m1(wide & 15, like), _e2m1(wide >> 4 & 15, like)
+            w2, w3 = _e2m1(wide >> 8 & 15, like), _e2m1(wide >> 12 & 15, like)
+            return w0, w1, w2, w3
+        added = tl.zeros([1, 1, 1], like.dtype)  # nothing is
+    else:
+        zeros = _zeros_of(scales & 255, ROWS, WARPS)
+        if ASM == "":
+            wide = words.to(tl.int32)
+            w0, w1 = ((wide & 15) - zeros).to(like.dtype), ((wide >> 4 & 15) - zeros).to(like.dtype)
+            w2, w3 = ((wide >> 8 & 15) - zeros).to(like.dtype), ((wide >> 12 & 15) - zeros).to(like.dtype)
+            return w0, w1, w2, w3
+        added = offset(zeros, like.dtype, BASE, LIFT)
+    return tl.inline_asm_elementwise(
+        ASM, "=r,=r,=r,=r,r,r,r,r,r", [words, added, added, added, added],
+        dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _e2m1(code, like):
+    magnitude = ((code & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126
+    return tl.where(code > 7, -magnitude, magnitude).to(like.dtype)
+
+
+@triton.jit
+def _product(
+    words, scales, row, like, ROWS: tl.constexpr, WARPS: tl.constexpr, MXFP4: tl.constexpr, PAIRS: tl.constexpr,
+    ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Blocks of words, as `_load` has them, times those of a row: [WARPS, ROWS, 8], all columns the same."""
+    words = tl.reshape(words, [WARPS, ROWS // 16, 2, 8, 4, 2, 2, 2])
+    # warp, tile, eight of rows, r, half, t, eight of words, pair
+    words = tl.reshape(tl.permute(words, [0, 1, 5, 3, 2, 4, 6, 7]), [WARPS, ROWS, 32])
+    w0, w1, w2, w3 = _unpacked(words, scales, like, ROWS, WARPS, MXFP4, ASM, BASE, LIFT)
+    x0, x1, x2, x3 = quarters(row, WARPS, 1, PAIRS)
+    if MXFP4:
+        bits = _rows_of(scales, ROWS, WARPS, 2)
+        part = _times(tl.dot(w0, operand(x0, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits, LIFT)
+        part += _times(tl.dot(w1, operand(x1, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 8, LIFT)
+        part += _times(tl.dot(w2, operand(x2, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 16, LIFT)
+        part += _times(tl.dot(w3, operand(x3, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 24, LIFT)
+    else:
+        part = tl.dot(w0, operand(x0, like, WARPS, 1, PAIRS), input_precision=PRECISION)
+        part = tl.dot(w1, operand(x1, like, WARPS, 1, PAIRS), part, input_precision=PRECISION)
+        part = tl.dot(w2, operand(x2, like, WARPS, 1, PAIRS), part, input_precision=PRECISION)
+        part = tl.dot(w3, operand(x3, like, WARPS, 1, PAIRS), part, input_precision=PRECISION)
+        part *= _rows_of((scales & ~255).to(tl.float32, bitcast=True) * LIFT, ROWS, WARPS, 2)
+    return part
+
+
+@triton.jit
+def _times(part, exponent, LIFT: tl.constexpr):
+    """part * 2 ** (the lowest byte - 127) * LIFT, which is a number of float32."""
+    return part * (((exponent & 255) << 23).to(tl.float32, bitcast=True) * LIFT)
+
+
+@keep_variants
+@triton.jit
+def _gate_up_kernel(
+    x_ptr,  # [tokens, K]
+    words_ptr,  # [E * 2 * STRIPS, BLOCKS, 512] int16: gate, then up
+    scales_ptr,  # [groups, ALL_ROWS] int32
+    biases_ptr,  # [E, 2 * N], BIASES only
+    ids_ptr,  # [pairs]
+    out_ptr,  # [pairs, N]
+    E: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    STRIPS: tl.constexpr,
+    ALL_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MXFP4: tl.constexpr,
+    PAIRS: tl.constexpr,  # whether two numbers are 4 bytes, and assembly may be used
+    PRESCALED: tl.constexpr,  # what results are multiplied by
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BIASES: tl.constexpr,
+    ASM: tl.constexpr,
+    BASE: tl.constexpr,
+    LIFT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    ROWS: tl.constexpr = 2 * BLOCK_N
+    pair = tl.program_id(0) // columns
+    column = tl.program_id(0) % columns
+    if OVERLAP:
+        gdc_wait()
+        # Only now: a dependent's programs run once all of this launch's have come here, so they may read the ids.
+        gdc_launch_dependents()
+    expert = tl.load(ids_ptr + pair)
+    if (expert >= 0) & (expert < E):
+        # Rows past the end read the last ones, and are not stored.
+        index = tl.arange(0, ROWS // 16)
+        strip = tl.minimum(column * (BLOCK_N // 16) + index % (BLOCK_N // 16), STRIPS - 1)
+        strip += (expert * 2 + index // (BLOCK_N // 16)) * STRIPS
+        loaded = ()
+        for first in tl.static_range(0, BLOCKS, WARPS):
+            loaded = loaded + (_load(words_ptr, scales_ptr, strip, first, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005 (Triton knows no other way)
+        like = tl.zeros([1], x_ptr.dtype.element_ty)
+        x_row = x_ptr + (pair // TOP_K).to(tl.int64) * K
+        acc = tl.zeros([WARPS, ROWS, 8], tl.float32)
+        for first in tl.static_range(0, BLOCKS, WARPS):
+            row = load_row(x_row, first, K, WARPS, 1, PAIRS)
+            words, scales = loaded[first // WARPS]
+            acc += _product(words, scales, row, like, ROWS, WARPS, MXFP4, PAIRS, ASM, BASE, LIFT, PRECISION)
+        result = tl.sum(tl.max(acc, axis=2), axis=0)
+        gate, up = tl.split(tl.permute(tl.reshape(result, (2, BLOCK_N)), (1, 0)))
+        n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        if BIASES:
+            of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
+            gate, up = gate + of_gate, up + of_up
+        result = activated(gate, up, ALPHA, LIMIT) * PRESCALED
+        tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+@keep_variants
+@triton.jit
+def _down_kernel(
+    x_ptr,  # [pairs, K]
+    words_ptr,  # [E * STRIPS, BLOCKS, 512] int16
+    scales_ptr,  # [groups, ALL_ROWS] int32
+    biases_ptr,  # [E, N], BIASES only
+    ids_ptr,  # [pairs]
+    weights_ptr,  # [pairs]
+    residual_ptr,  # [tokens, N], ADD only; may be out_ptr
+    out_ptr,  # [tokens, N]
+    E: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WARPS: tl.constexpr,
+    EARLY: tl.constexpr,  # blocks of each warp that are loaded before the wait, of the experts one after the other
+    BLOCKS: tl.constexpr,
+    STRIPS: tl.constexpr,
+    ALL_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MXFP4: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PRESCALED: tl.constexpr,  # what x has been multiplied by
+    BIASES: tl.constexpr,
+    ADD: tl.constexpr,
+    ASM: tl.constexpr,
+    BASE: tl.constexpr,
+    LIFT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    TURNS: tl.constexpr = (BLOCKS + WARPS - 1) // WARPS  # of each expert
+    token = tl.program_id(0) // columns
+    column = tl.program_id(0) % columns
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    own = tl.minimum(column * (BLOCK_N // 16) + tl.arange(0, BLOCK_N // 16), STRIPS - 1)
+    if OVERLAP:
+        gdc_launch_dependents()
+    loaded = ()  # on their way while the kernel before this one ends
+    for turn in tl.static_range(EARLY):
+        # Whoever chose the experts is complete: the kernel before this one had waited before it let this one begin.
+        # Past the first-level cache, where another layer's ids may be left.
+        expert = tl.load(ids_ptr + token * TOP_K + turn // TURNS, cache_modifier=".cg")
+        strip = own + tl.where((expert >= 0) & (expert < E), expert, 0) * STRIPS
+        at = turn % TURNS * WARPS
+        loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005 (Triton knows no other way)
+    if OVERLAP:
+        gdc_wait()
+    like = tl.zeros([1], x_ptr.dtype.element_ty)
+    total = tl.zeros([WARPS, BLOCK_N, 8], tl.float32)
+    result = tl.zeros([BLOCK_N], tl.float32)
+    if ADD:
+        result = tl.load(residual_ptr + token.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)
+    for j in tl.static_range(TOP_K):
+        pair = token * TOP_K + j
+        expert = tl.load(ids_ptr + pair, cache_modifier=".cg")
+        known = (expert >= 0) & (expert < E)
+        weight = tl.load(weights_ptr + pair)
+        strip = own + tl.where(known, expert, 0) * STRIPS
+        x_row = x_ptr + pair.to(tl.int64) * K
+        acc = tl.zeros([WARPS, BLOCK_N, 8], tl.float32)
+        for turn in tl.static_range(TURNS):
+            if j * TURNS + turn < EARLY:
+                words, scales = loaded[j * TURNS + turn]
+            else:
+                words, scales = _load(words_ptr, scales_ptr, strip, turn * WARPS, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS)
+            row = load_row(x_row, turn * WARPS, K, WARPS, 1, PAIRS)
+            acc += _product(words, scales, row, like, BLOCK_N, WARPS, MXFP4, PAIRS, ASM, BASE, LIFT, PRECISION)
+        # What an expert that is not there gives may be no number, as nobody wrote it.
+        total += tl.where(known, acc * weight, 0.0)
+        if BIASES:
+            result += tl.where(known, down_biases(biases_ptr, tl.where(known, expert, 0), n, N) * weight, 0.0)
+    result += tl.sum(tl.max(total, axis=2), axis=0) / PRESCALED  # all columns are the same
+    tl.store(out_ptr + token.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSingleCut:
+    """How one of the two products is cut up. block_n: columns of the result; early: see the kernel of down; registers:
+    of a thread at most, 0: as many as the compiler likes."""
+
+    block_n: int
+    warps: int
+    early: int = 0
+    registers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSingleConfig:
+    """How experts for single rows are cut up."""
+
+    gate_up: PackedSingleCut
+    down: PackedSingleCut
+
+
+def fits_single_rows(weight: PackedMatrices) -> bool:
+    """Whether a block of columns has one word of scales for each row."""
+    return weight.columns % 2 == 0 and (weight.mxfp4 or weight.group >= BLOCK)
+
+
+def packed_single_rows(
+    h: Tensor, gate_up: PackedMatrices, down: PackedMatrices, ids: Tensor, weights: Tensor, residual: Tensor | None,
+    experts: int, config: PackedSingleConfig, rule: ExpertRule = SILU,
+) -> Tensor:  # fmt: skip
+    """h [tokens, hidden], gate_up of [E, 2 * inter, hidden], down of [E, hidden, inter], both of which fit, ids,
+    weights [tokens, k] -> the weighted sum [tokens, hidden], added to `residual` in its place if there is one."""
+    tokens, top_k = ids.shape
+    overlap = launch_for(h.device).overlap
+    precision = "ieee" if h.element_size() > 2 else "tf32"
+    inner = h.new_empty(tokens * top_k, gate_up.rows)
+    out = torch.empty_like(h) if residual is None else residual
+    gate_up_bias, down_bias = rule.pointers(h)
+    prescaled = 2.0**64 if _bare(h, down) else 1.0
+    cut, how = config.gate_up, _unpacking(h, gate_up)
+    _gate_up_kernel[(tokens * top_k * -(-gate_up.rows // cut.block_n),)](
+        h, gate_up.words, gate_up.scales, gate_up_bias, ids, inner,
+        E=experts, N=gate_up.rows, K=gate_up.columns, TOP_K=top_k, BLOCK_N=cut.block_n, WARPS=cut.warps,
+        **gate_up.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled, **rule.gate_up,
+        ASM=how.assembly, BASE=how.base, LIFT=how.lift,
+        PRECISION=precision, OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
+    )  # fmt: skip
+    cut, how = config.down, _unpacking(h, down)
+    turns = -(-down.words.shape[1] // cut.warps)
+    _down_kernel[(tokens * -(-down.rows // cut.block_n),)](
+        inner, down.words, down.scales, down_bias, ids, weights, out, out,
+        E=experts, N=down.rows, K=down.columns, TOP_K=top_k, BLOCK_N=cut.block_n, WARPS=cut.warps,
+        EARLY=min(cut.early, top_k * turns), **down.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled,
+        **rule.down, ADD=residual is not None, ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION=precision,
+        OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
+    )  # fmt: skip
+    return out
+
+
+def _bare(x: Tensor, weight: PackedMatrices) -> bool:
+    """Whether codes are multiplied as they are: tensor cores are exact below 2 ** -126, and their sums there have steps
+    of 2 ** -23 of what they stand for. That is enough for a normed row; what lies between the products may be smaller,
+    and has its power of two beforehand."""
+    return weight.bare and x.dtype == torch.bfloat16
+
+
+def _unpacking(x: Tensor, weight: PackedMatrices) -> Unpacking:
+    """Without assembly on a CPU."""
+    dtype = x.dtype if x.device.type != "cpu" else torch.float32
+    return unpacking(dtype, weight.mxfp4, False, _bare(x, weight))
