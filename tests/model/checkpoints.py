@@ -438,6 +438,9 @@ def write_checkpoint(case: str, folder: Path, **sizes: object) -> PreTrainedMode
     torch.manual_seed(sum(case.encode()))
     settings = {**_SHAPE, **changes, **sizes}
     model = model_type(config_type(**settings)).eval()
+    for module in model.modules():  # some versions of transformers compute with 7.0, whatever the configuration says
+        if "swiglu_limit" in changes and hasattr(module, "limit"):
+            module.limit = changes["swiglu_limit"]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Biases start as 0 and norm weights as 1, or as 0 where 1 is added: all would hide a mistake.
