@@ -1,4 +1,4 @@
-"""`aengine serve` answers from a mixture of experts in each quantised format as from its twin in floats."""
+"""`aengine serve` answers from mixtures of experts in each quantised format as from their twins in floats."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ import pytest
 
 from aengine.model.hub import DEMO
 from tests.cli.running import served
+from tests.http.serving import parse_events
 from tests.model.quant.checkpoints import write_quantized
 from tests.model.quant.schemes import SCHEMES
+from tests.model.quant.test_mxfp4_checkpoints import write_gpt_oss
 
+TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 ASKED = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+
+
+def add_text(folder: Path) -> None:
+    for name in TEXT:
+        shutil.copy(DEMO / name, folder)
 
 
 @pytest.mark.slow
@@ -22,8 +30,7 @@ def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
     write_quantized(scheme, "demo-moe", *folders)
     answers = []
     for folder in folders:
-        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copy(DEMO / name, folder)
+        add_text(folder)
         with served(str(folder), "--kv-cache-gib", "0.05", "--max-num-seqs", "4") as server:
             answer = server.client.post("/v1/completions", json=ASKED | {"logprobs": 1})
             assert answer.status_code == 200, answer.text
@@ -31,3 +38,26 @@ def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
     quantised, twin = answers
     assert quantised["text"] == twin["text"]
     assert quantised["logprobs"]["token_logprobs"] == pytest.approx(twin["logprobs"]["token_logprobs"], abs=1e-3)
+
+
+@pytest.mark.gpu
+def test_gpt_oss_answers_from_a_gpu(tmp_path: Path) -> None:
+    """In MXFP4, as it is published: a first token as likely as its twin has it, then a streamed answer and a chat."""
+    folders = tmp_path / "quantised", tmp_path / "twin"
+    write_gpt_oss(*folders, vocab_size=4096)
+    likely = []
+    for folder in folders:
+        add_text(folder)
+        knobs = ("--device", "cuda", "--dtype", "bfloat16", "--kv-cache-gib", "0.25", "--max-num-seqs", "8")
+        with served(str(folder), *knobs) as server:
+            asked = ASKED | {"prompt": ["Paris", "The capital of France is", "Once upon a time " * 12], "max_tokens": 1}
+            answer = server.client.post("/v1/completions", json=asked | {"logprobs": 1})
+            assert answer.status_code == 200, answer.text
+            likely.append([choice["logprobs"]["token_logprobs"][0] for choice in answer.json()["choices"]])
+            events = parse_events(server.client.post("/generate", json=ASKED | {"max_tokens": 60}).text)
+            assert sum(len(event["token_ids"]) for event in events[:-1]) == 60
+            chat = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20, "ignore_eos": True}
+            answer = server.client.post("/v1/chat/completions", json=chat)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 20
+    assert likely[0] == pytest.approx(likely[1], abs=0.06)
