@@ -15,7 +15,7 @@ from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-FUNCTIONS, FILES = 60, 18
+FUNCTIONS, FILES = 60, 14
 ROOM = Path(aengine.http.__file__).parent
 BESIDE = {ROOM / "loop_delay.py"}  # runs all the time, whoever asks for what
 
@@ -43,4 +43,4 @@ async def test_a_streamed_chat_passes_few_functions_of_few_files() -> None:
     assert len(seen) <= FUNCTIONS, sorted(map(str, seen))
     files = {path for path, _ in seen}
     assert len(files) <= FILES, sorted(map(str, files))
-    assert {Path("endpoints/chat.py"), Path("streams/responses.py")} <= files
+    assert {Path("endpoints/chat.py"), Path("streams/sse.py")} <= files

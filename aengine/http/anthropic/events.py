@@ -10,7 +10,7 @@ from aengine.http.bodies.message_answers import MessageUsage, OutputTokensDetail
 from aengine.http.engine_like import StreamLike
 from aengine.http.openai.reading import ChoiceReader
 from aengine.http.streams import sse
-from aengine.http.streams.responses import EventEncoder
+from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import CallDelta, ContentDelta, Delta, ReasoningDelta
 from aengine.types import Fragment, Usage
 

@@ -17,7 +17,7 @@ from aengine.http.bodies.requests import ChatRequest, CompletionRequest, Generat
 from aengine.http.bodies.responses_api.request import ResponsesRequest
 from aengine.http.bodies.responses_api.unsupported import REFUSED_IN_RESPONSES
 from aengine.http.bodies.structured import StructuredOutputs
-from aengine.http.door.body import decode
+from aengine.http.door.body import FIELDS, decode
 
 _log = logging.getLogger("aengine")
 
@@ -166,8 +166,6 @@ _HARMLESS = _WITHOUT_EFFECT.union(_OF_NO_CONSEQUENCE.split())
 _ELSEWHERE = frozenset().union(*(_NAMES[struct] for struct in _STRUCTS)) - _HARMLESS
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 
-_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
 
 class UnknownFields:
     """Refuses unsupported fields that would change an answer, and logs each other unknown name once."""
@@ -175,11 +173,8 @@ class UnknownFields:
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
-    def check(self, body: bytes | bytearray, struct: type[msgspec.Struct], path: str) -> None:
+    def check(self, fields: Mapping[str, msgspec.Raw], struct: type[msgspec.Struct], path: str) -> None:
         """Check the fields of a body that `struct` has been decoded from. Raises `InvalidRequestError`, naming one."""
-        fields = decode(body, _decoder)
-        if "structured_outputs" not in fields and fields.keys() <= _NAMES[struct]:
-            return
         for name, value in _unknown(fields, struct).items():
             refused = _refused(name, struct, path)
             if refused is not None:
@@ -189,7 +184,7 @@ class UnknownFields:
 
     def check_tokenized(self, body: bytes | bytearray) -> None:
         """Of `/tokenize`: only what changes a prompt matters, whichever request the prompt is then made for."""
-        fields = decode(body, _decoder)
+        fields = decode(body, FIELDS)
         for name in _OF_A_PROMPT:
             if name in fields:
                 REFUSED[name].check(name, fields[name])
@@ -233,7 +228,7 @@ def _unknown(fields: Mapping[str, msgspec.Raw], struct: type[msgspec.Struct]) ->
     unknown = {name: value for name, value in fields.items() if name not in _NAMES[struct]}
     form = fields.get("structured_outputs")
     if form is not None and bytes(form).startswith(b"{"):
-        for name, value in decode(bytes(form), _decoder).items():
+        for name, value in decode(bytes(form), FIELDS).items():
             if name not in StructuredOutputs.__struct_fields__:
                 unknown[f"structured_outputs.{name}"] = value
     return unknown

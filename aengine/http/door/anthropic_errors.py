@@ -12,8 +12,7 @@ from starlette.types import Scope
 
 OVERLOADED = 529  # no standard status, but the one that Anthropic's clients know for a server with too much to do
 REQUEST_ID = "aengine.request_id"  # in the ASGI scope: what the answer has as `X-Request-Id` and `request-id`
-
-_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # with the aliases of `ServedPaths`, and all below
+ANTHROPIC_PATHS = re.compile(r"/*(?:v1/+){0,2}messages(?:/.*)?", re.DOTALL)  # aliases and all below
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -45,13 +44,7 @@ class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 def speaks_anthropic(scope: Scope) -> bool:
     """Whether the request is for a path of Anthropic's, served or not."""
-    return _PATHS.fullmatch(scope.get("path", "")) is not None
-
-
-def id_headers(scope: Scope) -> dict[str, str]:
-    """The request's id, for the headers of its answer: for Anthropic's clients under their name as well."""
-    own = {"x-request-id": scope[REQUEST_ID]} if REQUEST_ID in scope else {}
-    return own | {"request-id": own["x-request-id"]} if own and speaks_anthropic(scope) else own
+    return ANTHROPIC_PATHS.fullmatch(scope.get("path", "")) is not None
 
 
 def messages_error_body(status: int, message: str, param: str | None, scope: Scope) -> MessagesErrorBody:

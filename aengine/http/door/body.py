@@ -98,7 +98,7 @@ def _too_large(limit: int) -> HTTPError:
     return HTTPError(413, "body_too_large", f"the body must not be longer than {limit} bytes")
 
 
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])  # an object's fields, each as it was written
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$")
 _NAMED = re.compile(r"(?:missing required|unknown) field `(?P<name>[^`]*)`")
 
@@ -126,7 +126,7 @@ def _whole_numbers(body: bytes | bytearray) -> bytes | bytearray:
     JSON knows one kind of number, and some clients write all of them as floats.
     """
     try:
-        fields = _fields_decoder.decode(body)
+        fields = FIELDS.decode(body)
     except msgspec.ValidationError:  # no object
         return body
     whole = {}

@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Collection
+from ipaddress import IPv6Address, ip_address
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
-from aengine.http.door.anthropic_errors import REQUEST_ID, id_headers
+from aengine.http.door.anthropic_errors import ANTHROPIC_PATHS, REQUEST_ID
 from aengine.http.door.auth import ApiKeyMiddleware
-from aengine.http.door.errors import error_response
-from aengine.http.door.host import Hosts
+from aengine.http.door.errors import ID_HEADERS, HTTPError, error_response
 from aengine.http.door.origin import OriginMiddleware
 from aengine.http.door.paths import ServedPaths
 
 _USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII: nothing that could split a header or spoil a log
+_NAME = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:/?#@\[\]]*))(?::\d*)?")
 
 
 class Door:
@@ -40,8 +42,10 @@ class Door:
             return
         headers = Headers(scope=scope)
         requested = headers.get("x-request-id", "")
-        scope[REQUEST_ID] = requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
-        own = Headers(id_headers(scope)).raw
+        scope[REQUEST_ID] = request_id = requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
+        names = ("x-request-id", "request-id") if ANTHROPIC_PATHS.fullmatch(scope["path"]) else ("x-request-id",)
+        scope[ID_HEADERS] = dict.fromkeys(names, request_id)
+        own = [(name.encode(), request_id.encode()) for name in names]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -59,3 +63,61 @@ class Door:
         if scope["type"] == "http" and scope["path"] not in self._paths.exact:
             scope["path"] = self._paths.canonical(scope["path"])
         await self._app(scope, receive, send)
+
+
+class Hosts:
+    """Checks `Host`: over a loopback connection only `localhost`, IP addresses and the names in `allowed_hosts` are
+    served.
+
+    A web page may let its own name resolve to 127.0.0.1 (DNS rebinding); its browser then takes this server for the
+    page's own, `Origin` and `Host` agree, and nothing but the name tells. By hand, because Starlette's
+    TrustedHostMiddleware knows neither IP addresses nor which connections are local, and answers in plain text.
+
+    Over other connections than loopback (another address, a Unix socket) every name will do, unless `allowed` names
+    some. A request without `Host` comes from no browser.
+    """
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._allowed = {"localhost", "127.0.0.1", "::1", "", *map(_name_of, allowed)}  # no other address stands in it
+        self._any = "*" in allowed
+        self._everywhere = bool(allowed)
+
+    def refusal(self, scope: Scope) -> HTTPError | None:
+        """What answers a request with a foreign `Host`; None where it is none."""
+        if self._any:
+            return None
+        for host in Headers(scope=scope).getlist("host"):
+            name = _name_of(host)
+            if name not in self._allowed and not _is_address(name) and (self._everywhere or _is_loopback(scope)):
+                return HTTPError(
+                    403,
+                    "host_not_allowed",
+                    f"Host: {host[:100]!r} is none of this server's names: they are localhost, IP addresses, and what "
+                    "the knob allowed_hosts names (--allowed-hosts, AENGINE_ALLOWED_HOSTS)",
+                )
+        return None
+
+
+def _name_of(host: str) -> str | None:
+    """The name or address without the port; None where it is neither."""
+    found = _NAME.fullmatch(host.strip().lower())
+    return None if found is None else found["address"] or (found["name"] or "").removesuffix(".")
+
+
+def _is_address(name: str | None) -> bool:
+    try:
+        ip_address(name or "")
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(scope: Scope) -> bool:
+    """Whether the address that the client connected to is one that only this machine can reach."""
+    try:
+        address = ip_address((scope.get("server") or ("",))[0])
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback

@@ -28,11 +28,12 @@ from aengine.errors import (
 from aengine.http.door.anthropic_errors import (
     OVERLOADED,
     MessagesErrorBody,
-    id_headers,
     messages_error_body,
     speaks_anthropic,
 )
 from aengine.http.door.public import public_message
+
+ID_HEADERS = "aengine.id_headers"  # in the ASGI scope: the request's id, as headers of its answer
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -158,7 +159,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    return error_response(error, id_headers(request.scope))  # outside of the door, which sets them else
+    return error_response(error, request.scope.get(ID_HEADERS))  # outside of the door, which sets them else
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from aengine.errors import ContextLengthError, renamed_param
 from aengine.http.bodies.chat import tools_for_template
 from aengine.http.bodies.requests import TemplateOptions
-from aengine.http.door.body import LARGE, decode
+from aengine.http.door.body import FIELDS, LARGE, decode
 from aengine.http.endpoints.candidates import CandidateBudget
 from aengine.http.endpoints.prompts import Prompt, cut
 from aengine.http.engine_like import EngineLike, StreamLike
@@ -23,7 +23,8 @@ from aengine.http.openai.reading import AnswerReading, ChoiceReader
 from aengine.http.openai.tools import ToolUse
 from aengine.http.state import ServerState
 from aengine.http.streams import sse
-from aengine.http.streams.responses import DocumentResponse, EventEncoder, EventStreamResponse
+from aengine.http.streams.document import DocumentResponse
+from aengine.http.streams.sse import EventEncoder, EventStreamResponse
 from aengine.sampling_params import SamplingParams
 from aengine.types import Completion
 
@@ -51,7 +52,9 @@ class Endpoint:
         engine, read = self._state.require_engine(), decode(body, decoder)
         if len(body) > LARGE:
             await asyncio.sleep(0)  # that took a while, and so will the rest
-        self._state.unknown_fields.check(body, type(read), request.scope["path"])
+        fields = decode(body, FIELDS)
+        if "structured_outputs" in fields or not fields.keys() <= set(read.__struct_fields__):
+            self._state.unknown_fields.check(fields, type(read), request.scope["path"])
         return engine, read
 
     async def _submit_chat(

@@ -19,8 +19,8 @@ from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.logprobs import usage_body
 from aengine.http.streams import sse
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
-from aengine.http.streams.responses import EventEncoder
 from aengine.http.streams.slices import document, encoded_list
+from aengine.http.streams.sse import EventEncoder
 from aengine.sampling_params import SamplingParams
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 

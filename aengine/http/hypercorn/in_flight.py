@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
+from aengine.http.door.anthropic_errors import REQUEST_ID
 from aengine.http.door.errors import HTTPError, error_response
 from aengine.http.hypercorn.connection import connection_of, reset_connection, room_to_send
 
@@ -196,6 +198,19 @@ class ActiveRequest:
             and connection_of(request._send) is connection
             for request in self._active
         )
+
+
+@contextmanager
+def at_work(scope: Scope, work: Abortable) -> Iterator[None]:
+    """Meanwhile the engine does `work` for a request, and it may be aborted by its id or by the request's own."""
+    request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
+    if request is not None:
+        request.work, request.request_id = work, scope.get(REQUEST_ID)
+    try:
+        yield
+    finally:
+        if request is not None:
+            request.work = None
 
 
 def cancel_error(scope: Scope) -> AengineError:

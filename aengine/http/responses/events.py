@@ -11,7 +11,7 @@ from aengine.http.responses.head import Ending, ResponseHead, ending_of, usage_b
 from aengine.http.responses.items import CallItem, Event, Item, MessageItem, Output
 from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.http.streams import sse
-from aengine.http.streams.responses import EventEncoder
+from aengine.http.streams.sse import EventEncoder
 from aengine.text.answer.deltas import ContentDelta, Delta
 from aengine.types import FinishReason, Fragment, Usage
 

@@ -1,10 +1,37 @@
-"""Server-sent events: framing, and events encoded once around the values that change."""
+"""Server-sent events: framing, events encoded once around the values that change, and the response that streams them.
+
+A client that leaves cancels the response (hypercorn/receiving.py), and however it ends, its request ends in the engine.
+A generator's own `finally` would not do: where the cancellation meets a `send` that is blocked, it runs when the
+generator is collected.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import ClassVar, Protocol
 
+import anyio
+import anyio.lowlevel
 import msgspec
+from anyio import create_task_group, get_cancelled_exc_class
+from anyio.abc import TaskGroup
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from aengine.errors import AengineError
+from aengine.http.door.errors import HTTPError, error_body_for
+from aengine.http.engine_like import StreamLike
+from aengine.http.hypercorn.in_flight import ACTIVE_REQUEST, ActiveRequest, at_work, cancel_error
+from aengine.http.hypercorn.receiving import client_disconnected
+from aengine.http.streams.fragments import merge
+from aengine.http.streams.slices import sliced
+from aengine.types import Fragment, Usage
+
+_log = logging.getLogger(__name__)
+
+_CHUNK = 2**16  # bytes; what waits is sent in more than one message beyond that
+_ERROR_EVENT_SECONDS = 1.0  # for the last event of a stream that the server cancels
 
 encode = msgspec.json.Encoder().encode
 
@@ -39,3 +66,134 @@ def template(payload: object) -> bytes:
 def typed_template(payload: Mapping[str, object]) -> bytes:
     """The same with the payload's `type` as the event's name."""
     return b"event: %b\n%b" % (str(payload["type"]).encode(), template(payload))
+
+
+class EventEncoder(Protocol):
+    """Encodes the events of one endpoint's stream; one instance per request."""
+
+    ping: ClassVar[bytes] = PING  # what breaks a silence
+
+    def opening(self) -> bytes:
+        """The events before the first token; empty for none."""
+        ...
+
+    def event(self, fragment: Fragment) -> bytes:
+        """The events for one fragment; empty when it holds nothing that this endpoint shows."""
+        ...
+
+    def closing(self, usage: Usage | None) -> bytes:
+        """The events after the last fragment."""
+        ...
+
+    def error(self, body: object) -> bytes:
+        """The events that end a stream which fails on its way; `body` is what a refusal would bring."""
+        return event(body)
+
+
+class EventStreamResponse(Response):
+    """Server-sent events, one `send` per wake-up; fragments that wait together are sent together.
+
+    The encoder's ping goes out after `heartbeat` seconds of silence. A reader that is more than `max_backlog`
+    fragments behind is given up: its request is aborted and its response ends unfinished. `Response` is the base only
+    because Starlette's handlers return one.
+    """
+
+    def __init__(self, stream: StreamLike, encoder: EventEncoder, *, heartbeat: float, max_backlog: int) -> None:
+        self.background = None
+        self._stream = stream
+        self._encoder = encoder
+        self._heartbeat = heartbeat
+        self._max_backlog = max_backlog
+        self._sent = 0  # messages
+        self._sending = False
+        self._pinging = False
+        self._given_up = False  # its reader
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with at_work(scope, self._stream):
+                async with create_task_group() as tasks:
+                    tasks.start_soon(self._watch_progress, scope, send, tasks)
+                    await self._pump(scope, send)
+                    tasks.cancel_scope.cancel()
+        finally:
+            self._stream.abort()
+
+    async def _pump(self, scope: Scope, send: Send) -> None:
+        try:
+            await self._send(send, {"type": "http.response.start", "status": 200, "headers": HEADERS})
+            if opening := self._encoder.opening():
+                await self._send(send, body_message(opening))
+            last = await self._send_events(send)
+        except AengineError as error:
+            last = self._error_event(scope, error)
+        except get_cancelled_exc_class():
+            if not self._given_up and not client_disconnected(scope):  # the server shuts down, or nothing is read
+                with anyio.move_on_after(_ERROR_EVENT_SECONDS, shield=True):
+                    await self._send(send, body_message(self._error_event(scope, cancel_error(scope)), more=False))
+            raise
+        except Exception as error:
+            await self._send(send, body_message(self._error_event(scope, error), more=False))
+            raise
+        await self._send(send, body_message(last, more=False))
+
+    def _error_event(self, scope: Scope, error: BaseException) -> bytes:
+        _, body = error_body_for(scope, error)
+        return self._encoder.error(body)
+
+    async def _send_events(self, send: Send) -> bytes:
+        """Send all but the last message, which is returned."""
+        encoded, take = self._encoder.event, self._stream.take
+        while fragments := await take():
+            if len(fragments) == 1:
+                chunk = encoded(fragments[0])
+            else:
+                chunk = b""
+                for place, some in enumerate(sliced(fragments)):
+                    if place:
+                        await anyio.lowlevel.checkpoint()  # far behind, or many choices: the loop turns in between
+                    if len(chunk) > _CHUNK:
+                        await self._send(send, body_message(chunk))
+                        chunk = b""
+                    chunk += b"".join(map(encoded, merge(some)))
+            if (usage := fragments[-1].usage) is not None:
+                return chunk + self._encoder.closing(usage)
+            if chunk:
+                await self._send(send, body_message(chunk))
+        return self._encoder.closing(None)
+
+    async def _send(self, send: Send, message: Message) -> None:
+        self._sending = True
+        await send(message)
+        self._sending = False
+        self._sent += 1
+
+    async def _watch_progress(self, scope: Scope, send: Send, tasks: TaskGroup) -> None:
+        # One timer per stream, not per token: it looks now and then whether anything moved.
+        tick = min(1.0, self._heartbeat)
+        seen, silence = self._sent, 0.0
+        while True:
+            await anyio.sleep(tick)
+            if self._stream.backlog > self._max_backlog:
+                _log.warning("%s: its reader is %d fragments behind; aborted", self._stream.id, self._stream.backlog)
+                self._given_up = True
+                request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
+                if request is not None:
+                    error = HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read")
+                    await request.cut(error, recently=tick)
+                tasks.cancel_scope.cancel()
+                return
+            silence = silence + tick if self._sent == seen and not self._sending else 0.0
+            seen = self._sent
+            if silence >= self._heartbeat and not self._pinging:
+                silence = 0.0
+                tasks.start_soon(self._ping, send)  # by itself: it may block, and the watch goes on
+
+    async def _ping(self, send: Send) -> None:
+        self._pinging = True
+        await send(body_message(self._encoder.ping))
+        self._pinging = False
+
+
+def body_message(chunk: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": more}

@@ -20,7 +20,7 @@ from aengine.http.endpoints.generate import GenerateEventEncoder
 from aengine.http.hypercorn.connection import connection_of
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.hypercorn.receiving import Receiving
-from aengine.http.streams.responses import EventStreamResponse
+from aengine.http.streams.sse import EventStreamResponse
 from aengine.types import Fragment
 from tests.http.fake_engine import FakeStream
 from tests.http.serving import hosting, with_lifespan

@@ -11,7 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 from aengine.errors import EngineFailedError
 from aengine.http.endpoints.generate import GenerateEventEncoder
 from aengine.http.hypercorn.receiving import Receiving
-from aengine.http.streams.responses import DocumentResponse, EventStreamResponse
+from aengine.http.streams.document import DocumentResponse
+from aengine.http.streams.sse import EventStreamResponse
 from aengine.types import Completion, Fragment, Usage
 from tests.http.fake_engine import FakeEngine, FakeStream
 from tests.http.serving import parse_events, read_until, serving
