@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import msgspec
 from anyio import to_thread
-from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from aengine.errors import AengineError, CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.template.rendering import ChatTemplates
+from aengine.text.tokens.backend import apply_settings, decoder_of, library_errors, quoting_backend, read_backend
 from aengine.text.tokens.info import AddedTokenInfo, TokenizerInfo
 from aengine.text.tokens.minimum_tokens import longest_token_bytes, minimum_tokens
 from aengine.text.tokens.pieces import PieceTable, rules_of
-from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings, read_text
+from aengine.text.tokens.settings import NAMED_TOKENS, TokenizerSettings, read_settings
 
 INLINE_CHARACTERS = 2000  # about 0.5 ms; a thread costs 0.1 ms and its share of the loop's time
 MAX_CHARACTERS = 2**21  # making a list of so many ids holds the GIL for about 50 ms, whatever the thread
 MAX_TOKEN_ID = 2**24 - 1
-_MAX_FILE_BYTES = 64 * 2**20  # twice the largest in use
 _MARKER_TOKENS = 16  # a marker and blanks behind it have no more
 _RENDERINGS = 4  # threads; a slow one may hold its own for seconds
 _LONG_CHARACTERS = 2**16  # about 30 ms
@@ -52,7 +50,7 @@ class Tokenizer:
         self._tokens = tokens
         self.vocab_size = max(tokens, default=-1) + 1  # ids are below it; there may be gaps
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        rules = rules_of(_decoder_of(backend))
+        rules = rules_of(decoder_of(backend))
         self.pieces = None if rules is None else PieceTable(rules, tokens, self.special_ids)
         self._longest = longest_token_bytes(backend, self.pieces)
         special = [tokens[token_id] for token_id in self.special_ids]
@@ -67,7 +65,7 @@ class Tokenizer:
             self.answer_format = msgspec.structs.replace(self.answer_format, unknown_calls=True)
         if self._thinking_is_opt_in(settings.templates.values()):
             self.answer_format = msgspec.structs.replace(self.answer_format, thinking_is_opt_in=True)
-        self._quoting_backend = _quoting(backend, control)
+        self._quoting_backend = quoting_backend(backend, control)
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
@@ -79,10 +77,10 @@ class Tokenizer:
         folder = Path(folder)
         settings = read_settings(folder)
         path = folder / "tokenizer.json"
-        backend = _read_backend(path)
+        backend = read_backend(path)
         limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
-        with _library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}")):
-            _apply(backend, settings)
+        with library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}")):
+            apply_settings(backend, settings)
             # Before they are made use of: a hundred thousand of them take seconds.
             _check_ids(path, max(backend.get_added_tokens_decoder(), default=0), limit)
             tokenizer = cls(backend, settings, str(folder))
@@ -279,7 +277,7 @@ class Tokenizer:
                 part.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from error
-        with _library_errors(lambda error: InvalidRequestError(f"the tokenizer cannot read this text: {error}")):
+        with library_errors(lambda error: InvalidRequestError(f"the tokenizer cannot read this text: {error}")):
             # The batch call gives up the GIL while it works and computes no offsets; `encode` does neither.
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if context is not None:
@@ -311,103 +309,3 @@ async def _in_thread(work: Callable[[], T], turns: anyio.CapacityLimiter) -> T:
 def _check_ids(path: Path, highest: int, limit: int) -> None:
     if not 0 <= highest < limit:
         raise CheckpointError(f"{path} has token ids up to {highest}, but they must be from 0 to {limit - 1}")
-
-
-@contextmanager
-def _library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
-    """A context that turns what the tokenizers library raises, plain Exception or a panic of its Rust code, into an
-    error of ours.
-    """
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except BaseException as error:
-        # A panic's class is not an Exception, and cannot be imported.
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise ours(error) from error
-        raise
-
-
-def _decoder_of(backend: Backend) -> object:
-    """The decoder as tokenizer.json writes it."""
-    return json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
-
-
-def _read_backend(path: Path) -> Backend:
-    text = read_text(path, _MAX_FILE_BYTES)
-    with _library_errors(lambda error: CheckpointError(f"{path} is not a tokenizer: {error!s:.300}")):
-        backend = Backend.from_str(text)
-    # Saved by training scripts, and wrong for serving: prompts are neither cut nor filled up.
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
-
-
-def _apply(backend: Backend, settings: TokenizerSettings) -> None:
-    """Apply tokenizer_config.json to the tokenizer of tokenizer.json, as transformers does it."""
-    for entry in settings.added_tokens:
-        # New tokens only where they take the id that is stated; else the entry is about another vocabulary.
-        known = backend.token_to_id(entry.content)
-        if known == entry.token_id or (known is None and backend.get_vocab_size() == entry.token_id):
-            backend.add_tokens([AddedToken(entry.content, **_with_defaults(entry.flags))])
-    decoder = backend.get_added_tokens_decoder()
-    special = {token.content for token in decoder.values() if token.special}
-    named = [*settings.named_tokens.values(), *settings.extra_special]
-    for content in named:
-        if content not in special and backend.token_to_id(content) is not None:
-            backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
-    if settings.add_bos or settings.add_eos:
-        _add_boundaries(backend, settings)
-
-
-def _add_boundaries(backend: Backend, settings: TokenizerSettings) -> None:
-    """Add BOS and EOS where tokenizer_config.json wishes them and tokenizer.json does not add them."""
-    plain, around = backend.encode("a", add_special_tokens=False).tokens, backend.encode("a").tokens
-    start = next((at for at in range(len(around)) if around[at : at + len(plain)] == plain), 0)
-    before, after = around[:start], around[start + len(plain) :]
-    bos, eos = settings.named_tokens.get("bos_token", ""), settings.named_tokens.get("eos_token", "")
-    if settings.add_bos and bos not in before and backend.token_to_id(bos) is not None:
-        before = [bos, *before]
-    if settings.add_eos and eos not in after and backend.token_to_id(eos) is not None:
-        after = [*after, eos]
-    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
-    single = [*(f"{token}:0" for token in before), "$A:0", *(f"{token}:0" for token in after)]
-    backend.post_processor = processors.TemplateProcessing(
-        single=single, pair=[*single, "$B:1"], special_tokens=[(t, i) for t, i in ids.items() if i is not None]
-    )
-
-
-def _with_defaults(flags: Mapping[str, bool]) -> dict[str, bool]:
-    special = flags.get("special", False)
-    return {"special": special, "normalized": not special, **flags}
-
-
-def _quoting(backend: Backend, control: ControlTokens) -> Backend:
-    """The same tokenizer, but it reads `control`'s stand-ins as the characters they stand for.
-
-    The stand-ins are replaced after special tokens have been recognised, so what they begin stays text. The
-    model, with its vocabulary, is shared.
-    """
-    quoting = Backend(backend.model)
-    steps = [normalizers.Replace(stand_in, first) for first, stand_in in control.stand_ins.items()]
-    quoting.normalizer = normalizers.Sequence([*steps, *([backend.normalizer] if backend.normalizer else [])])
-    if backend.pre_tokenizer is not None:
-        quoting.pre_tokenizer = backend.pre_tokenizer
-    if backend.post_processor is not None:
-        quoting.post_processor = backend.post_processor
-    added = sorted(backend.get_added_tokens_decoder().items())
-    # Special tokens are recognised before normalization here, whatever their flag, for the reason above.
-    quoting.add_tokens([_unnormalized(token) if token.special else token for _, token in added])
-    return quoting
-
-
-def _unnormalized(token: AddedToken) -> AddedToken:
-    return AddedToken(
-        token.content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=False,
-        special=True,
-    )

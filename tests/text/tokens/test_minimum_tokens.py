@@ -10,9 +10,10 @@ import pytest
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from aengine.text.tokens.backend import decoder_of
 from aengine.text.tokens.minimum_tokens import longest_token_bytes, minimum_tokens
 from aengine.text.tokens.pieces import PieceTable, rules_of
-from aengine.text.tokens.tokenizer import Tokenizer, _decoder_of
+from aengine.text.tokens.tokenizer import Tokenizer
 from tests.text.text_families import BACKENDS, byte_fallback_backend, byte_level_backend
 
 KNOWN = {"byte level", "byte fallback", "gemma", "two blanks"}
@@ -23,7 +24,7 @@ SHRINKING = ["".join(unicodedata.normalize("NFD", one) for one in COMPOSED), "\u
 
 
 def longest_of(backend: Backend) -> int | None:
-    rules = rules_of(_decoder_of(backend))
+    rules = rules_of(decoder_of(backend))
     tokens = {token_id: token for token, token_id in backend.get_vocab().items()}
     return longest_token_bytes(backend, None if rules is None else PieceTable(rules, tokens, frozenset()))
 

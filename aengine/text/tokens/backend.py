@@ -1,0 +1,118 @@
+"""The `tokenizers` library's own tokenizer: read, set up as tokenizer_config.json wishes, and its errors as ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tokenizers import AddedToken, normalizers, processors
+from tokenizers import Tokenizer as Backend
+
+from aengine.errors import AengineError, CheckpointError
+from aengine.text.template.control_tokens import ControlTokens
+from aengine.text.tokens.settings import TokenizerSettings, read_text
+
+_MAX_FILE_BYTES = 64 * 2**20  # twice the largest in use
+
+
+@contextmanager
+def library_errors(ours: Callable[[BaseException], AengineError]) -> Iterator[None]:
+    """A context that turns what the tokenizers library raises, plain Exception or a panic of its Rust code, into an
+    error of ours.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except BaseException as error:
+        # A panic's class is not an Exception, and cannot be imported.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ours(error) from error
+        raise
+
+
+def decoder_of(backend: Backend) -> object:
+    """The decoder as tokenizer.json writes it."""
+    return json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+
+
+def read_backend(path: Path) -> Backend:
+    """Read tokenizer.json. Raises `CheckpointError`."""
+    text = read_text(path, _MAX_FILE_BYTES)
+    with library_errors(lambda error: CheckpointError(f"{path} is not a tokenizer: {error!s:.300}")):
+        backend = Backend.from_str(text)
+    # Saved by training scripts, and wrong for serving: prompts are neither cut nor filled up.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
+    """Apply tokenizer_config.json to the tokenizer of tokenizer.json, as transformers does it."""
+    for entry in settings.added_tokens:
+        # New tokens only where they take the id that is stated; else the entry is about another vocabulary.
+        known = backend.token_to_id(entry.content)
+        if known == entry.token_id or (known is None and backend.get_vocab_size() == entry.token_id):
+            backend.add_tokens([AddedToken(entry.content, **_with_defaults(entry.flags))])
+    decoder = backend.get_added_tokens_decoder()
+    special = {token.content for token in decoder.values() if token.special}
+    named = [*settings.named_tokens.values(), *settings.extra_special]
+    for content in named:
+        if content not in special and backend.token_to_id(content) is not None:
+            backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
+    if settings.add_bos or settings.add_eos:
+        _add_boundaries(backend, settings)
+
+
+def _add_boundaries(backend: Backend, settings: TokenizerSettings) -> None:
+    """Add BOS and EOS where tokenizer_config.json wishes them and tokenizer.json does not add them."""
+    plain, around = backend.encode("a", add_special_tokens=False).tokens, backend.encode("a").tokens
+    start = next((at for at in range(len(around)) if around[at : at + len(plain)] == plain), 0)
+    before, after = around[:start], around[start + len(plain) :]
+    bos, eos = settings.named_tokens.get("bos_token", ""), settings.named_tokens.get("eos_token", "")
+    if settings.add_bos and bos not in before and backend.token_to_id(bos) is not None:
+        before = [bos, *before]
+    if settings.add_eos and eos not in after and backend.token_to_id(eos) is not None:
+        after = [*after, eos]
+    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
+    single = [*(f"{token}:0" for token in before), "$A:0", *(f"{token}:0" for token in after)]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, "$B:1"], special_tokens=[(t, i) for t, i in ids.items() if i is not None]
+    )
+
+
+def _with_defaults(flags: Mapping[str, bool]) -> dict[str, bool]:
+    special = flags.get("special", False)
+    return {"special": special, "normalized": not special, **flags}
+
+
+def quoting_backend(backend: Backend, control: ControlTokens) -> Backend:
+    """The same tokenizer, but it reads `control`'s stand-ins as the characters they stand for.
+
+    The stand-ins are replaced after special tokens have been recognised, so what they begin stays text. The
+    model, with its vocabulary, is shared.
+    """
+    quoting = Backend(backend.model)
+    steps = [normalizers.Replace(stand_in, first) for first, stand_in in control.stand_ins.items()]
+    quoting.normalizer = normalizers.Sequence([*steps, *([backend.normalizer] if backend.normalizer else [])])
+    if backend.pre_tokenizer is not None:
+        quoting.pre_tokenizer = backend.pre_tokenizer
+    if backend.post_processor is not None:
+        quoting.post_processor = backend.post_processor
+    added = sorted(backend.get_added_tokens_decoder().items())
+    # Special tokens are recognised before normalization here, whatever their flag, for the reason above.
+    quoting.add_tokens([_unnormalized(token) if token.special else token for _, token in added])
+    return quoting
+
+
+def _unnormalized(token: AddedToken) -> AddedToken:
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=False,
+        special=True,
+    )
