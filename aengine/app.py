@@ -19,7 +19,8 @@ import anyio
 import anyio.to_thread
 from starlette.types import Receive, Scope, Send
 
-from aengine.config import EngineConfig, ServerConfig, check_names, configure
+from aengine.config import EngineConfig, ServerConfig
+from aengine.configure import check_names, configure
 from aengine.errors import AengineError, ConfigError, EngineFailedError, EngineNotReadyError
 from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.door.errors import error_response

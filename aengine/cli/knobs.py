@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from aengine.cli.errors import UsageError
-from aengine.config import EngineConfig, ListenConfig, ServerConfig, configure, flag
+from aengine.config import EngineConfig, ListenConfig, ServerConfig
+from aengine.configure import configure, flag
 from aengine.errors import ConfigError
 
 T = TypeVar("T", EngineConfig, ServerConfig, ListenConfig)

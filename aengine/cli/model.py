@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, given_knobs, read_knobs
-from aengine.config import EngineConfig, flag
+from aengine.config import EngineConfig
+from aengine.configure import flag
 
 if TYPE_CHECKING:
     from aengine.client import Client

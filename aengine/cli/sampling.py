@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from aengine.cli.errors import UsageError
-from aengine.config import flag
+from aengine.configure import flag
 from aengine.sampling_params import SamplingParams
 
 _HELP = {

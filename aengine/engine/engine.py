@@ -16,7 +16,8 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from aengine.config import EngineConfig, configure
+from aengine.config import EngineConfig
+from aengine.configure import configure
 from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
 from aengine.engine.consume import collect, drain
 from aengine.engine.facts import EngineFacts

@@ -12,7 +12,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from aengine.config import EngineConfig, ServerConfig, configure
+from aengine.config import EngineConfig, ServerConfig
+from aengine.configure import configure
 from aengine.errors import ConfigError
 from aengine.ray_serve.config import ReplicasConfig
 from aengine.ray_serve.ingress import Ingress

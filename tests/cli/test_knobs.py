@@ -9,7 +9,8 @@ import pytest
 
 from aengine.cli.errors import UsageError
 from aengine.cli.knobs import add_knobs, add_model, knobs_of, read_knobs
-from aengine.config import EngineConfig, ListenConfig, ServerConfig, configure
+from aengine.config import EngineConfig, ListenConfig, ServerConfig
+from aengine.configure import configure
 
 KINDS = (EngineConfig, ServerConfig, ListenConfig)
 

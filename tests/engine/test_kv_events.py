@@ -12,7 +12,8 @@ import anyio
 import msgspec
 import pytest
 
-from aengine.config import EngineConfig, configure
+from aengine.config import EngineConfig
+from aengine.configure import configure
 from aengine.engine import Engine
 from aengine.errors import ConfigError
 from aengine.sampling_params import SamplingParams

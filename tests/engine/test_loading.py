@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from aengine.config import EngineConfig, configure
+from aengine.config import EngineConfig
+from aengine.configure import configure
 from aengine.engine import loaded
 from aengine.errors import AengineError, CheckpointError
 from aengine.model.config import ModelConfig

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from aengine.client import Client
-from aengine.config import EngineConfig, ServerConfig, check_names
+from aengine.config import EngineConfig, ServerConfig
+from aengine.configure import check_names
 from aengine.errors import AdapterError, ConfigError, InvalidRequestError, ModelNotFoundError, ServerError
 from aengine.http.adapter_folders import AdapterFolders
 from aengine.http.door.errors import HTTPError

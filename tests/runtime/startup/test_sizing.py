@@ -6,7 +6,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from aengine.config import EngineConfig, configure
+from aengine.config import EngineConfig
+from aengine.configure import configure
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.model.hub import resolve_model

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from aengine.cache.windows import WindowRoom
-from aengine.config import EngineConfig, configure
+from aengine.config import EngineConfig
+from aengine.configure import configure
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.runtime.startup.sizing import size_pool
