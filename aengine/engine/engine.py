@@ -7,7 +7,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -18,9 +18,8 @@ import anyio.to_thread
 
 from aengine.config import EngineConfig
 from aengine.configure import configure
-from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
-from aengine.engine.consume import collect, drain
 from aengine.engine.facts import EngineFacts
+from aengine.engine.generation import Generation
 from aengine.engine.kv_events import Publisher, published_events
 from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.engine.loaded import Loaded, load
@@ -37,28 +36,22 @@ from aengine.errors import (
     EngineFailedError,
     EngineNotReadyError,
     InvalidRequestError,
-    renamed_param,
 )
 from aengine.latency import Latencies
 from aengine.sampling_params import SamplingParams
 from aengine.scheduling.sequence import Sequence as TokenSequence
 from aengine.step_plan import Pool
-from aengine.text.answer.parser import ChatPrompt
 from aengine.text.grammar.grammars import Matcher
-from aengine.text.tokens.bad_words import banned_sequences
 from aengine.timeline import Timeline
-from aengine.types import Completion, Fragment, Stats
+from aengine.types import Stats
 
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.runtime.startup.start import Start
 
 log = logging.getLogger("aengine")
 
-Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]
 
-
-class Engine(EngineFacts, PooledAnswers, Sleeping):
+class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
     """An LLM on one device, used as `async with Engine(...) as engine`.
 
     The knobs are those of `EngineConfig`, given one by one or as `config=`; `AENGINE_*` variables fill in
@@ -182,130 +175,6 @@ class Engine(EngineFacts, PooledAnswers, Sleeping):
                 log.error("the timeline could not be completed", exc_info=error)
 
     # ---- requests -----------------------------------------------------------------------------------------
-
-    def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
-    ) -> AsyncGenerator[Fragment, None]:
-        """Stream the continuation of a prompt: text as the tokenizer reads it, or token ids.
-
-        `options` are those of `submit`. Closing the generator (break, cancellation, timeout) aborts the
-        request.
-        """
-        return drain(lambda: self.submit(prompt, params, **options))
-
-    async def complete(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """Like `generate`, collected into one `Completion`."""
-        return await collect(await self.submit(prompt, params, **options))
-
-    def chat_stream(
-        self, messages: Messages, params: SamplingParams | None = None, **options: Any
-    ) -> AsyncGenerator[Fragment, None]:
-        """Stream the assistant's next message in a chat, rendered with the checkpoint's chat template.
-
-        `options` are those of `submit_chat`.
-        """
-        return drain(lambda: self.submit_chat(messages, params, **options))
-
-    async def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """Like `chat_stream`, collected into one `Completion`."""
-        return await collect(await self.submit_chat(messages, params, **options))
-
-    async def submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Stream:
-        """Validate, tokenize and enqueue. The consumer of the stream must `abort()` it when it stops early.
-
-        `sampling` overrides single fields of the checkpoint's default `SamplingParams`; `params` replaces
-        them. A lower `priority` goes first; requests with different `cache_salt` share no cached prefix. `adapter` is
-        the name of a loaded one.
-
-        Raises `InvalidRequestError`, `ContextLengthError`, `QueueFullError`, `ModelNotFoundError`;
-        `EngineNotReadyError`, `EngineClosedError` or `EngineFailedError` where the engine does not serve.
-        """
-        ready = self._serving()
-        self._gate.check()
-        params = resolved_params(ready.default_params, params, sampling, self.vocab_size)
-        check_routing(priority, cache_salt, adapter)
-        ready.adapter(adapter)
-        banned = await banned_sequences(params.bad_words, ready.tokenizer)
-        if isinstance(prompt, str):
-            token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
-        else:
-            token_ids = token_id_list(prompt)
-        grammar = await ready.grammar(params)
-        await self._gate.enter()
-        return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt, adapter)
-
-    async def submit_chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-        **sampling: Any,
-    ) -> Stream:
-        """`submit` for a chat: `tools` and `template_kwargs` go to the chat template.
-
-        With `continue_final_message` the answer goes on with the last message, which is the beginning of it.
-        """
-        check_routing(priority, cache_salt, adapter)
-        self._serving().adapter(adapter)
-        prompt = await self.encode_chat(
-            messages,
-            tools=tools,
-            template_kwargs=template_kwargs,
-            continue_final_message=continue_final_message,
-            context=self.max_model_len,
-        )
-        with renamed_param({"prompt": "messages"}):
-            return await self.submit(
-                prompt.token_ids,
-                params,
-                request_id=request_id,
-                priority=priority,
-                cache_salt=cache_salt,
-                adapter=adapter,
-                **sampling,
-            )
-
-    async def encode_chat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        context: int | None = None,
-    ) -> ChatPrompt:
-        """A chat as the model reads it, rendered with the checkpoint's chat template.
-
-        It ends with what opens the assistant's next message, or with neither, or with the last message's content.
-        Raises `InvalidRequestError` where the messages do not suit the template, or have `context` tokens or more.
-        """
-        with renamed_param({"prompt": "messages"}):
-            return await self._serving().tokenizer.encode_chat_prompt(
-                dict_list(messages, "messages"),
-                None if tools is None else dict_list(tools, "tools"),
-                None if template_kwargs is None else dict(template_kwargs),
-                add_generation_prompt,
-                continue_final_message,
-                context,
-            )
 
     def _enqueue(
         self,
