@@ -16,9 +16,8 @@ from aengine.cache.windows import WindowRoom
 from aengine.errors import ContextLengthError, QueueFullError
 from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.batch import Batch
-from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.commit import commit_chunks, commit_draws
-from aengine.scheduling.counters import Counters
+from aengine.scheduling.decodes import Decodes
 from aengine.scheduling.flight import Flight
 from aengine.scheduling.integrity import (
     check_batch,
@@ -31,17 +30,13 @@ from aengine.scheduling.integrity import (
 )
 from aengine.scheduling.loading import Loading
 from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.phases import Phases
+from aengine.scheduling.prefills import Prefills
 from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
-from aengine.scheduling.sharing import shared_runs
 from aengine.scheduling.snapshots import SequenceSnapshots
 from aengine.scheduling.windows import SequenceWindows
-from aengine.step_plan import MixedLimit, PrefillChunk, SharedRun, StepPlan, StepResult
-
-# A burst must not delay the steps of those who run. Once so many sequences have entered in a step, those that forked
-# included, or so many tokens were looked up in the cache for them, no further request enters.
-MAX_ADMISSIONS = 64
-MAX_LOOKED_UP = 131_072
+from aengine.step_plan import MixedLimit, StepPlan, StepResult
 
 
 class Scheduler:
@@ -76,30 +71,33 @@ class Scheduler:
     ) -> None:
         if max_rows < 1 or max_step_tokens < max_rows:
             raise ValueError(f"a step of {max_step_tokens} tokens cannot carry {max_rows} sequences")
-        self._snapshots = None if snapshots is None else SequenceSnapshots(snapshots, slot_of(max_rows), page_size)
-        self._windows = None if windows is None else SequenceWindows(windows, page_size)
-        self.memory = SequenceMemory(num_pages, page_size, prefix_cache, self._snapshots, self._windows)
-        self.counters = Counters()
-        self._max_step_tokens = max_step_tokens
-        self._mixed_limit = mixed_limit
-        self._max_queue = max_queue
-        self._page_size = page_size
-        self._on_begin = on_begin
-        self._make_sibling = make_sibling
-        self._unforked = 0  # choices that wait as a number
+        self.memory = SequenceMemory(
+            num_pages,
+            page_size,
+            prefix_cache,
+            None if snapshots is None else SequenceSnapshots(snapshots, slot_of(max_rows), page_size),
+            None if windows is None else SequenceWindows(windows, page_size),
+        )
         self.adapters = adapters
+        self._max_queue = max_queue
         self._waiting = WaitingQueue() if adapters is None else adapters
         self._batch = Batch(max_rows, self.memory)
+        self._phases = Phases(self._waiting, self._batch)
+        self.counters = self._phases.counters
+        self._decodes = Decodes(self.memory, self._phases)
+        self._prefills = Prefills(self.memory, self._phases, max_step_tokens, mixed_limit, on_begin, make_sibling)
         self._flights: deque[Flight] = deque()
         self._next_step = 0
-        self.loading: Loading | None = None  # where there are tiers below the pool
-        self._shared_rows: list[int] | None = None  # the decode rows that `_shared` was worked out for
-        self._shared: list[SharedRun] = []
 
     def attach(self, tiers: Tiers) -> Loading:
         """Let waiting sequences have pages from the tiers below the tree, which is still empty."""
-        self.loading = Loading(self.memory, tiers, self._waiting)
-        return self.loading
+        self._prefills.loading = Loading(self.memory, tiers, self._waiting)
+        return self._prefills.loading
+
+    @property
+    def loading(self) -> Loading | None:
+        """The loads from the tiers below the tree; None where there are none."""
+        return self._prefills.loading
 
     # ---- what the engine sees -----------------------------------------------------------------------------
 
@@ -111,7 +109,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """The number of sequences in the queue, and of choices that are still to fork from one."""
-        return len(self._waiting) + self._unforked
+        return len(self._waiting) + self._phases.unforked
 
     @property
     def idle(self) -> bool:
@@ -122,7 +120,7 @@ class Scheduler:
     @property
     def capacity_tokens(self) -> int:
         """The longest sequence, prompt and output, that the pool can hold alone."""
-        return self.memory.usable_pages * self._page_size + 1  # the newest token needs no KV
+        return self.memory.usable_pages * self.memory.page_size + 1  # the newest token needs no KV
 
     def add(self, sequence: Sequence) -> None:
         """Enqueue a sequence; its `siblings` fork from it behind its prefill.
@@ -138,7 +136,7 @@ class Scheduler:
                 "max_tokens",
             )
         self._check_room(1 + sequence.siblings)
-        self._unforked += sequence.siblings
+        self._phases.unforked += sequence.siblings
         self._waiting.push(sequence)
 
     def add_pooled(self, sequences: Seq[Sequence]) -> None:
@@ -163,8 +161,8 @@ class Scheduler:
         """Plan the next step and count it as launched, or return None when nothing can run now."""
         plan = StepPlan(step=self._next_step, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[])
         flight = Flight(plan)
-        self._plan_decode(plan, flight)
-        self._plan_prefill(plan, flight)
+        self._decodes.plan(plan, flight)
+        self._prefills.plan(plan, flight)
         if not plan.decode and not plan.prefill:
             return None
         plan.structured = self._batch.structured > 0 and any(
@@ -184,16 +182,16 @@ class Scheduler:
         for sequence in flight.decode:
             if sequence.phase is not Phase.FINISHED:
                 sequence.computed += 1
-        updates = commit_chunks(flight, result, self._end)
-        updates += commit_draws(flight, result, self.counters, self._end)
+        updates = commit_chunks(flight, result, self._phases.end)
+        updates += commit_draws(flight, result, self.counters, self._phases.end)
         for sequence, _, forks in flight.prefill:  # after the draws, which tell whose numbers are not finite
             for holder in (sequence, *forks):
                 if holder.phase is Phase.RUNNING:
                     self.memory.publish(holder)
         if flight.prefill:
-            self._shared_rows = None  # those who are decoding already may share more now
+            self._decodes.share_more()
         for sequence in flight.carried():
-            self._land(sequence)
+            self._phases.land(sequence)
         return updates
 
     def structured(self, plan: StepPlan) -> list[Sequence]:
@@ -204,11 +202,11 @@ class Scheduler:
     def finish(self, sequence: Sequence, n_tokens: int) -> None:
         """End a sequence after its first `n_tokens` output tokens (a stop string matched there)."""
         del sequence.output[n_tokens:]
-        self._end(sequence)
+        self._phases.end(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence in whatever phase it is, and the choices that have yet to fork from it; once is enough."""
-        self._end(sequence)
+        self._phases.end(sequence)
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """Give up a step and its successors in flight, none of which may still be running on the device.
@@ -229,10 +227,10 @@ class Scheduler:
                     sequence.cacheable = False
                     if sequence.phase is not Phase.FINISHED:
                         failed.append(sequence)
-                        self._end(sequence)
+                        self._phases.end(sequence)
                 elif sequence.phase is Phase.RUNNING:
-                    self._leave(sequence, Phase.PREEMPTED)
-                self._land(sequence)
+                    self._phases.leave(sequence, Phase.PREEMPTED)
+                self._phases.land(sequence)
         self._flights = kept
         return failed
 
@@ -252,225 +250,10 @@ class Scheduler:
         check_pages(self.memory, {*running, *leaving}, [] if self.loading is None else self.loading.pages)
         check_snapshots(self.memory, {*running, *leaving})
         check_windows(self.memory, {*running, *leaving})
-        check_unforked(self._unforked, {*self._waiting, *running, *leaving})
+        check_unforked(self._phases.unforked, {*self._waiting, *running, *leaving})
         if self.adapters is not None:
             self.adapters.check_integrity([*running, *leaving])
         if self.loading is not None:
             self.loading.check_integrity()
         if self.idle:
             check_idle(self.memory)
-
-    # ---- planning -----------------------------------------------------------------------------------------
-
-    def _plan_decode(self, plan: StepPlan, flight: Flight) -> None:
-        stalled = 0  # sequences that wait for promised pages
-        page_size, windows = self._page_size, self._windows
-        running = self._batch.running
-        index = 0
-        while index < len(running):  # preemption may shorten the list behind `index`
-            sequence = running[index]
-            index += 1
-            launched = sequence.launched
-            drawn = len(sequence.output) + sequence.pending
-            if not sequence.decoding or drawn >= sequence.max_output:
-                continue  # still in prefill, or its last draw is in flight
-            if sequence.grammar is not None and sequence.grammar.late:
-                continue  # what it may draw is being worked out: nobody waits for that
-            if launched == len(sequence.pages) * page_size:
-                if not self._find_page(sequence, stalled):
-                    stalled += 1
-                    continue
-                plan.new_pages.append((sequence.row, len(sequence.pages), self.memory.grow(sequence)))
-                if windows is not None:
-                    plan.new_window_pages += windows.grow(sequence, launched + 1)
-            elif windows is not None and sequence.window_shown < sequence.window_first:
-                plan.new_window_pages += windows.grow(sequence, launched)
-            sequence.launched = launched + 1
-            if self._snapshots is not None and self.memory.prefix_cache:
-                plan.state_copies += self._snapshots.after_decode(sequence)
-            sequence.pending += 1
-            sequence.in_flight += 1
-            plan.decode.append(sequence.row)
-            flight.decode.append(sequence)
-        if plan.decode != self._shared_rows:
-            self._shared_rows = plan.decode
-            self._shared = shared_runs(flight.decode, page_size)
-        plan.shared = self._shared
-
-    def _find_page(self, sequence: Sequence, stalled: int) -> bool:
-        """Make one page free for a decoding sequence, if need be by preempting the one of the largest rank. False: not
-        in this step.
-        """
-        while not self.memory.reserve(1):
-            if stalled < self._batch.promised:
-                return False  # a page is on its way
-            victim = self._batch.running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
-
-    def _plan_prefill(self, plan: StepPlan, flight: Flight) -> None:
-        budget = PrefillBudget(self._max_step_tokens, len(plan.decode), self._mixed_limit)
-        batch = self._batch
-        for sequence in batch.running:
-            if not budget.left:
-                return
-            if not sequence.decoding:
-                self._plan_chunk(sequence, budget, plan, flight)
-        looked_up = 0
-        while budget.left and batch.free_rows and (head := self._waiting.head()) is not None:
-            if len(plan.new_rows) >= MAX_ADMISSIONS or looked_up > MAX_LOOKED_UP:
-                return
-            if self.loading is not None and self.loading.begin(head, headroom=len(batch.running)):
-                looked_up += head.length
-                continue
-            if not self.memory.admit(head, headroom=len(batch.running)):
-                return  # first come, first served: nobody overtakes the head, but for those whose adapter is not there
-            self._waiting.pop()
-            looked_up += head.length
-            self._begin(head)
-            plan.new_rows.append(batch.enter(head))
-            if head.resumes_from and head.launched:
-                plan.state_loads.append((head.resumes_from, slot_of(head.row)))
-            self._plan_chunk(head, budget, plan, flight)
-
-    def _begin(self, sequence: Sequence) -> None:
-        """Count a request's prompt when it enters for the first time."""
-        if sequence.cached is None:
-            sequence.cached = min(sequence.launched, sequence.prompt_len)
-            self.counters.prompt_tokens += sequence.prompt_len
-            self.counters.cached_tokens += sequence.cached
-            from_host = min(sequence.from_host, sequence.cached)
-            self.counters.cached_host_tokens += from_host
-            self.counters.cached_disk_tokens += min(sequence.from_disk, sequence.cached - from_host)
-            if self._on_begin is not None:
-                self._on_begin(sequence)
-
-    def _plan_chunk(self, sequence: Sequence, budget: PrefillBudget, plan: StepPlan, flight: Flight) -> None:
-        """Add the next chunk of a prefill."""
-        start = sequence.launched
-        known = ready = sequence.length
-        if self._windows is not None and (ready := min(known, self._window_room(sequence))) <= start:
-            budget.close()
-            return
-        end = start + budget.take(start, ready - start)
-        if ready < known:
-            budget.close()
-        chunk = PrefillChunk(row=sequence.row, start=start, token_ids=sequence.ids(start, end), samples=end == known)
-        if sequence.pool is not None:
-            _plan_pool(sequence, chunk)
-        if sequence.scoring:
-            chunk.score_ids = sequence.prompt[start + 1 : end + 1].tolist()
-            chunk.top = sequence.params.prompt_logprobs or 0
-        if self._snapshots is not None and self.memory.prefix_cache:
-            chunk.saves = self._snapshots.in_chunk(sequence, start, end)
-        if self._windows is not None:
-            plan.new_window_pages += self._windows.grow(sequence, end)
-        sequence.launched = end
-        sequence.in_flight += 1
-        forks: list[Sequence] = []
-        if chunk.samples:
-            sequence.pending += 1
-            sequence.decoding = True
-            forks = self._plan_forks(sequence, plan)
-            chunk.forks = [fork.row for fork in forks]
-        plan.prefill.append(chunk)
-        flight.prefill.append((sequence, chunk, forks))
-
-    def _window_room(self, sequence: Sequence) -> int:
-        """How many tokens of a prompt there are pages of windows for, if need be by preempting.
-
-        None for more than are launched: not in this step.
-        """
-        windows = self._windows
-        if windows is None:
-            return sequence.length
-        while True:
-            room = windows.room(sequence, headroom=len(self._batch.running))
-            # What comes back from its own last chunk, or from those who leave, is on its way.
-            if room > sequence.launched or sequence.in_flight or self._batch.promised:
-                return room
-            victim = self._batch.running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return 0
-
-    def _plan_forks(self, leader: Sequence, plan: StepPlan) -> list[Sequence]:
-        """Fork the siblings of a leader, which draw from the leader's logits.
-
-        Where rows or pages run out, the next sibling queues up, and the others will fork from that one.
-        """
-        unforked, leader.siblings = leader.siblings, 0
-        forks: list[Sequence] = []
-        while unforked:
-            sibling = self._make_sibling(leader, leader.index + 1 + len(forks))
-            unforked -= 1
-            self._unforked -= 1
-            if not self._batch.free_rows or not self.memory.reserve(1):
-                sibling.siblings = unforked
-                self._waiting.push(sibling)
-                break
-            copy = self.memory.fork(leader, sibling)
-            if self._windows is not None and (window_copy := self._windows.fork(leader, sibling)) is not None:
-                plan.window_copies.append(window_copy)
-            plan.new_rows.append(self._batch.enter(sibling, leader))
-            if self._snapshots is not None:
-                plan.state_copies.append((slot_of(leader.row), slot_of(sibling.row)))
-            if copy is not None:
-                plan.page_copies.append(copy)
-                plan.new_pages.append((sibling.row, len(sibling.pages) - 1, copy[1]))
-            sibling.pending += 1
-            sibling.decoding = True
-            sibling.in_flight += 1
-            forks.append(sibling)
-        return forks
-
-    # ---- leaving ------------------------------------------------------------------------------------------
-
-    def _land(self, sequence: Sequence) -> None:
-        """Note that a step that named the sequence is over."""
-        if self._batch.land(sequence):
-            self._requeue(sequence)
-
-    def _leave(self, sequence: Sequence, phase: Phase) -> None:
-        """Take a RUNNING sequence out of the batch, at once or when its last step in flight lands."""
-        if self._batch.leave(sequence, phase):
-            self._requeue(sequence)
-
-    def _requeue(self, sequence: Sequence) -> None:
-        """Return a preempted sequence that has given everything back to its place in the queue."""
-        if sequence.phase is Phase.PREEMPTED:
-            sequence.phase = Phase.WAITING
-            sequence.sought = False
-            self._waiting.push(sequence)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.counters.preemptions += 1
-        self._leave(sequence, Phase.PREEMPTED)
-
-    def _end(self, sequence: Sequence) -> None:
-        match sequence.phase:
-            case Phase.FINISHED:
-                return
-            case Phase.WAITING:
-                self._waiting.remove(sequence)
-                sequence.phase = Phase.FINISHED
-            case Phase.PREEMPTED:
-                sequence.phase = Phase.FINISHED
-            case Phase.RUNNING:
-                self._leave(sequence, Phase.FINISHED)
-        self.counters.ended += 1
-        self._unforked -= sequence.siblings
-        sequence.siblings = 0
-
-
-def _plan_pool(sequence: Sequence, chunk: PrefillChunk) -> None:
-    """Pool a chunk: the last one in place of a draw, and of a mean every one."""
-    if chunk.samples:
-        chunk.samples = False
-        sequence.pending += 1
-        sequence.decoding = True
-    elif sequence.pool is None or not sequence.pool.of_all_tokens:
-        return
-    chunk.pool = sequence.pool
