@@ -16,9 +16,9 @@ import anyio.to_thread
 
 from aengine.errors import EngineClosedError, EngineFailedError, InvalidRequestError, ModelNotFoundError
 from aengine.model.hub import resolve_adapter
-from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.adapters import Load, LoadedAdapter
 from aengine.scheduling.sequence import Sequence
+from aengine.scheduling.waiting.adapter_queue import AdapterQueue
 from aengine.types import AdapterInfo
 
 if TYPE_CHECKING:  # torch, which `load` imports

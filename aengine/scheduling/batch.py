@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.holdings.memory import SequenceMemory
 from aengine.scheduling.sequence import Phase, Sequence
 from aengine.step_plan import NewRow
 

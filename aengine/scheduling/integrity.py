@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.holdings.memory import SequenceMemory
 from aengine.scheduling.sequence import AdmittedPages, Phase, Sequence
 
 

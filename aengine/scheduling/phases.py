@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.counters import Counters
-from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Phase, Sequence
+from aengine.scheduling.waiting.adapter_queue import AdapterQueue
+from aengine.scheduling.waiting.queue import WaitingQueue
 
 
 class Phases:

@@ -14,11 +14,13 @@ from aengine.cache.snapshots import SnapshotRoom, slot_of
 from aengine.cache.tiers.tiers import Tiers
 from aengine.cache.windows import WindowRoom
 from aengine.errors import ContextLengthError, QueueFullError
-from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.batch import Batch
 from aengine.scheduling.commit import commit_chunks, commit_draws
-from aengine.scheduling.decodes import Decodes
 from aengine.scheduling.flight import Flight
+from aengine.scheduling.holdings.loading import Loading
+from aengine.scheduling.holdings.memory import SequenceMemory
+from aengine.scheduling.holdings.snapshots import SequenceSnapshots
+from aengine.scheduling.holdings.windows import SequenceWindows
 from aengine.scheduling.integrity import (
     check_batch,
     check_flights,
@@ -28,14 +30,12 @@ from aengine.scheduling.integrity import (
     check_unforked,
     check_windows,
 )
-from aengine.scheduling.loading import Loading
-from aengine.scheduling.memory import SequenceMemory
 from aengine.scheduling.phases import Phases
-from aengine.scheduling.prefills import Prefills
-from aengine.scheduling.queue import WaitingQueue
+from aengine.scheduling.planning.decodes import Decodes
+from aengine.scheduling.planning.prefills import Prefills
 from aengine.scheduling.sequence import Phase, Sequence, Update, sibling_of
-from aengine.scheduling.snapshots import SequenceSnapshots
-from aengine.scheduling.windows import SequenceWindows
+from aengine.scheduling.waiting.adapter_queue import AdapterQueue
+from aengine.scheduling.waiting.queue import WaitingQueue
 from aengine.step_plan import MixedLimit, StepPlan, StepResult
 
 

@@ -12,10 +12,10 @@ from aengine.cache.radix import packed
 from aengine.cache.snapshots import SnapshotRoom
 from aengine.cache.windows import WindowRoom
 from aengine.sampling_params import SamplingParams
-from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.adapters import Load, LoadedAdapter
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Sequence, Update, sibling_of
+from aengine.scheduling.waiting.adapter_queue import AdapterQueue
 from aengine.step_plan import Pool, StepPlan
 from aengine.types import FinishReason
 from tests.scheduling.fake_device import POISON, FakeDevice, check, naive_output

@@ -6,7 +6,7 @@ import pytest
 
 from aengine.cache.radix import packed
 from aengine.sampling_params import SamplingParams
-from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.holdings.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Stepper, prompt_of
 

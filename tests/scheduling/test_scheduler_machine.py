@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from aengine.cache.snapshots import SnapshotRoom
 from aengine.cache.windows import WindowRoom
-from aengine.scheduling import sharing
+from aengine.scheduling.planning import sharing
 from aengine.scheduling.sequence import Sequence
 from tests.scheduling.stepping import Kind, Stepper
 

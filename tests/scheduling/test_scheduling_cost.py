@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 
 from aengine.cache.radix import Match, RadixTree
-from aengine.scheduling.prefills import MAX_ADMISSIONS, MAX_LOOKED_UP
+from aengine.scheduling.planning.prefills import MAX_ADMISSIONS, MAX_LOOKED_UP
 from aengine.step_plan import StepPlan
 from tests.scheduling.stepping import Stepper, prompt_of
 

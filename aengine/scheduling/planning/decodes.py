@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.holdings.memory import SequenceMemory
 from aengine.scheduling.phases import Phases
+from aengine.scheduling.planning.sharing import shared_runs
 from aengine.scheduling.sequence import Sequence
-from aengine.scheduling.sharing import shared_runs
 from aengine.step_plan import SharedRun, StepPlan
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from aengine.cache.pages import PageAllocator
 from aengine.cache.radix import Node, RadixTree
+from aengine.scheduling.holdings.snapshots import SequenceSnapshots
+from aengine.scheduling.holdings.windows import SequenceWindows
 from aengine.scheduling.sequence import AdmittedPages, Sequence
-from aengine.scheduling.snapshots import SequenceSnapshots
-from aengine.scheduling.windows import SequenceWindows
 
 
 @dataclass(frozen=True, slots=True)

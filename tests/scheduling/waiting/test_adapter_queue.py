@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aengine.scheduling.adapter_queue import AdapterQueue
 from aengine.scheduling.adapters import LoadedAdapter
 from aengine.scheduling.sequence import Phase, Sequence
+from aengine.scheduling.waiting.adapter_queue import AdapterQueue
 from tests.scheduling.stepping import Stepper, prompt_of
 from tests.scheduling.test_scheduling_cost import calls
 

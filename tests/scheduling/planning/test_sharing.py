@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.scheduling import sharing
+from aengine.scheduling.planning import sharing
 from aengine.step_plan import StepPlan
 from tests.scheduling.stepping import Stepper, prompt_of
 

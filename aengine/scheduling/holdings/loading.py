@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from aengine.cache.tiers.tiers import Load, Tiers
-from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.holdings.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aengine.cache.snapshots import slot_of
-from aengine.scheduling.budget import PrefillBudget
 from aengine.scheduling.flight import Flight
-from aengine.scheduling.loading import Loading
-from aengine.scheduling.memory import SequenceMemory
+from aengine.scheduling.holdings.loading import Loading
+from aengine.scheduling.holdings.memory import SequenceMemory
 from aengine.scheduling.phases import Phases
+from aengine.scheduling.planning.budget import PrefillBudget
 from aengine.scheduling.sequence import Sequence
 from aengine.step_plan import MixedLimit, PrefillChunk, StepPlan
 

@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
 
 from aengine.scheduling.adapters import Load, LoadedAdapter
-from aengine.scheduling.queue import WaitingQueue
 from aengine.scheduling.sequence import Sequence
+from aengine.scheduling.waiting.queue import WaitingQueue
 
 _Key = tuple[float, int, int]  # smallest first
 
