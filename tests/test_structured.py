@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.engine.arguments import resolved_params
+from aengine.engine.requests.arguments import resolved_params
 from aengine.errors import InvalidRequestError
 from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured

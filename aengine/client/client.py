@@ -17,8 +17,8 @@ from aengine.client.pooling import PooledAnswers
 from aengine.client.sleep import Sleeping
 from aengine.client.stream import RemoteStream
 from aengine.client.wire import DONE, read_chunk, read_event, request_body, response_error
-from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
-from aengine.engine.consume import collect, drain
+from aengine.engine.requests.arguments import check_routing, dict_list, resolved_params, token_id_list
+from aengine.engine.requests.consume import collect, drain
 from aengine.errors import (
     AengineError,
     ConfigError,

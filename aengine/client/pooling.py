@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from aengine.client.wire import CachedTokens, request_json
-from aengine.engine.arguments import check_routing, prompt_list, text_list
+from aengine.engine.requests.arguments import check_routing, prompt_list, text_list
 from aengine.errors import InvalidRequestError, ServerError
 from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores, Usage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from aengine.engine.stream import Stream
+from aengine.engine.requests.stream import Stream
 from aengine.errors import AengineError, EngineClosedError
 from aengine.types import Fragment
 

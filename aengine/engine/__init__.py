@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from aengine.engine.stream import Stream
+from aengine.engine.requests.stream import Stream
 from aengine.engine.without_collections import without_collections
 
 if TYPE_CHECKING:

@@ -21,14 +21,14 @@ from aengine.configure import configure
 from aengine.engine.facts import EngineFacts
 from aengine.engine.generation import Generation
 from aengine.engine.kv_events import Publisher, published_events
-from aengine.engine.live import LiveChoice, LiveRequest
 from aengine.engine.loaded import Loaded, load
 from aengine.engine.loop import StepLoop
-from aengine.engine.pooling.answers import PooledAnswers, Routing
-from aengine.engine.pooling.request import PooledPrompt, PooledRequest
+from aengine.engine.pooled_answers import PooledAnswers, Routing
+from aengine.engine.requests.live import LiveChoice, LiveRequest
+from aengine.engine.requests.pooled import PooledPrompt, PooledRequest
+from aengine.engine.requests.stream import Stream
 from aengine.engine.sleep import Sleeping
 from aengine.engine.stats import snapshot
-from aengine.engine.stream import Stream
 from aengine.errors import (
     AengineError,
     ConfigError,

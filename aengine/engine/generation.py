@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from aengine.engine.arguments import check_routing, dict_list, resolved_params, token_id_list
-from aengine.engine.consume import collect, drain
-from aengine.engine.gate import Gate
 from aengine.engine.loaded import Loaded
-from aengine.engine.stream import Stream
+from aengine.engine.requests.arguments import check_routing, dict_list, resolved_params, token_id_list
+from aengine.engine.requests.consume import collect, drain
+from aengine.engine.requests.gate import Gate
+from aengine.engine.requests.stream import Stream
 from aengine.errors import renamed_param
 from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import ChatPrompt

@@ -17,7 +17,7 @@ from aengine.cache.radix import Namespace, packed
 from aengine.cache.tiers.disk import DiskPages
 from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
-from aengine.engine.live import begin, make_sibling
+from aengine.engine.requests.live import begin, make_sibling
 from aengine.engine.tiers import PageCarriers, open_disk, tiers_below
 from aengine.engine.without_collections import without_collections
 from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelNotFoundError

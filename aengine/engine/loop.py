@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.engine.live import LiveChoice, LiveRequest
-from aengine.engine.pooling.request import PooledPrompt, PooledRequest
+from aengine.engine.requests.live import LiveChoice, LiveRequest
+from aengine.engine.requests.pooled import PooledPrompt, PooledRequest
 from aengine.errors import AengineError, DeviceLostError, EngineFailedError, InvalidRequestError
 from aengine.scheduling.scheduler import Scheduler
 from aengine.scheduling.sequence import Phase, Update

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, get_args
 import anyio.to_thread
 
 from aengine.config import EngineConfig
-from aengine.engine.gate import Gate
-from aengine.engine.live import LiveRequest
 from aengine.engine.loaded import Loaded, described_model
 from aengine.engine.loop import StepLoop
-from aengine.engine.pooling.request import PooledRequest
+from aengine.engine.requests.gate import Gate
+from aengine.engine.requests.live import LiveRequest
+from aengine.engine.requests.pooled import PooledRequest
 from aengine.errors import ConfigError, EngineNotReadyError, InvalidRequestError
 from aengine.model.hub import resolve_model
 from aengine.runtime.sleep import SleepableMemory

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 
 from aengine.engine import Engine
-from aengine.engine.stream import Stream
+from aengine.engine.requests.stream import Stream
 from aengine.ray_serve.routing.cached_keys import CachedKeys
 from aengine.ray_serve.routing.prompt import Prompt
 

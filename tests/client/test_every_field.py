@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from aengine import Client, Engine, Fragment, InvalidRequestError, SamplingParams, Structured, Usage
-from aengine.engine.arguments import resolved_params
-from aengine.engine.consume import collect
+from aengine.engine.requests.arguments import resolved_params
+from aengine.engine.requests.consume import collect
 from aengine.types import Choice, Completion, PromptLogprob, TokenLogprob, TopLogprob
 from tests.http.fake_engine import VOCAB_SIZE, WORDS, FakeEngine, FakeStream, FragmentStream, adapter_info
 from tests.http.serving import serving

@@ -8,7 +8,7 @@ import pytest
 
 import aengine
 from aengine import ContextLengthError, InvalidRequestError, SamplingParams
-from aengine.engine.seeds import sibling_seed
+from aengine.engine.requests.seeds import sibling_seed
 
 pytestmark = pytest.mark.anyio
 

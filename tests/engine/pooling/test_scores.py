@@ -15,8 +15,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 import aengine
-from aengine.engine import arguments
-from aengine.engine.pooling import answers
+from aengine.engine import pooled_answers
+from aengine.engine.requests import arguments
 from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError
 from tests.engine.conftest import idle
 from tests.engine.pooling.checkpoints import FAMILIES, VOCAB, hidden_states, logits, write, write_modules
@@ -202,7 +202,7 @@ async def test_each_side_of_what_is_compared_is_bounded_and_named_by_itself(
             with pytest.raises(ContextLengthError, match=f"given as {name}") as refused:
                 await engine.score(*sides)
             assert refused.value.param == name
-        monkeypatch.setattr(answers, "MAX_TOKENS", 4)
+        monkeypatch.setattr(pooled_answers, "MAX_TOKENS", 4)
         with pytest.raises(InvalidRequestError, match="more than 4 tokens together"):
             await engine.score(queries, documents)
 
@@ -284,7 +284,7 @@ async def test_bad_rankings_are_refused_by_name(engine: aengine.Engine, tmp_path
 
 async def test_the_tokens_of_a_request_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query stands in front of each of its documents, so that a small body may ask for a lot."""
-    monkeypatch.setattr(answers, "MAX_TOKENS", 300)
+    monkeypatch.setattr(pooled_answers, "MAX_TOKENS", 300)
     folder = tmp_path / "Qwen3-Reranker-tiny"
     write(folder, "qwen3", "vocabulary", tie_word_embeddings=True)
     async with running(folder) as engine:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.engine.arguments import prompt_list
+from aengine.engine.requests.arguments import prompt_list
 from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.pooling import (
     ClassifiedData,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from aengine.engine.pooling.request import PooledPrompt
-from aengine.engine.seeds import sibling_seed
-from aengine.engine.stream import Stream
+from aengine.engine.requests.pooled import PooledPrompt
+from aengine.engine.requests.seeds import sibling_seed
+from aengine.engine.requests.stream import Stream
 from aengine.errors import NonFiniteLogitsError
 from aengine.latency import Latencies
 from aengine.scheduling.sequence import Sequence as TokenSequence

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.engine.arguments import check_routing, prompt_list, text_list
-from aengine.engine.gate import Gate
 from aengine.engine.loaded import Loaded
-from aengine.engine.pooling.request import PooledRequest
 from aengine.engine.pooling.scorer import Scorer, refuse_scores
 from aengine.engine.pooling.vectors import cosine, embedding_of, probabilities, vector_of
+from aengine.engine.requests.arguments import check_routing, prompt_list, text_list
+from aengine.engine.requests.gate import Gate
+from aengine.engine.requests.pooled import PooledRequest
 from aengine.errors import InvalidRequestError, renamed_param
 from aengine.step_plan import Pool
 from aengine.types import Classes, Classified, Embeddings, Ranked, Ranking, Scores
