@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from aengine.http.endpoints.metrics.families import histogram_family
+from aengine.http.endpoints.operators.metrics.families import histogram_family
 from aengine.latency import Latencies
 from aengine.types import Stats
 

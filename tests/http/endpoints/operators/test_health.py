@@ -16,7 +16,7 @@ import aengine
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
 from aengine.errors import CheckpointError, DeviceLostError
-from aengine.http.endpoints.health import STALL_SECONDS, Health
+from aengine.http.endpoints.operators.health import STALL_SECONDS, Health
 from aengine.http.state import ServerState
 from aengine.sampling_params import SamplingParams
 from tests.http.fake_engine import IDLE, FakeEngine, recital

@@ -14,12 +14,12 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.http.endpoints.metrics.adapters import adapter_families, vllm_adapter_info
-from aengine.http.endpoints.metrics.families import histogram_family
-from aengine.http.endpoints.metrics.states import state_families
-from aengine.http.endpoints.metrics.tiers import tier_families
-from aengine.http.endpoints.metrics.vllm import vllm_families
-from aengine.http.endpoints.metrics.windows import window_families
+from aengine.http.endpoints.operators.metrics.adapters import adapter_families, vllm_adapter_info
+from aengine.http.endpoints.operators.metrics.families import histogram_family
+from aengine.http.endpoints.operators.metrics.states import state_families
+from aengine.http.endpoints.operators.metrics.tiers import tier_families
+from aengine.http.endpoints.operators.metrics.vllm import vllm_families
+from aengine.http.endpoints.operators.metrics.windows import window_families
 from aengine.http.hypercorn.in_flight import StatusCounts
 from aengine.http.state import ServerState
 from aengine.latency import Latencies

@@ -1,0 +1,1 @@
+"""What operators ask for: health, load, metrics, sleep, adapters, aborting."""
