@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from aengine.kernels.collective.threads import Meeting
-from aengine.runtime.executor import Executor, Forwarded, Outcome
+from aengine.runtime.step.executor import Executor, Forwarded, Outcome
 from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
 

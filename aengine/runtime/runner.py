@@ -17,13 +17,13 @@ from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
 from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
-from aengine.runtime.batch import StepInputs, build_inputs
 from aengine.runtime.device import ForwardThreads
-from aengine.runtime.executor import Executor, Forwarded, Outcome
-from aengine.runtime.own_tokens import draw_from_own
-from aengine.runtime.pooling import pool_chunks, pooled_tokens, read_pools
-from aengine.runtime.rows import Rows
-from aengine.runtime.scoring import read_scores, score_chunks
+from aengine.runtime.step.batch import StepInputs, build_inputs
+from aengine.runtime.step.executor import Executor, Forwarded, Outcome
+from aengine.runtime.step.own_tokens import draw_from_own
+from aengine.runtime.step.pooling import pool_chunks, pooled_tokens, read_pools
+from aengine.runtime.step.rows import Rows
+from aengine.runtime.step.scoring import read_scores, score_chunks
 from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Kind, Sampler
 from aengine.step_plan import RowLogprobs, StepPlan, StepResult

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.runtime.executor import Executor, Forwarded, Outcome
+from aengine.runtime.step.executor import Executor, Forwarded, Outcome
 from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
 from aengine.timeline import DEVICE, Timeline, plan_counts

@@ -12,7 +12,7 @@ import transformers
 
 import aengine
 from aengine.model.hub import resolve_model
-from aengine.runtime import scoring
+from aengine.runtime.step import scoring
 from aengine.types import PromptLogprob
 from tests.engine.conftest import idle
 

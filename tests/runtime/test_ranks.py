@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
-from aengine.runtime.executor import Forwarded
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
+from aengine.runtime.step.executor import Forwarded
 
 MEETINGS = 3
 

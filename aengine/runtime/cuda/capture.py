@@ -21,9 +21,9 @@ from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, prefill_sizes
 from aengine.runtime.cuda.ranks import DeviceRanks
 from aengine.runtime.cuda.runner import GraphedExecutor
-from aengine.runtime.executor import Executor
 from aengine.runtime.ranks import RankedExecutor
-from aengine.runtime.rows import Rows
+from aengine.runtime.step.executor import Executor
+from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan

@@ -24,8 +24,8 @@ from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
-from aengine.runtime.own_tokens import draw_from_own
-from aengine.runtime.rows import Rows
+from aengine.runtime.step.own_tokens import draw_from_own
+from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Draws, Kind, Sampler
 from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
 

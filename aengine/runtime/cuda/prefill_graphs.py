@@ -24,8 +24,8 @@ from aengine.cache.states import StatePool
 from aengine.kernels.delta.base import StateBatch
 from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
-from aengine.runtime.rows import Rows
-from aengine.runtime.states import token_saves
+from aengine.runtime.step.rows import Rows
+from aengine.runtime.step.states import token_saves
 from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan
 

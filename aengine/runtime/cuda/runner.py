@@ -18,9 +18,9 @@ from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.cuda.lost import WAITED_IN_VAIN
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, PrefillShape
-from aengine.runtime.executor import Executor, Forwarded, Outcome
-from aengine.runtime.pooling import pool_chunks
 from aengine.runtime.runner import StepExecutor, read_outcome
+from aengine.runtime.step.executor import Executor, Forwarded, Outcome
+from aengine.runtime.step.pooling import pool_chunks
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind

@@ -19,10 +19,8 @@ from aengine.model.decoder import Decoder
 from aengine.model.load import Placement, load_shards
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.device import forward_threads, host_memory, resolve_dtype, resolve_kv_dtype
-from aengine.runtime.executor import Executor
 from aengine.runtime.page_copies import HostCopier, RankedCopies
 from aengine.runtime.ranks import RankedExecutor, ThreadedRanks
-from aengine.runtime.rows import Rows
 from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.sleep import HostSleep
 from aengine.runtime.startup.lora import make_room, places_of
@@ -30,6 +28,8 @@ from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import CPU_KV_GIB, host_slots, size_pool
 from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, step_tokens
 from aengine.runtime.startup.window_sizing import sliding_layers
+from aengine.runtime.step.executor import Executor
+from aengine.runtime.step.rows import Rows
 from aengine.runtime.weights import Weights
 from aengine.sampling.sampler import Sampler
 

@@ -15,7 +15,7 @@ pytest.importorskip("triton")  # comes with the runner's kernels
 
 from aengine.runtime.cuda import clock
 from aengine.runtime.cuda.runner import CudaRunner, CudaStep, PendingOutcome
-from aengine.runtime.executor import Outcome
+from aengine.runtime.step.executor import Outcome
 
 
 def accelerator_error(code: int | None) -> torch.AcceleratorError:

@@ -20,12 +20,12 @@ from aengine.model.hub import resolve_model
 from aengine.model.load import adaptable_linears, load_model
 from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
-from aengine.runtime.executor import Outcome
 from aengine.runtime.runner import Forwarded, StepExecutor, read_outcome
+from aengine.runtime.step.executor import Outcome
 from aengine.sampling_params import SamplingParams
 from aengine.step_plan import Pool, PrefillChunk, StepPlan
 from tests.lessons.rig import Rig
-from tests.runtime.test_batch import plan
+from tests.runtime.step.test_batch import plan
 
 
 class FixedShapeAttention(TorchAttention):

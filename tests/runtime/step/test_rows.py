@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from aengine.runtime.rows import Rows
+from aengine.runtime.step.rows import Rows
 from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow
 

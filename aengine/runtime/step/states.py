@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aengine.cache.snapshots import slot_of
 from aengine.kernels.delta.base import StateBatch
-from aengine.runtime.rows import Upload
+from aengine.runtime.step.rows import Upload
 from aengine.step_plan import StepPlan
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.kernels.delta.base import StateBatch
-from aengine.runtime.rows import Rows
-from aengine.runtime.states import state_batch
+from aengine.runtime.step.rows import Rows
+from aengine.runtime.step.states import state_batch
 from aengine.step_plan import StepPlan
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.runtime.pooling import ChunkPools
-from aengine.runtime.scoring import ChunkScores
+from aengine.runtime.step.pooling import ChunkPools
+from aengine.runtime.step.scoring import ChunkScores
 from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
 

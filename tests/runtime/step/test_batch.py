@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from aengine.runtime.batch import build_inputs
-from aengine.runtime.rows import Rows
+from aengine.runtime.step.batch import build_inputs
+from aengine.runtime.step.rows import Rows
 from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.model.decoder import Decoder
-from aengine.runtime.rows import Rows
+from aengine.runtime.step.rows import Rows
 from aengine.step_plan import StepPlan
 
 

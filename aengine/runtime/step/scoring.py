@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aengine.runtime.rows import Upload
+from aengine.runtime.step.rows import Upload
 from aengine.sampling_params import MAX_LOGPROBS
 from aengine.step_plan import StepPlan
 from aengine.types import PromptLogprob
