@@ -26,7 +26,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 import aengine
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from bench.results import Report
 
 TARGETS = {("demo", "one"): 1.3, ("demo", "mixed"): 3.0, ("30m", "mixed"): 3.0}

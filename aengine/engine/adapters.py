@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 
 from aengine.errors import EngineClosedError, EngineFailedError, InvalidRequestError, ModelNotFoundError
-from aengine.model.hub import resolve_adapter
+from aengine.model.loading.hub import resolve_adapter
 from aengine.scheduling.adapters import Load, LoadedAdapter
 from aengine.scheduling.sequence import Sequence
 from aengine.scheduling.waiting.adapter_queue import AdapterQueue

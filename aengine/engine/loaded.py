@@ -22,8 +22,8 @@ from aengine.engine.tiers import PageCarriers, open_disk, tiers_below
 from aengine.engine.without_collections import without_collections
 from aengine.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelNotFoundError
 from aengine.model.fields import Fields, read_json_object
-from aengine.model.fingerprint import fingerprint_of
-from aengine.model.hub import resolve_adapter, resolve_model
+from aengine.model.loading.fingerprint import fingerprint_of
+from aengine.model.loading.hub import resolve_adapter, resolve_model
 from aengine.runtime.driver import open_contexts
 from aengine.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.adapters import LoadedAdapter
@@ -38,8 +38,8 @@ from aengine.timeline import Timeline
 if TYPE_CHECKING:  # torch, which `load` imports
     from aengine.engine.pooling.scorer import Scorer
     from aengine.model.config import ModelConfig
-    from aengine.model.generation import GenerationDefaults
-    from aengine.model.pooling import PoolingConfig
+    from aengine.model.loading.generation import GenerationDefaults
+    from aengine.model.loading.pooling import PoolingConfig
     from aengine.runtime.startup.ready import Runtime
     from aengine.runtime.startup.start import Start
 
@@ -237,8 +237,8 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         check_library()
         tokenizer = _load_tokenizer(config, folder)
         from aengine.engine.pooling.scorer import scorer_of
-        from aengine.model.generation import GenerationDefaults
-        from aengine.model.pooling import PoolingConfig
+        from aengine.model.loading.generation import GenerationDefaults
+        from aengine.model.loading.pooling import PoolingConfig
         from aengine.runtime.startup.start import start_runtime
 
         model = described_model(config, folder)
@@ -291,7 +291,7 @@ def _fingerprint(folder: Path, config: EngineConfig, runtime: Runtime) -> bytes:
 def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
     """The model in `folder`, as the knobs have it loaded. Raises `CheckpointError` and `ConfigError`."""
     from aengine.model.config import ModelConfig
-    from aengine.model.pooling import without_head
+    from aengine.model.loading.pooling import without_head
 
     model = ModelConfig.from_folder(folder)
     if config.load_format == "auto":

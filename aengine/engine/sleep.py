@@ -19,7 +19,7 @@ from aengine.engine.requests.gate import Gate
 from aengine.engine.requests.live import LiveRequest
 from aengine.engine.requests.pooled import PooledRequest
 from aengine.errors import ConfigError, EngineNotReadyError, InvalidRequestError
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.runtime.sleep import SleepableMemory
 from aengine.types import SleepMode
 

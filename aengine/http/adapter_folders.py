@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aengine.http.door.errors import HTTPError
 from aengine.http.folders import folder_below
-from aengine.model.hub import is_hub_id
+from aengine.model.loading.hub import is_hub_id
 
 
 class AdapterFolders:

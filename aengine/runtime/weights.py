@@ -10,7 +10,7 @@ import torch
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.reload import matching_checkpoint
+from aengine.model.loading.reload import matching_checkpoint
 
 
 class Weights:

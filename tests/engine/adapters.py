@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import aengine
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.engine.conftest import idle
 from tests.model.lora.adapters import write_adapter
 

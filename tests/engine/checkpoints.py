@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 
 
 def other_demo(folder: Path, seed: int = 1) -> Path:

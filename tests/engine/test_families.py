@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import aengine
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.model.checkpoints import CASES, Reference, reference, write_checkpoint
 
 pytestmark = pytest.mark.anyio

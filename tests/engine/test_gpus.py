@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from aengine import Engine, SamplingParams
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from bench.lora import write_adapter
 from tests.model.checkpoints import write_checkpoint
 

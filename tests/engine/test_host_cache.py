@@ -16,7 +16,7 @@ import torch
 
 import aengine
 from aengine.errors import ConfigError
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from aengine.types import Completion
 from tests.engine.conftest import idle
 from tests.model.checkpoints import write_checkpoint

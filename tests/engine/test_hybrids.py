@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import aengine
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.model.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.anyio

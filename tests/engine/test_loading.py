@@ -18,7 +18,7 @@ from aengine.configure import configure
 from aengine.engine import loaded
 from aengine.errors import AengineError, CheckpointError
 from aengine.model.config import ModelConfig
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import Start
 

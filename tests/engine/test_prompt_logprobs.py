@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import aengine
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.runtime.step import scoring
 from aengine.types import PromptLogprob
 from tests.engine.conftest import idle

@@ -29,7 +29,7 @@ from aengine.errors import (
 )
 from aengine.model.checkpoint.pieces import Piece
 from aengine.model.checkpoint.staging import StagingBuffer
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from aengine.runtime.weights import Weights
 from tests.engine.adapters import Written
 from tests.engine.checkpoints import other_demo, with_config

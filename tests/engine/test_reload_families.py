@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aengine
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.engine.checkpoints import other_numbers
 from tests.engine.conftest import idle
 from tests.model.checkpoints import CASES, write_checkpoint

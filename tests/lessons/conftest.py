@@ -13,8 +13,8 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.hub import resolve_model
-from aengine.model.load import load_model
+from aengine.model.loading.hub import resolve_model
+from aengine.model.loading.load import load_model
 from aengine.text.tokens.tokenizer import Tokenizer
 
 PROMPT = "The capital of France is"

@@ -16,7 +16,7 @@ from aengine.kernels.collective.threads import Meeting, ThreadCollective
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.load import Placement, load_shards
+from aengine.model.loading.load import Placement, load_shards
 from aengine.model.lora.room import LoraRoom
 
 from .harness import Harness, Running

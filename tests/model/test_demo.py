@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.generation import GenerationDefaults
-from aengine.model.hub import resolve_model
-from aengine.model.load import load_model
+from aengine.model.loading.generation import GenerationDefaults
+from aengine.model.loading.hub import resolve_model
+from aengine.model.loading.load import load_model
 
 from .checkpoints import NEW_TOKENS
 from .harness import Harness, Running

@@ -14,7 +14,7 @@ from aengine.kernels.linear.weights import dequantize
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.dense import in_fp8
-from aengine.model.load import load_model
+from aengine.model.loading.load import load_model
 
 from .checkpoints import write_checkpoint
 from .harness import Harness

@@ -17,7 +17,7 @@ import pytest
 
 import aengine
 from aengine.errors import CheckpointError, InvalidRequestError
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.cli.running import AENGINE, environment
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 
 pytestmark = pytest.mark.alone
 

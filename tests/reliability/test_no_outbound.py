@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.cli.running import environment
 
 # Events go straight to a file: the program under test cannot lose them.

@@ -21,8 +21,8 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.blocks.step import Step
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.hub import resolve_model
-from aengine.model.load import load_model
+from aengine.model.loading.hub import resolve_model
+from aengine.model.loading.load import load_model
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult

@@ -14,7 +14,7 @@ from aengine.text.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # torch
     from aengine.model.config import ModelConfig
-    from aengine.model.pooling import PoolingConfig
+    from aengine.model.loading.pooling import PoolingConfig
 
 QWEN3_RERANKER = "qwen3-reranker"  # in the names of its models
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.load import adaptable_linears
+from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.survey import survey
 from aengine.model.spec import ExpertsSpec
 from aengine.runtime.adapters import Filler, RankedPlaces

@@ -24,7 +24,7 @@ from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.checkpoint.staging import staging_ring
 from aengine.model.config import ModelConfig
-from aengine.model.load import Placement, load_shards
+from aengine.model.loading.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
 from aengine.model.spec import LatentSpec
 from aengine.runtime.cuda.adapters import DeviceFiller

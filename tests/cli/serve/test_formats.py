@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.cli.running import served
 from tests.http.serving import parse_events
 from tests.model.quant.checkpoints import write_quantized

@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 
 HIDDEN = 64
 VOCAB = 4096

@@ -23,7 +23,7 @@ from aengine.model.checkpoint.weights import INDEX, SINGLE, Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import Group
-from aengine.model.load import load_model
+from aengine.model.loading.load import load_model
 from tests.model.checkpoints import write_checkpoint
 
 Change = Callable[[dict[str, Tensor]], None]

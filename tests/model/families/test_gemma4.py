@@ -16,7 +16,7 @@ from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.load import load_model
+from aengine.model.loading.load import load_model
 from tests.model.checkpoints import write_checkpoint
 from tests.model.harness import Harness
 

@@ -17,7 +17,7 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.load import adaptable_linears, load_model
+from aengine.model.loading.load import adaptable_linears, load_model
 from aengine.model.lora.room import LoraRoom
 from aengine.model.lora.survey import survey
 from aengine.runtime.adapters import HostFiller, RankedPlaces

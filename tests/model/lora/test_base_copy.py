@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from aengine.errors import AdapterError
 from aengine.model.config import ModelConfig
-from aengine.model.load import adaptable_linears
+from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.read import read_adapter
 
 from ..checkpoints import write_checkpoint

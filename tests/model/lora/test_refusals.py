@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from aengine.errors import AdapterError
 from aengine.model.config import ModelConfig
-from aengine.model.load import adaptable_linears
+from aengine.model.loading.load import adaptable_linears
 from aengine.model.lora.linears import Linears
 from aengine.model.lora.read import read_adapter
 from aengine.model.lora.room import LoraRoom

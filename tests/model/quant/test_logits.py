@@ -12,7 +12,7 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.load import load_model
+from aengine.model.loading.load import load_model
 
 from ..harness import Harness
 from .checkpoints import write_quantized

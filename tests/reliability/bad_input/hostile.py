@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from tests.http.demo_server import DemoEngine, hosted_demo
 
 API_KEY = "the-key-of-this-server-and-no-word-of-an-error"

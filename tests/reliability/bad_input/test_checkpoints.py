@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.text.template import rendering
 from tests.reliability.bad_input.hostile import Hostile, hostile_demo
 from tests.reliability.bad_input.meanwhile import Meanwhile

@@ -16,8 +16,8 @@ from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.hub import resolve_model
-from aengine.model.load import adaptable_linears, load_model
+from aengine.model.loading.hub import resolve_model
+from aengine.model.loading.load import adaptable_linears, load_model
 from aengine.model.lora.room import LoraRoom, kind_of
 from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
 from aengine.runtime.runner import Forwarded, StepExecutor, read_outcome

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.model.checkpoints import write_checkpoint
 
 pytestmark = [

@@ -12,7 +12,7 @@ import torch
 
 import aengine
 from aengine.errors import EngineNotReadyError
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.anyio]
 

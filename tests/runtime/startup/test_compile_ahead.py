@@ -15,7 +15,7 @@ from triton import knobs
 from aengine.config import EngineConfig
 from aengine.kernels.launch import Launch
 from aengine.model.config import ModelConfig
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.runtime.startup import compile_ahead
 from aengine.runtime.startup.job import Job
 

@@ -11,7 +11,7 @@ import torch
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 

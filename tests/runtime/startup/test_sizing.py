@@ -10,7 +10,7 @@ from aengine.config import EngineConfig
 from aengine.configure import configure
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.runtime.startup.sizing import size_pool
 from aengine.runtime.startup.step_sizes import step_tokens
 

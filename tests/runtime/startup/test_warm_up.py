@@ -11,7 +11,7 @@ import torch
 from aengine.config import EngineConfig
 from aengine.kernels.launch import Launch
 from aengine.model.config import ModelConfig
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.runtime.runner import Runner
 from aengine.runtime.startup.start import start_runtime
 from aengine.step_plan import StepPlan

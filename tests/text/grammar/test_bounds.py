@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from aengine.errors import InvalidRequestError, QueueFullError
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.structured import Structured
 from aengine.text.grammar.grammars import Grammars
 from aengine.text.grammar.source import GrammarLimits, grammar_source

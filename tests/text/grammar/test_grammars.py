@@ -34,7 +34,7 @@ PERSON = {
 
 @pytest.fixture
 def demo() -> Tokenizer:
-    from aengine.model.hub import resolve_model
+    from aengine.model.loading.hub import resolve_model
 
     return Tokenizer.load(resolve_model(None, None))
 

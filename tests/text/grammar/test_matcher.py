@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from aengine.model.hub import resolve_model
+from aengine.model.loading.hub import resolve_model
 from aengine.structured import Structured
 from aengine.text.grammar import grammars as grammars_module
 from aengine.text.grammar import matcher as matcher_module

@@ -9,9 +9,8 @@ import pytest
 
 from aengine.errors import CheckpointError
 from aengine.model.config import ModelConfig
-from aengine.model.generation import GenerationDefaults
-
-from .test_config import QWEN3
+from aengine.model.loading.generation import GenerationDefaults
+from tests.model.test_config import QWEN3
 
 
 def read(

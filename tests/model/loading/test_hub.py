@@ -12,8 +12,8 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import HubError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.hub import DEMO, resolve_model
-from aengine.model.load import load_model
+from aengine.model.loading.hub import DEMO, resolve_model
+from aengine.model.loading.load import load_model
 
 from .checkpoints import write_checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 
 from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.model.config import ModelConfig
-from aengine.model.pooling import PoolingConfig, without_head
+from aengine.model.loading.pooling import PoolingConfig, without_head
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

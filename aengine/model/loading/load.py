@@ -17,7 +17,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.dummy import fill_random
+from aengine.model.loading.dummy import fill_random
 from aengine.model.lora.linears import Linears
 from aengine.model.lora.room import LoraRoom
 

@@ -12,7 +12,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.model.load import checkpoint_of
+from aengine.model.loading.load import checkpoint_of
 
 _OF_THE_DEVICE = ("ranks", "lora")  # rather than of the checkpoint
 _CONVERTED = ("dtype",)  # while weights are read
