@@ -14,8 +14,7 @@ from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import DEMO, resolve_model
 from aengine.model.loading.load import load_model
-
-from .checkpoints import write_checkpoint
+from tests.model.checkpoints import write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
