@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aengine.errors import HubError
 
-DEMO = Path(__file__).parent.parent / "demo" / "model"
+DEMO = Path(__file__).parents[2] / "demo" / "model"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
 # What loading reads: of folders within only JSON, where sentence-transformers says how embeddings are pooled. Some
