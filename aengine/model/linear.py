@@ -53,6 +53,9 @@ class LoadedLinear:
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self.loaded.after(norm, x)
 
+    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
+        return self.loaded.activated(norm, x)
+
 
 class LoadedExperts:
     """The same for the experts of a layer."""

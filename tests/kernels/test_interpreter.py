@@ -45,7 +45,7 @@ TINY = " or ".join(
         "test_flash4.py",
         "test_fused.py",
         "test_shared_tokens.py",
-        "(test_triton_adapted.py and (undefined or alone or anew or float32_weights))",
+        "(test_triton_adapted.py and (undefined or alone or anew or float32_weights or (activated and (few or mixed-16-True))))",
         "(test_triton_adapted.py and float32 and (fused-1-16 or long-3-8) and mixed and (after or add_gated))",
         "(test_triton_adapted.py and fused-20-8 and mixed and (after or add_gated))",
         "(test_adapted_experts.py and (called or float32-7-False-8))",

@@ -51,3 +51,10 @@ class Linear(Protocol):
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]; one kernel where that is faster."""
         ...
+
+    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
+        """SiLU(gate) * up of the outputs, gate first, behind a norm if there is one: [tokens, outputs / 2].
+
+        None where that is not faster than leaving it to the product that follows.
+        """
+        ...

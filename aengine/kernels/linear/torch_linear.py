@@ -36,3 +36,6 @@ class TorchLinear:
 
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self(norm(x))
+
+    def activated(self, norm: Norm | None, x: Tensor) -> None:
+        return None

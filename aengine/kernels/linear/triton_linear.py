@@ -57,3 +57,6 @@ class TritonLinear:
         if self.norms(x, norm):
             return self._few_rows(x, self._weight, self._bias, norm=norm, low_rank=low_rank)
         return self(norm(x), low_rank)
+
+    def activated(self, norm: Norm | None, x: Tensor) -> None:
+        return None

@@ -45,8 +45,9 @@ def shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, la
 def _shrink_config(tiles: int, height: int, r: int, k: int, element_size: int, launch: Launch) -> ShrinkConfig:
     if element_size > 2:
         return ShrinkConfig(16, 32, 2 if k >= 512 else 1, 2, 4, 16)
-    if height > 16:
-        return ShrinkConfig(min(64, max(16, power_of_two(r))), 64, 4 if k >= 2048 else 1, 4, 4, 64)
+    if height > 16:  # enough tiles for every processor need fewer pieces
+        splits = 1 if k < 2048 else 2 if tiles > 64 else 4
+        return ShrinkConfig(min(64, max(16, power_of_two(r))), 64, splits, 4 if splits < 4 else 6, 4, 64)
     # All of A is on its way before the wait. Many tiles take many programs, which have to be small.
     piece = 512 if k > 512 else max(16, power_of_two(k))
     block_r, warps = (64, 4) if tiles <= FEW_TILES else (16, 2)

@@ -43,6 +43,9 @@ class TorchAdapted:
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self._linear.after(norm, x) if self._tokens.places is None else self(norm(x))
 
+    def activated(self, norm: Norm | None, x: Tensor) -> None:
+        return None
+
     def _add(self, out: Tensor, x: Tensor, places: Tensor) -> Tensor:
         add = add_present if places.device.type == "cpu" else add_all
         return add(out, x, self._weights, places)

@@ -12,7 +12,8 @@ from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.config import expand_config, shrink_config, shrink_few_config, shrink_row_config
 from aengine.kernels.lora.expand import expand
-from aengine.kernels.lora.order import TokenOrder
+from aengine.kernels.lora.expand_gated import expand_gated, expands_gated
+from aengine.kernels.lora.order import LOW_UP_TO, TokenOrder
 from aengine.kernels.lora.shrink import shrink
 from aengine.kernels.lora.shrink_few import shrink_few
 from aengine.kernels.lora.shrink_row import shrink_row
@@ -59,15 +60,25 @@ class TritonAdapted:
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self._linear.after(norm, x) if self._tokens.places is None else self(norm(x))
 
+    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
+        if self._tokens.places is None or len(x) <= LOW_UP_TO or not expands_gated(self._weights):
+            return None
+        x = x if norm is None else norm(x)
+        return expand_gated(self._inner(x), self._weights, self._linear(x), self._order)
+
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
         """y [tokens, outputs], which is used up, and what the adapters make of x [tokens, inputs]."""
         if not len(x):
             return y
-        order, (a, b) = self._order, (self._weights.a, self._weights.b)
-        config = shrink_config(order.capacity, order.height, *a.shape[1:], a.element_size(), launch_for(x.device))
-        inner = shrink(x.contiguous(), a, order, config, self._scratch)
+        order, b = self._order, self._weights.b
         cut = expand_config(order.height, b.element_size())
-        return expand(inner, b, self._parts, self._weights.outputs, y, order, cut)
+        return expand(self._inner(x), b, self._parts, self._weights.outputs, y, order, cut)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        """A x [tokens, parts * rank] of x [tokens, inputs]."""
+        order, a = self._order, self._weights.a
+        config = shrink_config(order.capacity, order.height, *a.shape[1:], a.element_size(), launch_for(x.device))
+        return shrink(x.contiguous(), a, order, config, self._scratch)
 
 
 class DenseAdapted(TritonAdapted):

@@ -47,12 +47,18 @@ class GatedProducts:
 
     def add_to(self, x: Tensor) -> Tensor:
         """x [tokens, hidden], which may be used up, and on top of it what comes of it."""
-        gate_up = taken(self._gate_up, self._norm, x)
-        if self._activation == "silu":
-            return self._down.add_gated_to(gate_up, x)
-        return self._down.add_to(self._kernels.gelu_mul(gate_up), x)
+        if (inner := self._inner(x)) is not None:
+            return self._down.add_to(inner, x)
+        return self._down.add_gated_to(taken(self._gate_up, self._norm, x), x)
 
     def __call__(self, x: Tensor) -> Tensor:
         """What comes of x [tokens, hidden]; of ranks, each gives its part of the sum."""
-        gate_up = taken(self._gate_up, self._norm, x)
-        return self._down.gated(gate_up) if self._activation == "silu" else self._down(self._kernels.gelu_mul(gate_up))
+        if (inner := self._inner(x)) is not None:
+            return self._down(inner)
+        return self._down.gated(taken(self._gate_up, self._norm, x))
+
+    def _inner(self, x: Tensor) -> Tensor | None:
+        """The activated gate * up [tokens, inner]; None: SiLU is left to the product behind."""
+        if self._activation == "silu":
+            return self._gate_up.activated(self._norm, x)
+        return self._kernels.gelu_mul(taken(self._gate_up, self._norm, x))

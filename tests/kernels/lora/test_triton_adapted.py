@@ -17,7 +17,7 @@ from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.weights import Fp8Weight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
-from aengine.kernels.norms import TritonNorm
+from aengine.kernels.norms import TritonNorm, silu_mul
 from aengine.kernels.parts import Parts
 from aengine.kernels.triton_kernels import TritonKernels
 
@@ -145,6 +145,42 @@ def test_a_linear_of_another_format_is_followed_by_two_kernels_tiny(
     case.set(places, device)
     out, expected = case.run(method, plain, places)
     assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("rank", [16, 32, 64])
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("gate", [pytest.param(128, id="tiny"), pytest.param(12288, id="wide")])
+def test_gate_and_up_of_many_tokens_are_activated_where_adapters_add_theirs(
+    gate: int, mix: str, rank: int, normed: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    case, places = Case(96, (gate, gate), rank, dtype, device), MIXES[mix](300)
+    x = case.random(300, 96, scale=2)
+    assert case.linear.activated(None, x) is None  # without adapters
+    case.set(places, device)
+    out = case.linear.activated(case.norm if normed else None, x)
+    if dtype == torch.float32:
+        assert out is None
+        return
+    before = x.double()
+    if normed:
+        before *= torch.rsqrt(before.square().mean(-1, keepdim=True) + 1e-5) * case.norm.weight.double()
+    first, second = case.product(before, places).chunk(2, dim=-1)
+    assert out is not None
+    assert relative_error(out, F.silu(first) * second) < 2 * tolerance(dtype)  # two roundings on the way
+    assert torch.equal(out, silu_mul(case.linear.after(case.norm, x) if normed else case.linear(x)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "rank"),
+    [(256, (128, 128), 16), (300, (128, 64), 16), (300, (96, 96), 16), (300, (128,) * 2, 24)],
+)
+def test_few_tokens_and_other_shapes_are_activated_by_the_product_behind_tiny(
+    tokens: int, outputs: tuple[int, ...], rank: int, device: torch.device
+) -> None:
+    case = Case(96, outputs, rank, torch.bfloat16, device)
+    case.set([1] * tokens, device)
+    assert case.linear.activated(None, case.random(tokens, 96)) is None
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 70])

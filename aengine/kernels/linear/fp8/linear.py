@@ -55,6 +55,9 @@ class Fp8Linear:
     def after(self, norm: Norm, x: Tensor) -> Tensor:
         return self._product(x, norm=norm)
 
+    def activated(self, norm: Norm | None, x: Tensor) -> None:
+        return None
+
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
         return self._product(gate_up, residual, silu=True)
 

@@ -58,6 +58,9 @@ class Int4Linear:
         """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]."""
         return self(norm(x))
 
+    def activated(self, norm: Norm | None, x: Tensor) -> None:
+        """It is left to the product that follows."""
+
     def _in_order(self, x: Tensor) -> Tensor:
         """x with its columns in the order of the codes'."""
         return x if self._weight.order is None else x.index_select(1, self._weight.order)
