@@ -149,13 +149,14 @@ def test_delta_nets(compiler: Compiler, kept: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rank", [16, 64, 256])
 @pytest.mark.parametrize("tokens", [1, 16, 64, 300])
-@pytest.mark.parametrize(("k", "outputs"), [(4096, (4096, 1024, 1024)), (12288, (4096,))])
+@pytest.mark.parametrize(("k", "outputs"), [(4096, (4096, 1024, 1024)), (4096, (12288, 12288)), (12288, (4096,))])
 def test_adapters(compiler: Compiler, k: int, outputs: tuple[int, ...], tokens: int, rank: int) -> None:
     kernels, adapters, n = TritonKernels(), TokenAdapters(), sum(outputs)
     weights = AdapterWeights(half(9, len(outputs) * rank, k), half(9, n, rank), outputs)
     linear = kernels.adapted(kernels.dense(half(n, k), None), weights, adapters)
     adapters.places = ints(tokens)
     linear.after(norms.TritonNorm(half(k), 1e-6), half(tokens, k))
+    linear.activated(None, half(tokens, k))
     linear.add_gated_to(half(tokens, 2 * k), half(tokens, n))
 
 

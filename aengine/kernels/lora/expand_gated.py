@@ -59,22 +59,22 @@ def _expand_gated_kernel(
         used = used & (tl.load(places_ptr + token, mask=used, other=1) == 0)
     if tl.max(used.to(tl.int32), axis=0) > 0:
         inside = used[:, None]
-        token = token.to(tl.int64)[:, None]
-        y_at = y_ptr + token * (2 * N) + n[None, :]
+        row = token.to(tl.int64)[:, None]
+        y_at = y_ptr + row * (2 * N) + n[None, :]
         gate = tl.load(y_at, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(y_at + N, mask=inside, other=0.0).to(tl.float32)
         if place > 0:
             r = tl.arange(0, RANK)[None, :]
             b_rows = b_ptr + place * (2 * N * RANK) + n[:, None] * RANK + r
             b_gate, b_up = tl.load(b_rows), tl.load(b_rows + N * RANK)
-            inner = inner_ptr + token * (2 * RANK) + r
+            inner = inner_ptr + row * (2 * RANK) + r
             of_gate, of_up = tl.load(inner, mask=inside, other=0.0), tl.load(inner + RANK, mask=inside, other=0.0)
             gate = tl.dot(of_gate.to(b_gate.dtype), tl.trans(b_gate), gate)
             up = tl.dot(of_up.to(b_up.dtype), tl.trans(b_up), up)
         dtype = out_ptr.dtype.element_ty
         gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)  # as a product gives them
         activated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
-        tl.store(out_ptr + token * N + n[None, :], (activated * up).to(dtype), mask=inside)
+        tl.store(out_ptr + row * N + n[None, :], (activated * up).to(dtype), mask=inside)
 
 
 def expands_gated(weights: AdapterWeights) -> bool:
