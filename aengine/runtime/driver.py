@@ -26,3 +26,14 @@ def open_contexts(name: str, count: int = 1) -> None:
     for index in range(first, first + count):
         if driver.cuDeviceGet(ctypes.byref(device), index) == 0:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+def driver_version() -> int:
+    """The newest CUDA that the driver knows, as it writes it: 12080 for 12.8; 0 where there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return version.value

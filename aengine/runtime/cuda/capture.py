@@ -20,6 +20,7 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, prefill_sizes
 from aengine.runtime.cuda.ranks import DeviceRanks
+from aengine.runtime.cuda.recording import give_back
 from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.ranks import RankedExecutor
 from aengine.runtime.step.executor import Executor
@@ -124,10 +125,13 @@ def capture(executors: Executors, progress: bool = False) -> None:
     """Record every graph of every rank, those of the largest steps first. Waits."""
     hidden = None if progress else True  # None: unless stderr is a terminal
     todo = list(zip(*(_graphs(rank) for rank in executors.ranks), strict=True))
-    for ranks in tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
+    for number, ranks in enumerate(tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False)):
         executors.devices([partial(graphs.rehearse, size) for graphs, size in ranks])
         executors.devices.synchronize()
+        if not number:
+            give_back()  # the largest step's, which the graphs will have as their own
         executors.devices([partial(graphs.record, size) for graphs, size in ranks], short=True)
+    give_back()
 
 
 def rehearse(executor: GraphedExecutor) -> None:

@@ -24,6 +24,7 @@ from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
+from aengine.runtime.cuda.recording import recorded
 from aengine.runtime.step.own_tokens import draw_from_own
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Draws, Kind, Sampler
@@ -138,21 +139,20 @@ class DecodeGraphs:
 
     def record(self, size: int) -> None:
         """Record one rehearsed size; the largest should come first, so that the others fit into its memory."""
-        stream = torch.cuda.current_stream(self._rows.device)
         plain, *others = self._kinds(size)
         forward = {plain: torch.cuda.CUDAGraph()}
-        with torch.cuda.graph(forward[plain], pool=self._pool, stream=stream):
+        with recorded(forward[plain], self._pool):
             logits, positions = self._forward(size, plain)
         for other in others:
             forward[other] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(forward[other], pool=self._pool, stream=stream):
+            with recorded(forward[other], self._pool):
                 other_logits, other_positions = self._forward(size, other)
                 logits.copy_(other_logits)
                 positions.copy_(other_positions)
         draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]] = {}
         for kind in CAPTURED_KINDS:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            with recorded(graph, self._pool):
                 drawn = self._draw(logits, positions, kind)
             draws[kind] = (graph, drawn)
         self._graphs[size] = _Captured(forward, logits, draws)

@@ -24,6 +24,7 @@ from aengine.cache.states import StatePool
 from aengine.kernels.delta.base import StateBatch
 from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
+from aengine.runtime.cuda.recording import recorded
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.states import token_saves
 from aengine.sampling.upload import upload
@@ -202,10 +203,9 @@ class PrefillGraphs:
 
     def record(self, size: int) -> None:
         """Record one rehearsed size; the largest should come first, so that the others fit into its memory."""
-        stream = torch.cuda.current_stream(self._rows.device)
         for adapted in self._adapted:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            with recorded(graph, self._pool):
                 self.forward(self._shapes[size], adapted)
             self._graphs[size, adapted] = graph
 

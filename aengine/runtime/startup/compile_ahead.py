@@ -5,7 +5,8 @@ would wait for each other: a tenth of Triton's work and nearly all of flash-attn
 seconds there are processes, which end before the first request is taken. They fill the caches on disk that the
 packages keep anyway; whatever they miss, the start-up compiles itself as it comes to it.
 
-A file in those caches says that a start-up of the same configuration has gone through: then nothing is done.
+A file in those caches says that a start-up of the same configuration has gone through: then nothing is done. It also
+tells how much memory that one needed.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+import torch
 from triton import knobs
 
 from aengine.attention.flash_backend import HALVES, flash4_cache, flash4_runs_on, keep_compiled
 from aengine.runtime.startup.job import Job
+from aengine.runtime.startup.needs import read_needs, write_needs
 
 log = logging.getLogger("aengine")
 
@@ -45,6 +48,10 @@ class CompileAhead:
         self._processes = processes
         self._marks = marks
 
+    def needs(self, devices: Sequence[torch.device]) -> list[int] | None:
+        """Bytes that each device needs beside the weights, as a start-up that went through has found; None: unknown."""
+        return read_needs(self._marks[0], devices) if self._marks else None
+
     def wait(self) -> None:
         """Until all have ended."""
         until = time.monotonic() + LONGEST
@@ -56,13 +63,21 @@ class CompileAhead:
             if status:
                 log.debug("a process that compiles kernels ended with %d", status)
 
-    def keep(self) -> None:
-        """Say that a start-up has gone through: all that it needed is in the caches."""
+    def keep(self, devices: Sequence[torch.device] = (), needs: Sequence[int] | None = None) -> None:
+        """Say that a start-up has gone through: all that it needed is in the caches. needs: what it has measured."""
         for mark in self._marks:
             try:
                 mark.touch()
             except OSError as error:
                 log.debug("%s: %s", mark, error)
+        if needs is not None and self._marks:
+            write_needs(self._marks[0], devices, needs)
+
+    def forget(self) -> None:
+        """The next start-up is to compile and to measure anew."""
+        for mark in self._marks:
+            with suppress(OSError):
+                mark.unlink()
 
     def stop(self) -> None:
         for process in self._processes:
@@ -130,7 +145,7 @@ def _marks(job: Job) -> list[Path]:
         except importlib.metadata.PackageNotFoundError:
             digest.update(b"-")
     package = Path(__file__).resolve().parents[2]
-    for room in ("attention", "kernels", "model", "runtime"):
+    for room in ("attention", "cache", "kernels", "model", "runtime", "sampling"):
         for source in sorted((package / room).rglob("*.py")):
             digest.update(source.read_bytes())
     folders = [Path(knobs.cache.dir), flash4_cache()]

@@ -16,6 +16,7 @@ from aengine.runtime.startup.warm_up import largest_steps, row_share, with_adapt
 from aengine.runtime.startup.window_sizing import trial_bytes
 
 MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
+MOST_CODE = 2**30  # bytes that kernels and libraries have taken on a device once all are loaded; more is others'
 GIB = 2.0**30
 
 
@@ -51,21 +52,28 @@ def room_for_kv(
     make: Callable[[int, int], Executors],
     more_graphs: int,
     states: StateRoom | None = None,
-) -> int:
-    """Bytes for the KV pool of each rank, which the tightest one has. Raises `ConfigError` where nothing is left.
+    known: Sequence[int] | None = None,
+) -> tuple[int, list[int] | None]:
+    """Bytes for the KV pool of each rank, which the tightest one has, and what each needs beside it if that was
+    measured. Raises `ConfigError` where nothing is left.
 
-    Runs the largest step, once with the plainest and once with the greediest sampling, and captures the largest graphs,
-    over `make(num_pages, max_model_len)`, and looks at what that took. more_graphs: bytes of those not captured here;
-    states: of the rows, which `make` makes and which are no part of the room.
+    known: what each rank needs, from an earlier start-up; None: this runs the largest step, once with the plainest and
+    once with the greediest sampling, and captures the largest graphs, over `make(num_pages, max_model_len)`, and looks
+    at what that took. more_graphs: bytes of those not captured here; states: of the rows, which `make` makes and which
+    are no part of the room.
     From then on the process may not allocate more than its budget: torch empties its own cache before it would.
     """
     if config.kv_cache_gib is not None:
-        return int(config.kv_cache_gib * GIB)
+        return int(config.kv_cache_gib * GIB), None
+    torch.cuda.empty_cache()  # of what loading took
+    devices = [_Measured(decoder.device, config.gpu_memory_utilization) for decoder in decoders]
+    kept = 0 if states is None else states.row_bytes
+    if known is not None:
+        return min(device.left(needed) for device, needed in zip(devices, known, strict=True)) - kept, None
     model, kv_dtype = decoders[0].config, decoders[0].kv_dtype
     num_pages, length = trial_pool(config, decoders[0], max_step_tokens)
     pool = trial_bytes(config, model, kv_dtype, num_pages)
     pool += 0 if states is None else states.row_bytes
-    devices = [_Measured(decoder.device, config.gpu_memory_utilization) for decoder in decoders]
     try:
         trial = make(num_pages, length)
         for device in devices:
@@ -86,8 +94,9 @@ def room_for_kv(
     graphs = [free - device.free + more_graphs for free, device in zip(before, devices)]
     del trial
     torch.cuda.empty_cache()
-    kept = 0 if states is None else states.row_bytes
-    return min(device.room(pool, more) for device, more in zip(devices, graphs)) - kept
+    room = min(device.room(pool, more) for device, more in zip(devices, graphs)) - kept
+    needs = [device.needs(pool, more) for device, more in zip(devices, graphs)]
+    return room, needs if all(device.alone for device in devices) else None
 
 
 class _Measured:
@@ -99,6 +108,8 @@ class _Measured:
         self.weights = torch.cuda.memory_allocated(device)
         self.peak = 0  # bytes that were allocated at most
         self._utilization = utilization
+        self._before = self.free
+        self._reserved = torch.cuda.memory_reserved(device)
 
     @property
     def free(self) -> int:
@@ -112,12 +123,38 @@ class _Measured:
         step = self.peak - pool - torch.cuda.memory_allocated(self.device)
         room = budget.ours - held - step - graphs - MARGIN
         if room <= 0:
-            raise ConfigError(
-                f"gpu_memory_utilization: the model does not fit. Of {budget.ours / GIB:.1f} GiB "
-                f"({self._utilization:.0%} of {self.device}) others use {budget.others / GIB:.1f}, the weights "
-                f"{self.weights / GIB:.1f}, the largest step {step / GIB:.1f}, the graphs {graphs / GIB:.1f}: nothing "
-                f"is left for the KV pool. Raise it, lower max_step_tokens or max_num_seqs, spread the model over more "
-                f"GPUs (tensor_parallel_size), or take a smaller model"
-            )
-        torch.cuda.set_per_process_memory_fraction((budget.ours - budget.others) / budget.total, self.device)
+            raise self._refusal(f"the largest step {step / GIB:.1f}, the graphs {graphs / GIB:.1f}")
+        self._bound()
         return room
+
+    def needs(self, pool: int, graphs: int) -> int:
+        """What is needed beside that which was there when this was made; arguments as `room` has them."""
+        step = self.peak - pool - torch.cuda.memory_allocated(self.device)
+        return self._before - self.free + step + graphs
+
+    def left(self, needed: int) -> int:
+        """`room` where it is known how much is needed. Raises `ConfigError`."""
+        room = self.budget.ours - (self.budget.total - self._before) - needed - MARGIN
+        if room <= 0:
+            raise self._refusal(f"all else {needed / GIB:.1f}")
+        self._bound()
+        return room
+
+    @property
+    def alone(self) -> bool:
+        """Whether what has been taken since this was made is this process's, as far as that can be told."""
+        torchs = torch.cuda.memory_reserved(self.device) - self._reserved
+        return 0 <= self._before - self.free - torchs <= MOST_CODE
+
+    def _refusal(self, rest: str) -> ConfigError:
+        budget = self.budget
+        return ConfigError(
+            f"gpu_memory_utilization: the model does not fit. Of {budget.ours / GIB:.1f} GiB "
+            f"({self._utilization:.0%} of {self.device}) others use {budget.others / GIB:.1f}, the weights "
+            f"{self.weights / GIB:.1f}, {rest}: nothing is left for the KV pool. Raise it, lower max_step_tokens or "
+            f"max_num_seqs, spread the model over more GPUs (tensor_parallel_size), or take a smaller model"
+        )
+
+    def _bound(self) -> None:
+        budget = self.budget
+        torch.cuda.set_per_process_memory_fraction((budget.ours - budget.others) / budget.total, self.device)

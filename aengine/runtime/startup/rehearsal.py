@@ -42,7 +42,13 @@ from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.sizing import size_pool
 from aengine.runtime.startup.state_sizing import states_of_rows
 from aengine.runtime.startup.step_sizes import StepSizes
-from aengine.runtime.startup.warm_up import greediest_steps, largest_steps, uncaptured_steps, with_adapters
+from aengine.runtime.startup.warm_up import (
+    greediest_steps,
+    largest_steps,
+    uncaptured_steps,
+    widest_step,
+    with_adapters,
+)
 from aengine.runtime.startup.window_sizing import trial_windows
 
 META = torch.device("meta")
@@ -82,6 +88,8 @@ def run_through(job: Job) -> None:
         config, decoder, pool.num_pages, pool.max_model_len, sizes, attention.fits, pool.states, pool.windows
     )
     uncaptured = uncaptured_steps(config, job.model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
+    if config.kv_cache_gib is None:  # for the next start-up, which knows what the largest step needs
+        uncaptured.append(widest_step(config, steps.most, pool.max_model_len))
     for plan in with_adapters(uncaptured, lora):
         executor.execute(plan)
     rehearse(executor)

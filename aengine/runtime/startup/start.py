@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
-from aengine.runtime.device import resolve_device
+from aengine.runtime.device import resolve_device, resolve_dtype
+from aengine.runtime.startup.libraries import load_libraries
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start_cpu import start_cpu
 
@@ -23,8 +26,17 @@ def start_runtime(
     Raises `ConfigError` and `CheckpointError`.
     """
     device = resolve_device(config.device)
-    if device.type == "cuda":
+    if device.type != "cuda":
+        return start_cpu(config, folder, model, wait_for_text)
+    # Triton finds its own backends by name, instead of in what each installed package says of itself.
+    os.environ.setdefault("TRITON_BACKENDS_IN_TREE", "1")
+    dtype = resolve_dtype(config.dtype, device, model.dtype)
+    with ThreadPoolExecutor(1, "aengine-libraries") as beside:
+        libraries = beside.submit(load_libraries, device, dtype, config.load_format == "auto")
         from aengine.runtime.startup.start_cuda import start_cuda  # brings Triton, which a CPU has no use for
 
-        return start_cuda(config, folder, model, device, wait_for_text)
-    return start_cpu(config, folder, model, wait_for_text)
+        def wait() -> None:
+            wait_for_text()
+            libraries.result()
+
+        return start_cuda(config, folder, model, device, wait)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from triton.runtime.cache import triton_key
 
 from aengine.attention.flash_backend import choose_prefill
@@ -22,7 +21,6 @@ from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
-from aengine.model.checkpoint.staging import staging_ring
 from aengine.model.config import ModelConfig
 from aengine.model.loading.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
@@ -35,16 +33,23 @@ from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.cuda.sleep import CudaSleep
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.page_copies import RankedCopies
-from aengine.runtime.startup.compile_ahead import compile_ahead
+from aengine.runtime.startup.compile_ahead import CompileAhead, compile_ahead
 from aengine.runtime.startup.cuda_memory import GIB, Budget, room_for_kv
 from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.job import Job
+from aengine.runtime.startup.libraries import load_libraries
 from aengine.runtime.startup.lora import adapts_experts, make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
 from aengine.runtime.startup.sizing import check_length, host_slots, size_pool
 from aengine.runtime.startup.state_sizing import states_of_rows
 from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
-from aengine.runtime.startup.warm_up import greediest_largest_step, greediest_steps, uncaptured_steps, with_adapters
+from aengine.runtime.startup.warm_up import (
+    greediest_largest_step,
+    greediest_steps,
+    uncaptured_steps,
+    widest_step,
+    with_adapters,
+)
 from aengine.runtime.startup.window_sizing import trial_windows
 from aengine.runtime.weights import Weights
 
@@ -92,13 +97,13 @@ def start_cuda(
     with (
         compile_ahead(job) as ahead,
         ThreadPoolExecutor(1, "imports") as imports,
+        ThreadPoolExecutor(1, "digest") as digest,
         pinned_beside(slots * page_bytes, len(gpus)) as pinned,
         devices.current(),
     ):
-        for gpu in gpus:
-            _load_libraries(gpu, dtype)
-        if config.load_format == "auto":
-            staging_ring(device)  # torch keeps its pinned memory, and the loader gets it at once
+        keyed = digest.submit(triton_key)  # a hash of all of Triton's files, 0.35 s without the interpreter; it is kept
+        for gpu in gpus[1:]:
+            load_libraries(gpu, dtype, reads=False)
         wait_for_text()
         phases.end("text")
         prefill_bound = longest if kv_dtype == FP8 else 0
@@ -128,6 +133,7 @@ def start_cuda(
         steps = StepSizes.of(config, model, job.capability, job.launch.processors)
         sizes = GraphSizes.of(config, attention[0].capturable, steps.mixed.tokens, steps.most, model.ranks, lora)
         phases.end("imports")
+        keyed.result()
         ahead.wait()
         phases.end("kernels")
 
@@ -151,21 +157,24 @@ def start_cuda(
         more_graphs = sizes.more_bytes(model.vocab_size * dtype.itemsize)
         rows_alone = states_of_rows(config, model, dtype)
         trial = partial(make, sizes=sizes.largest, states=rows_alone, windows=trial_windows(config, model, kv_dtype))
-        room = room_for_kv(config, decoders, steps.most, trial, more_graphs, rows_alone)
+        known = ahead.needs(gpus)
+        room, needs = room_for_kv(config, decoders, steps.most, trial, more_graphs, rows_alone, known)
         pool = size_pool(config, model, kv_dtype, room, dtype=dtype)
-        with _pool_size_errors(config, steps.most):
+        with _pool_size_errors(config, steps.most, ahead):
             pools = nullcontext if memory is None else memory.kv.use
             executors = make(pool.num_pages, pool.max_model_len, sizes, pool.states, pool.windows, pools)
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
+            if known is not None and config.kv_cache_gib is None:  # nobody has run the largest step
+                uncaptured.append(widest_step(config, steps.most, pool.max_model_len))
             executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()
-        phases.end("memory")
-        capture(executors, config.progress)
+            phases.end("memory")
+            capture(executors, config.progress)
         # Compiles what no graph holds: draws that decide something on the host.
         executors.warm_up(with_adapters(greediest_steps(), lora))
         if collectives:  # torch keeps what steps take: to take more of a device may wait for others'
             largest = greediest_largest_step(config, steps.most, pool.max_model_len)
-            with _pool_size_errors(config, steps.most):
+            with _pool_size_errors(config, steps.most, ahead):
                 executors.warm_up(with_adapters([largest], lora))
             for gpu in gpus:
                 keep_small_memory(gpu)
@@ -185,7 +194,7 @@ def start_cuda(
             copies.copy_to_host([0], [0])  # loads what copies need
             copies.copy_to_device([0], [0])
             phases.end("host memory")
-        ahead.keep()
+        ahead.keep(gpus, needs)
     name = ", ".join(f"{torch.cuda.get_device_name(gpu)} ({gpu})" for gpu in gpus)
     log_ready(decoders[0], name, f"{attention[0].name}, {attention[0].why}", config, pool, steps.most, phases)
     failed = [rank.failed for rank in collectives]
@@ -210,21 +219,14 @@ def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: t
     )
 
 
-def _load_libraries(device: torch.device, dtype: torch.dtype) -> None:
-    """What the first product and the first kernel would wait for: cuBLAS, and the digest that keys Triton's cache."""
-    square = torch.zeros((64, 64), dtype=dtype, device=device)
-    F.linear(square, square)
-    square.addmm_(square, square)
-    triton_key()  # a hash of all of Triton's files, 0.3 s; it is remembered
-
-
 @contextmanager
-def _pool_size_errors(config: EngineConfig, max_step_tokens: int) -> Iterator[None]:
+def _pool_size_errors(config: EngineConfig, max_step_tokens: int, ahead: CompileAhead) -> Iterator[None]:
     """Raises `ConfigError` where a pool of the configured size leaves too little memory for everything else."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         if config.kv_cache_gib is None and config.num_pages is None:
+            ahead.forget()  # it may have needed more than the start-up before it
             raise
         knob = "num_pages" if config.kv_cache_gib is None else "kv_cache_gib"
         raise ConfigError(

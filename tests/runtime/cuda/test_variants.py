@@ -42,7 +42,7 @@ from aengine.model.lora.files import WEIGHTS
 from aengine.runtime.adapters import HostFiller
 from aengine.runtime.cuda import capture as cuda_executor
 from aengine.runtime.runner import read_outcome
-from aengine.runtime.startup import rehearsal, start_cuda
+from aengine.runtime.startup import cuda_memory, rehearsal, start_cuda
 from aengine.runtime.startup.compile_ahead import CompileAhead
 from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.ready import Runtime
@@ -165,8 +165,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         "Stream": lambda device: stream,
         "current_stream": lambda device: stream,
         "stream": contextlib.nullcontext,
-        "graph": lambda *args, **options: contextlib.nullcontext(),
-        "CUDAGraph": lambda: SimpleNamespace(replay=nothing),
+        "CUDAGraph": lambda: SimpleNamespace(replay=nothing, capture_begin=nothing, capture_end=nothing),
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     return variants
@@ -316,6 +315,40 @@ def test_nothing_is_compiled_while_serving(
     assert serve(runtime, rows) > 50
     assert compiled.new == []
     assert compiled.flash == attended
+
+
+def test_nothing_is_compiled_while_serving_what_an_earlier_start_up_has_measured(
+    tmp_path: Path, compiled: Variants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Known(CompileAhead):
+        def needs(self, devices: object) -> list[int]:
+            return [GIB // 2]
+
+    @contextlib.contextmanager
+    def known(job: Job) -> Iterator[CompileAhead]:
+        compiled.jobs.append(job)
+        yield Known([], [])
+
+    def tried(*_: object) -> None:
+        raise AssertionError("the largest step is tried")
+
+    monkeypatch.setattr(start_cuda, "compile_ahead", known)
+    monkeypatch.setattr(start_cuda, "choose_prefill", lambda *_: attention_of("flash-attn-4", compiled.flash))
+    monkeypatch.setattr(cuda_memory, "largest_steps", tried)
+    monkeypatch.setattr(rehearsal, "flash4_is_installed", lambda: True)
+    config = EngineConfig(
+        device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=70, page_size=16, progress=False
+    )
+    folder = checkpoint(tmp_path, 8, {})
+    runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
+    launched, attended = set(compiled.known), set(compiled.flash)
+    compiled.new.clear()
+    assert serve(runtime, 70) > 50
+    assert compiled.new == []
+    assert compiled.flash == attended
+    compiled.known.clear()
+    rehearsal.run_through(compiled.jobs[0])
+    assert launched <= compiled.known  # by processes beside the first start-up, which could not know
 
 
 @pytest.mark.slow

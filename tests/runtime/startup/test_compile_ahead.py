@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
@@ -16,9 +17,10 @@ from aengine.config import EngineConfig
 from aengine.kernels.launch import Launch
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model
-from aengine.runtime.startup import compile_ahead
+from aengine.runtime.startup import compile_ahead, needs
 from aengine.runtime.startup.job import Job
 
+GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 JOB = Job(
     config=EngineConfig(),
     model=ModelConfig.from_folder(resolve_model(None, None)),
@@ -107,3 +109,32 @@ def test_devices_without_flash_attention_4_compile_the_engines_own_kernels_alone
     with_flash = len(processes(JOB))
     assert 0 < len(processes(msgspec.structs.replace(JOB, capability=(8, 0)))) < with_flash
     assert 0 < len(processes(msgspec.structs.replace(JOB, dtype="float32"))) < with_flash
+
+
+def test_what_a_start_up_needed_is_there_for_the_next_on_such_a_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run(monkeypatch, "pass")
+    kinds = {GPU: "H200, 150 GB", OTHER: "H100, 85 GB"}
+    monkeypatch.setattr(needs, "kinds_of", lambda devices: [kinds[device] for device in devices])
+
+    def known(*devices: torch.device) -> list[int] | None:
+        with compile_ahead.compile_ahead(JOB) as ahead:
+            return ahead.needs(devices)
+
+    assert known(GPU) is None
+    with compile_ahead.compile_ahead(JOB) as ahead:
+        ahead.keep([GPU], [2**31])
+    assert known(GPU) == [2**31]
+    assert known(OTHER) is None
+    assert known(GPU, GPU) is None
+    with compile_ahead.compile_ahead(JOB) as ahead:
+        ahead.keep([GPU])  # having measured nothing, it leaves what is known
+    assert known(GPU) == [2**31]
+    [mark] = (tmp_path / "triton").iterdir()
+    for nonsense in (b"", b"{", b'{"devices": ["H200, 150 GB"], "nbytes": [-1]}', b"[" * 20_000):
+        mark.write_bytes(nonsense)
+        assert known(GPU) is None
+    with compile_ahead.compile_ahead(JOB) as ahead:
+        ahead.forget()
+    assert processes(JOB)  # all is to be found anew

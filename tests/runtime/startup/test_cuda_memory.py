@@ -19,12 +19,20 @@ TOTAL, OTHERS, WEIGHTS, POOL, ROWS = 80_000 * MB, 500 * MB, 16_000 * MB, 300 * M
 STEP, KEPT, GRAPHS, MORE_GRAPHS = 2_000 * MB, 256 * MB, 400 * MB, 100 * MB
 
 
+Measure = Callable[..., tuple[int, list[int] | None]]
+
+
 class Device:
     """What `torch.cuda` says of memory, of allocations by name."""
 
     def __init__(self) -> None:
+        self.others_take = 0  # while the largest step runs
+        self.begin()
+
+    def begin(self) -> None:
         self.taken = {"weights": WEIGHTS}
         self.peak = WEIGHTS
+        self.others = OTHERS
 
     def take(self, **sizes: int) -> None:
         self.taken |= sizes
@@ -38,7 +46,7 @@ class Device:
         return sum(self.taken.values()) - self.taken.get("graphs", 0)
 
     def info(self, device: object = None) -> tuple[int, int]:
-        return TOTAL - OTHERS - sum(self.taken.values()), TOTAL
+        return TOTAL - self.others - sum(self.taken.values()), TOTAL
 
     def reset_peak(self, device: object = None) -> None:
         self.peak = self.allocated()
@@ -52,6 +60,7 @@ class Trial:
         device.take(pool=POOL, rows=ROWS)
 
     def warm_up(self, plans: Iterable[object]) -> None:
+        self._device.others += self._device.others_take
         for _ in plans:
             self._device.take(kept=KEPT)
             self._device.take(step=STEP)
@@ -65,9 +74,13 @@ class Trial:
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], int]:
-    """The pool's bytes where the engine may use that share of the device."""
-    device = Device()
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch, device: Device) -> Measure:
+    """In a new process: the pool's bytes where the engine may use that share of the device, and what was measured."""
     for name, value in {
         "memory_allocated": device.allocated,
         "memory_reserved": device.allocated,
@@ -85,19 +98,36 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], int]:
     shape = SimpleNamespace(lora=None, kv_shape=lambda *_: pages, windows=[], max_position_embeddings=1024)
     decoder: Any = SimpleNamespace(device=torch.device("cuda", 0), config=shape, kv_dtype=torch.bfloat16)
 
-    def measure(share: float) -> int:
+    def measure(share: float, known: list[int] | None = None) -> tuple[int, list[int] | None]:
+        device.begin()
         config = EngineConfig(model="any", gpu_memory_utilization=share)
         make: Any = lambda *_: Trial(device)  # noqa: E731
-        return room_for_kv(config, [decoder], 8192, make, MORE_GRAPHS)
+        return room_for_kv(config, [decoder], 8192, make, MORE_GRAPHS, known=known)
 
     return measure
 
 
-def test_what_stays_between_steps_is_counted_once(room: Callable[[float], int]) -> None:
+def test_what_stays_between_steps_is_counted_once(room: Measure) -> None:
     rest = OTHERS + WEIGHTS + ROWS + KEPT + STEP + GRAPHS + MORE_GRAPHS + MARGIN
-    assert room(0.5) == TOTAL // 2 - rest
+    assert room(0.5)[0] == TOTAL // 2 - rest
 
 
-def test_a_budget_that_everything_else_fills_is_refused_with_its_arithmetic(room: Callable[[float], int]) -> None:
+def test_a_budget_that_everything_else_fills_is_refused_with_its_arithmetic(room: Measure) -> None:
     with pytest.raises(ConfigError, match=r"others use 0\.5, the weights 15\.6, the largest step 2\.0, the graphs"):
         room(0.2)
+
+
+def test_what_one_start_up_measures_the_next_one_takes_as_it_is(room: Measure) -> None:
+    nbytes, needs = room(0.5)
+    assert needs == [KEPT + STEP + GRAPHS + MORE_GRAPHS + ROWS]
+    assert room(0.5, needs) == (nbytes, None)
+    assert room(0.25, needs)[0] == nbytes - TOTAL // 4
+    with pytest.raises(ConfigError, match=r"others use 0\.5, the weights 15\.6, all else 2\.7: nothing is left"):
+        room(0.2, needs)
+
+
+def test_what_others_took_meanwhile_is_not_remembered(room: Measure, device: Device) -> None:
+    device.others_take = 3_000 * MB
+    nbytes, needs = room(0.5)
+    assert nbytes > 0
+    assert needs is None
