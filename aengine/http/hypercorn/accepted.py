@@ -8,6 +8,8 @@ from typing import Any
 
 from hypercorn.asyncio.tcp_server import TCPServer
 
+from aengine.http.hypercorn.crowd import Crowd, give_back_memory
+
 _CLOSING = 60.0  # seconds that a client may take for what it has not yet read
 _RESERVED = 256  # descriptors for everything else, or a quarter of them
 
@@ -19,6 +21,7 @@ class OpenConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._crowd = Crowd(give_back_memory)
         self.count = 0
         self.idle: dict[AcceptedConnection, None] = {}  # the oldest first
 
@@ -31,10 +34,12 @@ class OpenConnections:
             del self.idle[oldest]
             oldest.writer.transport.abort()
         self.count += 1
+        self._crowd.grew(self.count)
         return True
 
     def leave(self) -> None:
         self.count -= 1
+        self._crowd.shrank(self.count)
 
 
 class AcceptedConnection(TCPServer):

@@ -1,0 +1,58 @@
+"""Memory is given back when most of many connections have left, once for each crowd."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from aengine.http.hypercorn import crowd
+from aengine.http.hypercorn.crowd import CROWD, Crowd, give_back_memory
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "_SECONDS", 0.0)
+
+
+async def wave(of: Crowd, most: int, left: int = 0) -> None:
+    """Connections come one after the other until there are `most`, and go until `left` are left."""
+    for count in range(1, most + 1):
+        of.grew(count)
+    for count in range(most - 1, left - 1, -1):
+        of.shrank(count)
+    await asyncio.sleep(0.01)  # the loop's next turns
+
+
+async def test_once_after_each_crowd() -> None:
+    given: list[None] = []
+    of = Crowd(lambda: given.append(None))
+    await wave(of, CROWD - 1)
+    assert len(given) == 0
+    await wave(of, CROWD, left=CROWD // 10 + 1)
+    assert len(given) == 0  # too many are there still
+    await wave(of, CROWD)
+    assert len(given) == 1
+    await wave(of, 50)
+    assert len(given) == 1
+    await wave(of, 3 * CROWD, left=20)
+    assert len(given) == 2
+
+
+def test_what_refers_to_itself_is_gone() -> None:
+    class Closed:
+        def __init__(self) -> None:
+            self.me = self
+
+    gc.disable()
+    try:
+        left = weakref.ref(Closed())
+        assert left() is not None
+        give_back_memory()
+        assert left() is None
+    finally:
+        gc.enable()
