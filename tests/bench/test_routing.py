@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.routing import Simulation
 
 
@@ -17,6 +19,7 @@ def test_by_prefix_more_is_found_and_the_first_token_comes_sooner_than_at_random
     assert (prefix["ttft_ms_p99"] or 1) < (at_random["ttft_ms_p99"] or 0)
 
 
+@pytest.mark.slow
 def test_replicas_that_are_lost_are_replaced_and_nothing_is_sent_to_them_meanwhile() -> None:
     simulation = simulated("prefix", lose=True)
     assert simulation.lost > 0

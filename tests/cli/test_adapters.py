@@ -21,6 +21,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(tmp_path_factory.mktemp("adapters"), 2)
 
 
+@pytest.mark.slow
 def test_generate_answers_with_an_adapter_unless_the_line_names_another(written: Written) -> None:
     lines = [
         PROMPT,

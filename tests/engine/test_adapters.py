@@ -188,6 +188,7 @@ async def test_unloading_that_is_given_up_goes_on_by_itself(engine: aengine.Engi
         await engine.submit(PROMPT, adapter="a0")
 
 
+@pytest.mark.slow
 async def test_replaced_in_place_old_streams_go_on_and_new_ones_get_the_new(
     engine: aengine.Engine, written: Written, alone: dict[str | None, tuple[int, ...]]
 ) -> None:
@@ -389,7 +390,7 @@ ASKED = requests([None, *(f"a{number}" for number in range(COUNT))], 36, seed=5)
 @pytest.mark.parametrize(
     "knobs",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"max_loras": 2, **PREEMPTING},
         pytest.param({"max_loras": 1, "max_num_seqs": 3}, marks=pytest.mark.slow),
         pytest.param({"max_loras": 2, "lookahead": False}, marks=pytest.mark.slow),

@@ -115,6 +115,7 @@ async def test_returning_chats_find_their_tokens_in_host_memory(device: str) -> 
     assert stats.host_loads * PAGE >= stats.cached_host_tokens
 
 
+@pytest.mark.slow
 async def test_many_at_once() -> None:
     """Loads for some stand beside steps of others; the outputs are those of an engine that keeps nothing."""
     prompts = [chat(number) for number in range(CHATS)]
@@ -127,6 +128,7 @@ async def test_many_at_once() -> None:
         assert engine.stats().cached_host_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 async def test_several_ranks_keep_a_shard_each(device: str, tmp_path: Path) -> None:
     chats = [chat(number) for number in range(CHATS)]

@@ -97,7 +97,7 @@ def numbers(choice: Choice) -> list[float]:
         pytest.param(2, {"max_step_tokens": 8, "max_num_seqs": 8}, marks=LAST),
         pytest.param(2, {"max_num_seqs": 3}, marks=LAST),
         pytest.param(2, {"prefix_cache": False}, marks=LAST),
-        (4, {"max_step_tokens": 24, "max_num_seqs": 24}),
+        pytest.param(4, {"max_step_tokens": 24, "max_num_seqs": 24}, marks=LAST),
         pytest.param(4, {}, marks=LAST),
         pytest.param(4, PREEMPTING, marks=LAST),
         pytest.param(8, {}, marks=LAST),
@@ -114,9 +114,10 @@ async def test_ids_are_those_of_one_rank(ranks: int, knobs: dict[str, object], e
 
 @pytest.mark.parametrize(
     ("ranks", "knobs"),
-    [(2, {}), pytest.param(4, PREEMPTING, marks=LAST), pytest.param(8, {}, marks=LAST)],
+    [(2, {}), (4, PREEMPTING), (8, {})],
     ids=str,
 )
+@pytest.mark.slow
 async def test_with_keys_and_values_in_fp8(ranks: int, knobs: dict[str, object]) -> None:
     completions, _ = await run(ranks, kv_cache_dtype="fp8", **knobs)
     expected = await asyncio.to_thread(alone, kv_cache_dtype="fp8")
@@ -198,14 +199,14 @@ class Stumbling:
 @pytest.mark.parametrize(
     ("rank", "where", "meeting"),
     [
-        (2, "forward", 1),
+        pytest.param(2, "forward", 1, marks=LAST),
         pytest.param(0, "forward", 1, marks=LAST),
         pytest.param(2, "meeting", 1, marks=LAST),
         pytest.param(0, "meeting", 4, marks=LAST),
         (2, "meeting", 7),
         pytest.param(0, "_advance", 1, marks=LAST),
         pytest.param(2, "_advance", 1, marks=LAST),
-        (0, "draw", 1),
+        pytest.param(0, "draw", 1, marks=LAST),
         pytest.param(2, "draw", 1, marks=LAST),
     ],
 )

@@ -29,7 +29,8 @@ async def turns(engine: aengine.Engine) -> tuple[list[tuple[int, ...]], int]:
     return [one.token_ids for one in completions], sum(one.usage.cached_tokens for one in completions)
 
 
-@pytest.mark.parametrize("given_up", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("given_up", [False, True])
 async def test_files_of_reloaded_weights_are_found_for_these_alone(
     given_up: bool, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,7 +116,7 @@ def expected() -> list[tuple[int, ...]]:
             {"num_pages": 45, "page_size": 4, "max_model_len": 170, "prefix_cache": False}, marks=pytest.mark.slow
         ),
         {"num_pages": 12, "page_size": 16, "max_model_len": 170},
-        {"max_step_tokens": 8, "max_num_seqs": 8},
+        pytest.param({"max_step_tokens": 8, "max_num_seqs": 8}, marks=pytest.mark.slow),
         pytest.param({"max_num_seqs": 2}, marks=pytest.mark.slow),
     ],
     ids=["together", "no lookahead", "preempting", "preempting with a cache", "chunks of 8", "two rows"],
@@ -189,7 +189,9 @@ async def test_an_aborted_row_leaves_the_others_alone(engine: aengine.Engine) ->
     assert again.token_ids == expected.token_ids
 
 
-@pytest.mark.parametrize("how", ["fail_launch", "fail_result", "spoil"])
+@pytest.mark.parametrize(
+    "how", ["spoil", *(pytest.param(how, marks=pytest.mark.slow) for how in ("fail_launch", "fail_result"))]
+)
 @pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(5, marks=pytest.mark.slow)])
 async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(how: str, at: int) -> None:
     engine, made = sabotaged()

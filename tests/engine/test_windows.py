@@ -75,7 +75,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "pages of 1": {"page_size": 1},
     "pages of 128": {"page_size": 128},
 }
-QUICK = ("as it comes", "small pool, preempting", "few pages of windows")  # the others are slow tests
+QUICK = ("few pages of windows",)  # the others are slow tests
 
 
 @pytest.mark.parametrize(

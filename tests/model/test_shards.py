@@ -79,6 +79,7 @@ def test_fewer_kv_heads_than_ranks(case: str, count: int, tmp_path: Path) -> Non
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **sizes_of(case)), count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
 def test_a_kv_head_for_each_rank(case: str, tmp_path: Path) -> None:
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **{**sizes_of(case), "num_key_value_heads": 8}), 8)

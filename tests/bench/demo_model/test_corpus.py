@@ -83,6 +83,7 @@ def test_a_question_has_one_answer(family: Family) -> None:
             assert answers.setdefault(form.format(*fact), answer_to(family, fact)) == answer_to(family, fact)
 
 
+@pytest.mark.slow
 def test_held_out_values_are_never_copied_in_the_stream(documents: list[str]) -> None:
     kept = {value.lower() for value in (*pools.HELD_OUT.names, *pools.HELD_OUT.cities)}
     words = {word.lower() for text in documents for word in re.findall(r"\w+", text)}

@@ -49,6 +49,7 @@ def test_generation_is_greedy_and_ends_at_both_ends() -> None:
     assert generation["do_sample"] is False
 
 
+@pytest.mark.slow
 def test_the_trainers_network_is_transformers_qwen3(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = net.Shape(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, head_dim=32)

@@ -102,6 +102,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "http2"),
     [
@@ -195,6 +196,7 @@ def test_wrong_arguments_are_told_before_anything_is_loaded(args: list[str], env
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_knobs_arrive() -> None:
     with served(
         "--served-model-name", "mine", "--max-body-bytes", "100", "--max-num-seqs", "3", "--access-log"

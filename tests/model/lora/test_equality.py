@@ -84,7 +84,9 @@ def test_whatever_the_settings_say(settings: dict[str, object], tmp_path: Path) 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
-@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral", "qwen2-moe", "olmoe"])
+@pytest.mark.parametrize(
+    "case", ["qwen3-moe", *(pytest.param(case, marks=pytest.mark.slow) for case in ("mixtral", "qwen2-moe", "olmoe"))]
+)
 @pytest.mark.parametrize("parameters", [EXPERTS, EXPERTS[:1], EXPERTS[1:]], ids=["both", "gate and up", "down"])
 def test_adapters_of_all_experts_in_one(case: str, parameters: list[str], tmp_path: Path) -> None:
     base = write_checkpoint(case, tmp_path / "base")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
+import pytest
 import torch
 
 from .encoders import Scheme, awq, fp8, gptq, pack_quantized
@@ -107,3 +109,9 @@ SCHEMES: dict[str, Scheme] = {
         partial(gptq, group=16, symmetric=False, version=2, shuffled=True),
     ),
 }
+_QUICK = ("fp8-blocks-part-unchanged", "ct-fp8-channel", "ct-int4-zeros", "awq", "gptq-desc-act")  # one a layout
+
+
+def slow_but_some(schemes: Iterable[str] = SCHEMES) -> list[object]:
+    """Parameters of a test that takes a model for each scheme: most of them among the slow ones."""
+    return [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in schemes]

@@ -16,11 +16,11 @@ from aengine.model.quant.config import read_quantization
 from aengine.model.quant.fuse import fuse
 
 from .checkpoints import is_linear, write_quantized
-from .schemes import SCHEMES
+from .schemes import slow_but_some
 
 
 @pytest.mark.parametrize("case", ["qwen3", "llama-all-biases"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", slow_but_some())
 def test_a_checkpoint_holds_what_its_twin_does(scheme: str, case: str, tmp_path: Path) -> None:
     folder, twin = tmp_path / "quantised", tmp_path / "twin"
     write_quantized(scheme, case, folder, twin)

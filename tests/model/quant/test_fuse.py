@@ -13,7 +13,7 @@ from aengine.errors import WeightsError
 from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight, dequantize
 from aengine.model.quant.fuse import fuse, stack
 
-from .schemes import SCHEMES
+from .schemes import slow_but_some
 from .test_formats import encode, format_of, load
 
 NAMES = ["q_proj", "k_proj", "v_proj"]
@@ -27,7 +27,7 @@ def unordered(weight: QuantizedWeight) -> QuantizedWeight:
     return replace(weight, order=None) if isinstance(weight, Int4Weight) else weight
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", slow_but_some())
 @given(rows=st.lists(st.integers(1, 3), min_size=1, max_size=3))
 def test_parts_below_each_other(scheme: str, rows: list[int]) -> None:
     parts = [unordered(part(scheme, 8 * n, 64, seed)) for seed, n in enumerate(rows)]
@@ -59,7 +59,7 @@ def test_scales_of_whole_matrices_become_scales_of_rows_and_those_of_inputs_thei
     assert torch.equal(dequantize(fused), torch.cat([dequantize(one) for one in parts]))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", slow_but_some())
 def test_experts_side_by_side_and_their_parts_below_each_other(scheme: str) -> None:
     gates = [part(scheme, 24, 64, seed) for seed in range(3)]
     ups = gates  # the same order of columns

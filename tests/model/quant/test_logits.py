@@ -16,7 +16,7 @@ from aengine.model.loading.load import load_model
 
 from ..harness import Harness
 from .checkpoints import write_quantized
-from .schemes import SCHEMES
+from .schemes import slow_but_some
 
 PROMPTS = [list(range(1, 20)), [7, 3, 7]]
 CASES = [
@@ -38,7 +38,7 @@ def logits(folder: Path) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", slow_but_some())
 def test_logits_are_those_of_the_dequantised_twin(scheme: str, case: str, tmp_path: Path) -> None:
     write_quantized(scheme, case, tmp_path / "quantised", tmp_path / "twin")
     for ours, expected in zip(logits(tmp_path / "quantised"), logits(tmp_path / "twin"), strict=True):

@@ -18,7 +18,7 @@ from aengine.model.groups import entries_of
 from ..ranks import Ranks
 from .checkpoints import write_quantized
 from .encoders import Scheme
-from .schemes import SCHEMES
+from .schemes import SCHEMES, slow_but_some
 
 PROMPTS = [list(range(1, 20)), [7, 3, 7]]
 HEADS = {"num_attention_heads": 8, "head_dim": 16}
@@ -51,7 +51,7 @@ def write(folder: Path, scheme: str | Scheme, case: str, **sizes: object) -> Pat
     return folder
 
 
-@pytest.fixture(scope="module", params=SCHEMES)
+@pytest.fixture(scope="module", params=slow_but_some())
 def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return request.param, write(tmp_path_factory.mktemp(request.param), request.param, "qwen3-bias-untied", **DENSE)
 
@@ -89,7 +89,7 @@ def test_ranks_share_the_tensors_without_reading_any_of_it_twice(dense: tuple[st
         assert kept == math.prod(entry.shape), name
 
 
-@pytest.fixture(scope="module", params=[scheme for scheme in SCHEMES if scheme not in ORDERED])
+@pytest.fixture(scope="module", params=slow_but_some(scheme for scheme in SCHEMES if scheme not in ORDERED))
 def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return request.param, write(tmp_path_factory.mktemp(request.param), request.param, "qwen3-moe", **EXPERTS)
 

@@ -120,7 +120,7 @@ def test_a_thought_whose_end_is_spelled_out_does_not_go_on() -> None:
 @special
 @pytest.mark.parametrize("thought", THOUGHTS)
 @pytest.mark.parametrize("form", list(FORMATS))
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_whatever_is_drawn_ends_and_calls_what_may_be_called(
     form: FormatName, thought: str, parallel: bool, special: bool
 ) -> None:
