@@ -15,6 +15,22 @@ from msgspec import Meta
 MAX_LORAS = 256
 MAX_LORA_RANK = 256
 _LORAS = 8  # on the device, where nothing says how many
+CallFormatName = Literal[  # how models write calls of tools: `text/answer/formats/table.py`
+    "deepseek",
+    "deepseek_v31",
+    "gemma4",
+    "glm",
+    "granite",
+    "hermes",
+    "llama3",
+    "mistral",
+    "mistral_list",
+    "olmo",
+    "phi4",
+    "pythonic",
+    "qwen3_coder",
+    "seed",
+]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -244,24 +260,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(gt=0, description="seconds without a token after which a stream gets a comment, or a ping")
     ] = 15.0
     tool_format: Annotated[
-        Literal[
-            "auto",
-            "deepseek",
-            "deepseek_v31",
-            "gemma4",
-            "glm",
-            "granite",
-            "hermes",
-            "llama3",
-            "mistral",
-            "mistral_list",
-            "olmo",
-            "phi4",
-            "pythonic",
-            "qwen3_coder",
-            "seed",
-            "off",
-        ],
+        Literal["auto", CallFormatName, "off"],
         Meta(description="how the model writes calls of tools; auto: as its chat template does"),
     ] = "auto"
     reasoning: Annotated[

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from aengine.config import CallFormatName
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.table import FormatName
 
 SPECIAL = (
     "<end>",
@@ -92,12 +92,12 @@ def accepts(grammar: str, text: str, special: bool = False) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def call(name: str, arguments: str, form: FormatName = "hermes") -> str:
+def call(name: str, arguments: str, form: CallFormatName = "hermes") -> str:
     """A call, its arguments given as JSON, as a chat template of the format writes it."""
     return calls([(name, arguments)], form)
 
 
-def calls(written: Sequence[tuple[str, str]], form: FormatName) -> str:
+def calls(written: Sequence[tuple[str, str]], form: CallFormatName) -> str:
     """Calls one after the other."""
     match form:
         case "hermes":

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from aengine.config import CallFormatName
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import Answer, ContentDelta, Delta, join_deltas
 from aengine.text.answer.formats.base import CallFormat
-from aengine.text.answer.formats.table import FORMATS, FormatName, call_format_of
+from aengine.text.answer.formats.table import FORMATS, call_format_of
 from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT, uses_harmony
 from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.thought import ALL_THOUGHTS, THINK, ThoughtMarkers, ThoughtParser, thoughts_of
@@ -26,7 +27,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     """The format of a checkpoint's answers, from its chat template and vocabulary."""
 
     harmony: bool = False  # thoughts, calls and content are messages in channels
-    calls: FormatName | None = None
+    calls: CallFormatName | None = None
     unknown_calls: bool = False  # the template offers tools to the model, and nobody knows how it calls them
     thoughts: bool = False
     thought_markers: ThoughtMarkers = THINK

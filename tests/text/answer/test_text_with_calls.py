@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from aengine.config import CallFormatName
 from aengine.text.answer.calls import ToolCallParser
-from aengine.text.answer.formats.table import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.grammar.calls import CallGrammar
@@ -34,7 +35,7 @@ BARE_BAD = [call("get_weather", "{}", "llama3"), '{"name": "stop"}', "{", "<|pyt
 special = pytest.mark.parametrize("special", [False, True])
 
 
-def grammar(special: bool, form: FormatName = "hermes", *, thought: Any = "never", parallel: bool = True) -> str:
+def grammar(special: bool, form: CallFormatName = "hermes", *, thought: Any = "never", parallel: bool = True) -> str:
     return CallGrammar(TOOLS, FORMATS[form], parallel, MARKERS if special else {}).within_text(thought)
 
 
@@ -122,7 +123,7 @@ def test_a_thought_whose_end_is_spelled_out_does_not_go_on() -> None:
 @pytest.mark.parametrize("form", list(FORMATS))
 @pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_whatever_is_drawn_ends_and_calls_what_may_be_called(
-    form: FormatName, thought: str, parallel: bool, special: bool
+    form: CallFormatName, thought: str, parallel: bool, special: bool
 ) -> None:
     source = LLMatcher.grammar_from_lark(grammar(special, form, thought=thought, parallel=parallel))
     calls = 0
@@ -183,7 +184,7 @@ ENDS = [
 ]
 
 
-def draw(matcher: LLMatcher, rng: random.Random, special: bool, form: FormatName) -> list[int]:
+def draw(matcher: LLMatcher, rng: random.Random, special: bool, form: CallFormatName) -> list[int]:
     """An output of as much of each snippet as is allowed, and of any tokens between; at last it ends."""
     right = [call("sum-2", '{"a": 7}', form), call("get_weather", '{"city": "Rome"}', form), call("stop", "{}", form)]
     output: list[int] = []

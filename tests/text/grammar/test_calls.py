@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from aengine.config import CallFormatName
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.table import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerParser, answer_format_of
 from aengine.text.answer.thought import GEMMA_THINK, ThoughtParser
 from aengine.text.grammar.calls import CallGrammar
@@ -36,7 +37,7 @@ BAD = [
 
 @pytest.mark.parametrize("form", list(FORMATS))
 @pytest.mark.parametrize("special", [False, True])
-def test_right_calls_pass_and_wrong_ones_do_not(form: FormatName, special: bool) -> None:
+def test_right_calls_pass_and_wrong_ones_do_not(form: CallFormatName, special: bool) -> None:
     grammar = CallGrammar(TOOLS, FORMATS[form], tokens=MARKERS if special else {}).forced()
     for name, arguments in GOOD:
         text = call(name, arguments, form)
@@ -50,13 +51,13 @@ def test_right_calls_pass_and_wrong_ones_do_not(form: FormatName, special: bool)
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama3", "mistral", "mistral_list"])
-def test_json_is_written_in_one_way(form: FormatName) -> None:
+def test_json_is_written_in_one_way(form: CallFormatName) -> None:
     for arguments in ('{"city": 5}', '{"city":\n\n"Rome"}', '{\n"city": "Rome"}', '{"city":"Rome"}'):
         assert not accepts(CallGrammar(TOOLS, FORMATS[form]).forced(), call("get_weather", arguments, form))
 
 
 @pytest.mark.parametrize("form", list(FORMATS))
-def test_several_calls_only_where_they_may_be(form: FormatName) -> None:
+def test_several_calls_only_where_they_may_be(form: CallFormatName) -> None:
     several = calls(GOOD, form)
     assert accepts(CallGrammar(TOOLS, FORMATS[form]).forced(), several)
     assert not accepts(CallGrammar(TOOLS, FORMATS[form], parallel=False).forced(), several)
@@ -101,7 +102,7 @@ def test_keywords_that_the_compiler_does_not_know_are_left_to_the_client_unless_
 
 
 @pytest.mark.parametrize("form", list(FORMATS))
-def test_numbers_of_arguments_have_an_end(form: FormatName) -> None:
+def test_numbers_of_arguments_have_an_end(form: CallFormatName) -> None:
     properties = {"i": {"type": "integer"}, "f": {"type": "number"}}
     tool = CallableTool("f", {"type": "object", "properties": properties, "required": ["i", "f"]})
     grammar = CallGrammar([tool], FORMATS[form]).forced()

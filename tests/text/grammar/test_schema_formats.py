@@ -32,10 +32,11 @@ from pydantic import (
     create_model,
 )
 
+from aengine.config import CallFormatName
 from aengine.errors import InvalidRequestError
 from aengine.structured import Structured
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.table import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.grammar.calls import CallGrammar
 from aengine.text.grammar.schema_formats import compilable_schema, decimal_pattern
 from aengine.text.grammar.source import GrammarLimits, grammar_source
@@ -188,7 +189,7 @@ def test_what_is_called_like_a_keyword_is_none() -> None:
 
 
 @pytest.mark.parametrize("form", list(FORMATS))
-def test_arguments_of_every_type(form: FormatName) -> None:
+def test_arguments_of_every_type(form: CallFormatName) -> None:
     for kind, (type_, value) in (TYPES | DATES).items():
         schema = create_model("Model", value=(type_, ...)).model_json_schema()
         tool = CallableTool("f", schema, strict=kind in BOUND, where="tools[0].function.parameters")
@@ -197,7 +198,7 @@ def test_arguments_of_every_type(form: FormatName) -> None:
 
 
 @pytest.mark.parametrize("form", list(FORMATS))
-def test_a_strict_tools_unknown_format_is_refused_by_its_place(form: FormatName) -> None:
+def test_a_strict_tools_unknown_format_is_refused_by_its_place(form: CallFormatName) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "format": "phone"}}}
     with pytest.raises(InvalidRequestError) as refused:
         CallGrammar([CallableTool("f", schema, strict=True, where="tools[0]")], FORMATS[form]).forced()

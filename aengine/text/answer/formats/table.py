@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
+from aengine.config import CallFormatName
 from aengine.text.answer.formats.base import CallFormat
 from aengine.text.answer.formats.deepseek import DeepSeek
 from aengine.text.answer.formats.gemma import Gemma4
@@ -16,25 +16,8 @@ from aengine.text.answer.formats.mistral import Mistral, MistralList
 from aengine.text.answer.formats.pythonic import Pythonic, PythonicLines
 from aengine.text.answer.formats.qwen3_coder import Qwen3Coder
 
-FormatName = Literal[
-    "deepseek",
-    "deepseek_v31",
-    "gemma4",
-    "glm",
-    "granite",
-    "hermes",
-    "llama3",
-    "mistral",
-    "mistral_list",
-    "olmo",
-    "phi4",
-    "pythonic",
-    "qwen3_coder",
-    "seed",
-]
-
 # Those with the most particular marks first.
-FORMATS: Mapping[FormatName, CallFormat] = {
+FORMATS: Mapping[CallFormatName, CallFormat] = {
     "seed": Qwen3Coder("<seed:tool_call>", "</seed:tool_call>", line_break=""),
     "qwen3_coder": Qwen3Coder(),
     "glm": Glm(),
@@ -52,7 +35,7 @@ FORMATS: Mapping[FormatName, CallFormat] = {
 }
 
 
-def call_format_of(templates: Iterable[str]) -> FormatName | None:
+def call_format_of(templates: Iterable[str]) -> CallFormatName | None:
     """The format that chat templates use; None where they know no tools, or another way to call them."""
     text = "\n".join(templates)
     return next((name for name, form in FORMATS.items() if form.detect(text)), None)

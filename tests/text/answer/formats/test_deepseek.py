@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from aengine.config import CallFormatName
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.deltas import CallDelta
-from aengine.text.answer.formats.table import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS
 from tests.text.cutting import answer, shape
 
 FENCED = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
@@ -16,7 +17,7 @@ CALL = ("f", '{"a": 1}')
 OBJECT = '{"name": "f", "arguments": {"a": 1}}'
 
 
-def parser(form: FormatName) -> ToolCallParser:
+def parser(form: CallFormatName) -> ToolCallParser:
     return ToolCallParser(FORMATS[form], {"f": None})
 
 
@@ -36,7 +37,7 @@ def parser(form: FormatName) -> ToolCallParser:
         (f"{BEGIN}<｜tool▁call▁begin｜>{'f' * 300}", f"{BEGIN}<｜tool▁call▁begin｜>{'f' * 300}", []),
     ],
 )
-def test_either_version_is_read(form: FormatName, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+def test_either_version_is_read(form: CallFormatName, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert shape(answer(parser(form), text)) == ("", content, calls)
     assert shape(answer(parser(form), *text)) == ("", content, calls)
 
@@ -62,6 +63,6 @@ def test_arguments_are_streamed() -> None:
         ("olmo", "<function_calls>f(a=1)"),
     ],
 )
-def test_calls_behind_a_marker(form: FormatName, text: str) -> None:
+def test_calls_behind_a_marker(form: CallFormatName, text: str) -> None:
     assert shape(answer(parser(form), text)) == ("", "", [CALL])
     assert shape(answer(parser(form), f"Look. {text}")) == ("", "Look.", [CALL])

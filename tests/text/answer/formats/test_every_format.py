@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from aengine.config import ServerConfig
+from aengine.config import CallFormatName, ServerConfig
+from aengine.configure import configure
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.table import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.grammar.calls import CallGrammar
 from tests.text.byte_grammars import MARKERS, accepts, call, calls
@@ -66,7 +67,7 @@ arguments = st.fixed_dictionaries(
 forms = pytest.mark.parametrize("form", list(FORMATS))
 
 
-def parser(form: FormatName, **options: bool) -> ToolCallParser:
+def parser(form: CallFormatName, **options: bool) -> ToolCallParser:
     return ToolCallParser(FORMATS[form], TOOLS, **options)
 
 
@@ -77,7 +78,7 @@ def in_order(given: dict[str, Any]) -> dict[str, Any]:
 @forms
 @given(data=st.data(), each=st.lists(arguments, min_size=1, max_size=3))
 def test_calls_come_back_however_they_are_cut(
-    form: FormatName, data: st.DataObject, each: list[dict[str, Any]]
+    form: CallFormatName, data: st.DataObject, each: list[dict[str, Any]]
 ) -> None:
     text = calls([("f", json.dumps(given)) for given in each], form)
     whole = answer(parser(form), text)
@@ -89,7 +90,7 @@ def test_calls_come_back_however_they_are_cut(
 
 @forms
 @given(each=arguments, special=st.booleans())
-def test_a_grammar_accepts_what_the_format_writes(form: FormatName, each: dict[str, Any], special: bool) -> None:
+def test_a_grammar_accepts_what_the_format_writes(form: CallFormatName, each: dict[str, Any], special: bool) -> None:
     grammar = CallGrammar([TOOL], FORMATS[form], tokens=MARKERS if special else {})
     text = call("f", json.dumps(in_order(each), ensure_ascii=False), form)
     assume(not special or "<tool_call>" not in json.dumps(each))  # as a token it is no text
@@ -97,7 +98,7 @@ def test_a_grammar_accepts_what_the_format_writes(form: FormatName, each: dict[s
 
 
 @forms
-def test_one_call_where_no_more_may_be(form: FormatName) -> None:
+def test_one_call_where_no_more_may_be(form: CallFormatName) -> None:
     two = calls([("f", '{"text": "a"}'), ("g-2", "{}")], form)
     assert [found.name for found in answer(parser(form), two).calls] == ["f", "g-2"]
     assert [found.name for found in answer(parser(form, parallel=False), two).calls] == ["f"]
@@ -138,7 +139,7 @@ PIECES = [
 
 @forms
 @given(data=st.data(), text=st.lists(st.sampled_from(PIECES), max_size=10).map("".join))
-def test_the_cut_makes_no_difference_to_what_is_broken(form: FormatName, data: st.DataObject, text: str) -> None:
+def test_the_cut_makes_no_difference_to_what_is_broken(form: CallFormatName, data: st.DataObject, text: str) -> None:
     whole = shape(answer(parser(form), text))
     assert shape(answer(parser(form), *data.draw(cuts(text)))) == whole
     assert shape(answer(parser(form), *text)) == whole
@@ -148,20 +149,20 @@ def test_the_cut_makes_no_difference_to_what_is_broken(form: FormatName, data: s
 
 @forms
 @pytest.mark.parametrize("name", ["h", "", "f f"])
-def test_a_call_of_a_tool_that_is_not_there_is_content(form: FormatName, name: str) -> None:
+def test_a_call_of_a_tool_that_is_not_there_is_content(form: CallFormatName, name: str) -> None:
     text = call(name, '{"text": "a"}', form)
     assert shape(answer(parser(form), text)) == ("", text, [])
 
 
 @forms
-def test_ids_are_as_the_family_has_them(form: FormatName) -> None:
+def test_ids_are_as_the_family_has_them(form: CallFormatName) -> None:
     (found,) = answer(parser(form), call("g-2", "{}", form)).calls
     assert re.fullmatch("[A-Za-z0-9]{9}" if form.startswith("mistral") else "call_[0-9a-f]{24}", found.id)
 
 
 @forms
 @pytest.mark.parametrize("body", ["x" * 30_000, "[" * 30_000, '\\"' * 15_000, "<" * 30_000, "\n" * 30_000])
-def test_time_is_linear(form: FormatName, body: str) -> None:
+def test_time_is_linear(form: CallFormatName, body: str) -> None:
     written = call("f", '{"text": "~"}', form).replace("~", body)
     begin = time.process_time()
     answer(parser(form), *(written[at : at + 2] for at in range(0, len(written), 2)))
@@ -170,7 +171,7 @@ def test_time_is_linear(form: FormatName, body: str) -> None:
 
 
 @forms
-def test_schemas_of_grammars_bind_the_arguments(form: FormatName) -> None:
+def test_schemas_of_grammars_bind_the_arguments(form: CallFormatName) -> None:
     grammar = CallGrammar([TOOL], FORMATS[form]).forced()
     for wrong in (
         {},
@@ -185,5 +186,6 @@ def test_schemas_of_grammars_bind_the_arguments(form: FormatName) -> None:
 
 
 def test_the_knob_knows_every_format() -> None:
-    knob = ServerConfig.__annotations__["tool_format"]
-    assert all(f"'{form}'" in str(knob) or f'"{form}"' in str(knob) for form in FORMATS)
+    assert set(get_args(CallFormatName)) == FORMATS.keys()
+    for form in FORMATS:
+        assert configure(ServerConfig, {}, tool_format=form).tool_format == form

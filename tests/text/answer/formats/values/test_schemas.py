@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from aengine.config import CallFormatName
 from aengine.errors import InvalidRequestError
 from aengine.text.answer.calls import ToolCallParser
 from aengine.text.answer.formats.base import CallableTool
-from aengine.text.answer.formats.table import FORMATS, FormatName
+from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.formats.values.schemas import EVERYTHING, alternatives, kinds_of
 from aengine.text.grammar.calls import CallGrammar
 
@@ -56,7 +57,7 @@ def test_the_kinds_of_a_value(schema: dict[str, Any], kinds: set[str]) -> None:
 
 @pytest.mark.parametrize("form", list(FORMATS))
 @pytest.mark.parametrize("name", list(BOMBS))
-def test_what_is_too_much_is_left_alone_or_refused(form: FormatName, name: str) -> None:
+def test_what_is_too_much_is_left_alone_or_refused(form: CallFormatName, name: str) -> None:
     begin = time.process_time()
     for strict in (False, True):
         refused = pytest.raises(InvalidRequestError, match=r"^tools\[0\].{1,300}$")
