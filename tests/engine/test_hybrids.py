@@ -3,58 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 import aengine
-from aengine.model.loading.hub import DEMO
-from tests.model.checkpoints import write_checkpoint
+from tests.engine.many_prompts import GREEDY, ManyPrompts
 
 pytestmark = pytest.mark.anyio
 
-RNG = random.Random(7)
-SHARED = [RNG.randrange(300, 4000) for _ in range(200)]
-PROMPTS = [
-    SHARED[: RNG.randrange(200)] + [RNG.randrange(300, 4000) for _ in range(RNG.randint(1, 90))] for _ in range(20)
-]
-LENGTHS = [RNG.randint(1, 90) for _ in PROMPTS]
+MANY = ManyPrompts(seed=7)
 # Of pages of 5 a state is kept behind every 320th token, the first that ends both a page and a block of 64.
-PROMPTS += [SHARED + RNG.choices(range(300, 4000), k=length) for length in (121, 130)]
-LENGTHS += [20, 30]
-GREEDY = {"temperature": 0, "ignore_eos": True}
+MANY.prompts += [MANY.shared + MANY.ids(length) for length in (121, 130)]
+MANY.lengths += [20, 30]
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, ...]]]:
     """A checkpoint, and what transformers makes of each prompt."""
     folder = tmp_path_factory.mktemp("hybrid")
-    model = write_checkpoint("demo-hybrid", folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(DEMO / name, folder)
-    ids = []
-    for prompt, count in zip(PROMPTS, LENGTHS):
-        out = model.generate(
-            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        ids.append(tuple(out[0, len(prompt) :].tolist()))
-    return folder, ids
+    return folder, MANY.write("demo-hybrid", folder)
 
 
 def engine(folder: Path, **knobs: object) -> aengine.Engine:
     return aengine.Engine(model=str(folder), device="cpu", **{"max_num_seqs": 20, "kv_cache_gib": 0.02, **knobs})
-
-
-async def complete_all(engine: aengine.Engine, prompts: Sequence[list[int]] = PROMPTS) -> list[tuple[int, ...]]:
-    completions = await asyncio.gather(
-        *(engine.complete(prompt, max_tokens=count, **GREEDY) for prompt, count in zip(prompts, LENGTHS))
-    )
-    engine.check_integrity()
-    return [completion.token_ids for completion in completions]
 
 
 VARIANTS: dict[str, dict[str, object]] = {
@@ -82,9 +54,9 @@ async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, 
     """Twice: the second time, where there are snapshots, from the cache."""
     folder, expected = checkpoint
     async with engine(folder, **VARIANTS[name]) as running:
-        assert await complete_all(running) == expected
+        assert await MANY.complete(running) == expected
         before = running.stats()
-        assert await complete_all(running) == expected
+        assert await MANY.complete(running) == expected
         after = running.stats()
     hits = after.cached_tokens - before.cached_tokens
     assert (hits > 0) == (after.state_snapshots > 0)
@@ -97,7 +69,7 @@ async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, 
 async def test_a_prompt_goes_on_from_its_last_snapshot(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     """64 tokens a step: of 150 known ones 128 are found again, and all that a fork of them shares."""
     folder, _ = checkpoint
-    prompt = SHARED[:150]
+    prompt = MANY.shared[:150]
     async with engine(folder) as running:
         first = await running.complete(prompt, max_tokens=4, **GREEDY)
         again = await running.complete(prompt, max_tokens=4, **GREEDY)
@@ -115,20 +87,20 @@ async def test_what_prompts_share_is_found(checkpoint: tuple[Path, list[tuple[in
     folder, _ = checkpoint
     async with engine(folder, kv_cache_gib=0.05) as running:
         found = [
-            (await running.complete(SHARED + [400 + i] * 300, max_tokens=1, **GREEDY)).usage.cached_tokens
+            (await running.complete(MANY.shared + [400 + i] * 300, max_tokens=1, **GREEDY)).usage.cached_tokens
             for i in range(3)
         ]
         assert found == [0, 192, 192]
     async with engine(folder, state_snapshot_tokens=512) as sparse:
         for i in range(2):  # what they share is shorter than the way to the first snapshot
-            answer = await sparse.complete(SHARED + [400 + i] * 300, max_tokens=1, **GREEDY)
+            answer = await sparse.complete(MANY.shared + [400 + i] * 300, max_tokens=1, **GREEDY)
             assert answer.usage.cached_tokens == 0
 
 
 @pytest.mark.slow
 async def test_the_next_turn_of_a_chat_finds_the_last_answer(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     folder, _ = checkpoint
-    chat = list(SHARED)
+    chat = list(MANY.shared)
     known = found = previous = 0
     async with engine(folder) as running, engine(folder, prefix_cache=False) as plain:
         for turn in range(8):
@@ -139,7 +111,7 @@ async def test_the_next_turn_of_a_chat_finds_the_last_answer(checkpoint: tuple[P
                 found += answer.usage.cached_tokens
                 known += previous
             previous = len(chat) + len(answer.token_ids)
-            chat += [*answer.token_ids, *(RNG.randrange(300, 4000) for _ in range(70))]
+            chat += [*answer.token_ids, *MANY.ids(70)]
         running.check_integrity()
         assert running.stats().state_snapshots_used > 0
     assert found / known >= 0.95
@@ -149,7 +121,7 @@ async def test_choices_fork_with_the_state(checkpoint: tuple[Path, list[tuple[in
     folder, expected = checkpoint
     async with engine(folder, max_num_seqs=5) as running:
         answers = await asyncio.gather(
-            *(running.complete(PROMPTS[i], n=4, max_tokens=LENGTHS[i], **GREEDY) for i in range(6))
+            *(running.complete(MANY.prompts[i], n=4, max_tokens=MANY.lengths[i], **GREEDY) for i in range(6))
         )
         for answer, ids in zip(answers, expected):
             assert [choice.token_ids for choice in answer.choices] == [ids] * 4
@@ -159,7 +131,7 @@ async def test_choices_fork_with_the_state(checkpoint: tuple[Path, list[tuple[in
 async def test_states_in_bfloat16_are_close(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     folder, _ = checkpoint
     async with engine(folder) as wide, engine(folder, state_dtype="bfloat16") as narrow:
-        for prompt in PROMPTS[:4]:
+        for prompt in MANY.prompts[:4]:
             a, b = [(await one.complete(prompt, max_tokens=2, logprobs=5, **GREEDY)) for one in (wide, narrow)]
             expected, got = (answer.choices[0].logprobs[1].logprob for answer in (a, b))  # the first read none
             assert got == pytest.approx(expected, abs=0.05)

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 import aengine
-from aengine.model.loading.hub import DEMO
-from tests.model.checkpoints import write_checkpoint
+from tests.engine.many_prompts import GREEDY, ManyPrompts
 
 pytestmark = pytest.mark.anyio
 
-RNG = random.Random(8)
-SHARED = [RNG.randrange(300, 4000) for _ in range(200)]
-PROMPTS = [
-    SHARED[: RNG.randrange(200)] + [RNG.randrange(300, 4000) for _ in range(RNG.randint(1, 90))] for _ in range(20)
-]
-LENGTHS = [RNG.randint(1, 90) for _ in PROMPTS]
-GREEDY = {"temperature": 0, "ignore_eos": True}
+MANY = ManyPrompts(seed=8)
 WINDOW = 20  # tokens, of those layers that have one
 CASES = ("mistral-window", "gemma3", "qwen2-window-upper-layer", "gpt-oss", "olmo3", "phi3-window")
 ALL_SLIDE = ("mistral-window", "phi3-window")
@@ -38,29 +27,12 @@ Subject = tuple[Path, list[tuple[int, ...]]]
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     """A checkpoint, and what transformers makes of each prompt."""
     folder = tmp_path_factory.mktemp(request.param)
-    model = write_checkpoint(request.param, folder, vocab_size=4096, max_position_embeddings=1024)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, folder)
-    ids = []
-    for prompt, count in zip(PROMPTS, LENGTHS):
-        out = model.generate(
-            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        ids.append(tuple(out[0, len(prompt) :].tolist()))
-    return folder, ids
+    return folder, MANY.write(request.param, folder, vocab_size=4096, max_position_embeddings=1024)
 
 
 def engine(folder: Path, **knobs: object) -> aengine.Engine:
     common = {"max_num_seqs": 20, "kv_cache_gib": 0.02, "max_model_len": 1000, "progress": False}
     return aengine.Engine(model=str(folder), device="cpu", **{**common, **knobs})
-
-
-async def complete_all(engine: aengine.Engine, prompts: Sequence[list[int]] = PROMPTS) -> list[tuple[int, ...]]:
-    completions = await asyncio.gather(
-        *(engine.complete(prompt, max_tokens=count, **GREEDY) for prompt, count in zip(prompts, LENGTHS))
-    )
-    engine.check_integrity()
-    return [completion.token_ids for completion in completions]
 
 
 TINY = {"page_size": 8, "max_model_len": 400, "num_pages": 60}
@@ -86,9 +58,9 @@ async def test_ids_are_those_of_transformers(name: str, subject: Subject) -> Non
     folder, expected = subject
     async with engine(folder, **VARIANTS[name]) as running:
         assert running.stats().window_pages > 0
-        assert await complete_all(running) == expected
+        assert await MANY.complete(running) == expected
         before = running.stats()
-        assert await complete_all(running) == expected
+        assert await MANY.complete(running) == expected
         after = running.stats()
         assert after.window_pages_used == 0
     assert (after.cached_tokens > before.cached_tokens) == (name != "no prefix cache")
@@ -101,7 +73,7 @@ async def test_ids_are_those_of_transformers(name: str, subject: Subject) -> Non
 async def test_what_slid_out_goes_back_while_the_sequence_runs(subject: Subject) -> None:
     """A prompt of 800 tokens and 100 behind it hold what a window needs, and what a step computes."""
     folder, _ = subject
-    prompt = [RNG.randrange(300, 4000) for _ in range(800)]
+    prompt = MANY.ids(800)
     most = 0
     async with engine(folder, max_step_tokens=64, prefix_cache=False) as running:
         async for _ in running.generate(prompt, max_tokens=100, **GREEDY):
@@ -112,8 +84,8 @@ async def test_what_slid_out_goes_back_while_the_sequence_runs(subject: Subject)
 
 async def test_a_hit_needs_the_last_window_alone(subject: Subject) -> None:
     folder, _ = subject
-    prompt = [RNG.randrange(300, 4000) for _ in range(800)]
-    others = [[RNG.randrange(300, 4000) for _ in range(60)] for _ in range(40)]
+    prompt = MANY.ids(800)
+    others = [MANY.ids(60) for _ in range(40)]
     pages = 40 if folder.name.startswith(ALL_SLIDE) else 2000
     async with engine(folder, window_context=1000, num_pages=pages, max_num_seqs=2) as running, engine(folder) as plain:
         expected = (await plain.complete(prompt, max_tokens=20, **GREEDY)).token_ids
@@ -135,7 +107,7 @@ async def test_a_hit_needs_the_last_window_alone(subject: Subject) -> None:
 
 async def test_the_next_turn_of_a_chat_finds_the_last_answer(subject: Subject) -> None:
     folder, _ = subject
-    chat = list(SHARED)
+    chat = list(MANY.shared)
     known = found = previous = 0
     async with engine(folder) as running, engine(folder, prefix_cache=False) as plain:
         for turn in range(6):
@@ -145,7 +117,7 @@ async def test_the_next_turn_of_a_chat_finds_the_last_answer(subject: Subject) -
                 found += answer.usage.cached_tokens
                 known += previous
             previous = len(chat) + len(answer.token_ids)
-            chat += [*answer.token_ids, *(RNG.randrange(300, 4000) for _ in range(30))]
+            chat += [*answer.token_ids, *MANY.ids(30)]
         running.check_integrity()
     assert found / known >= 0.95
 
@@ -154,7 +126,7 @@ async def test_choices_fork_with_the_window(subject: Subject) -> None:
     folder, expected = subject
     async with engine(folder, max_num_seqs=5) as running:
         answers = await asyncio.gather(
-            *(running.complete(PROMPTS[i], n=4, max_tokens=LENGTHS[i], **GREEDY) for i in range(6))
+            *(running.complete(MANY.prompts[i], n=4, max_tokens=MANY.lengths[i], **GREEDY) for i in range(6))
         )
         for answer, ids in zip(answers, expected):
             assert [choice.token_ids for choice in answer.choices] == [ids] * 4
@@ -165,4 +137,4 @@ async def test_pages_stay_together_where_they_go_to_host_memory(subject: Subject
     folder, expected = subject
     async with engine(folder, host_cache_gib=0.01) as running:
         assert running.stats().window_pages == 0
-        assert await complete_all(running) == expected
+        assert await MANY.complete(running) == expected

@@ -1,0 +1,50 @@
+"""Prompts that begin alike, and what transformers and engines make of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from pathlib import Path
+
+import torch
+
+import aengine
+from aengine.model.loading.hub import DEMO
+from tests.model.checkpoints import write_checkpoint
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+class ManyPrompts:
+    """Twenty prompts, each of which begins with a part of `shared`, and how many tokens are to be drawn for each."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.shared = self.ids(200)
+        self.prompts = [self.shared[: self.rng.randrange(200)] + self.ids(self.rng.randint(1, 90)) for _ in range(20)]
+        self.lengths = [self.rng.randint(1, 90) for _ in self.prompts]
+
+    def ids(self, count: int) -> list[int]:
+        return [self.rng.randrange(300, 4000) for _ in range(count)]
+
+    def write(self, case: str, folder: Path, **options: object) -> list[tuple[int, ...]]:
+        """Write a checkpoint with the demo model's tokenizer: what transformers draws for each prompt."""
+        model = write_checkpoint(case, folder, **options)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(DEMO / name, folder)
+        drawn = []
+        for prompt, count in zip(self.prompts, self.lengths):
+            out = model.generate(
+                torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+            drawn.append(tuple(out[0, len(prompt) :].tolist()))
+        return drawn
+
+    async def complete(self, engine: aengine.Engine) -> list[tuple[int, ...]]:
+        """What an engine draws, which has all prompts at once."""
+        completions = await asyncio.gather(
+            *(engine.complete(prompt, max_tokens=count, **GREEDY) for prompt, count in zip(self.prompts, self.lengths))
+        )
+        engine.check_integrity()
+        return [completion.token_ids for completion in completions]
