@@ -3,10 +3,11 @@
     python bench/replicas.py --out replicas.jsonl
 
 All cases are there at once and measured in turns, `--rounds` times, so that what else a machine does meets them alike.
-Throughput: distinct prompts, 16 users. `cpu_ms_...`: CPU time of a role's processes, milliseconds a token of output; it
-depends less on what else runs than throughput does. Chats: `found` is what share of the tokens that one server has
-cached the replicas have cached together, when each turn goes where the router sends it. TTFT: one request after the
-other. With `RAY_SERVE_ENABLE_HA_PROXY=1` Ray's proxy is HAProxy.
+Loads: `alone`, one request after the other, for the time to a first token; `512-64` and the like, distinct prompts of
+so many tokens in and out, for throughput; `chat`, where `found` is what share of the tokens that one server has cached
+the replicas have cached together, when each turn goes where the router sends it. `cpu_ms_...`: CPU time of a role's
+processes, milliseconds a token of output; `other_cores`: cores that nothing of this kept busy meanwhile, so that it is
+seen which figures had the machine to themselves. With `RAY_SERVE_ENABLE_HA_PROXY=1` Ray's proxy is HAProxy.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
-from bench.results import Report
+from bench.results import Report, Result
 from bench.serve import Load, at_concurrency, figures_of
 from bench.sse_client import Target, first_model
 from bench.workloads import add_options, sessions
@@ -41,6 +43,11 @@ ROLES = {  # what the processes' command lines have in them
     "proxy": ("ProxyActor", "haproxy", "HAProxyManager"),
     "ray": ("ServeController", "raylet", "gcs_server"),
 }
+FIGURES = (
+    *("ttft_ms_p50", "ttft_ms_p90", "requests_s", "output_tok_s", "cached_share", "failed"),
+    *(f"cpu_ms_{role}" for role in (*ROLES, "client")),
+    "other_cores",
+)
 
 
 @contextmanager
@@ -96,45 +103,70 @@ def cpu_seconds() -> dict[str, float]:
     return spent
 
 
+def busy_seconds() -> float:
+    """CPU time of everything on this machine so far."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 async def measured(target: Target, workload: str, users: int, options: argparse.Namespace) -> dict[str, float | None]:
     model = await first_model(target)
     work = sessions(workload, options)
     load = Load(target, model, {}, 300.0)
-    spent, began, cpu = cpu_seconds(), time.perf_counter(), time.process_time()
+    spent, busy, began, cpu = cpu_seconds(), busy_seconds(), time.perf_counter(), time.process_time()
     await at_concurrency(load, work, users)
-    found = figures_of(load, time.perf_counter() - began, time.process_time() - cpu, {})
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    found = figures_of(load, wall, cpu, {})
     tokens = max(1, sum(reply.completion_tokens for reply in load.replies))
-    now = cpu_seconds()
-    return found | {f"cpu_ms_{role}": 1e3 * (now[role] - spent[role]) / tokens for role in ROLES}
+    took = {role: seconds - spent[role] for role, seconds in cpu_seconds().items()}
+    others = busy_seconds() - busy - cpu - sum(took.values())
+    costs = {f"cpu_ms_{role}": 1e3 * seconds / tokens for role, seconds in took.items()}
+    return found | costs | {"cpu_ms_client": 1e3 * cpu / tokens, "other_cores": max(0.0, others / wall)}
 
 
-async def figures(target: Target, options: argparse.Namespace, seed: int) -> dict[str, float | None]:
-    def shaped(**fields: object) -> argparse.Namespace:
-        return argparse.Namespace(**{**vars(options), "seed": seed, **fields})
+async def figures(target: Target, load: str, options: argparse.Namespace, seed: int) -> dict[str, float | None]:
+    shaped = argparse.Namespace(**{**vars(options), "seed": seed})
+    if load == "alone":
+        shaped.requests = options.alone
+        found = await measured(target, "random-64-4", 1, shaped)
+    elif load == "chat":
+        found = await measured(target, "chat", 8, shaped)
+    else:
+        found = await measured(target, f"random-{load}", options.users, shaped)
+    return {name: found.get(name) for name in FIGURES}
 
-    alone = await measured(target, "random-64-4", 1, shaped(requests=40))
-    many = await measured(target, f"random-{options.lengths}", 16, shaped())
-    chats = await measured(target, "chat", 8, shaped()) if options.chats else {}
-    return {
-        "ttft_ms_p50": alone["ttft_ms_p50"],
-        "ttft_ms_p90": alone["ttft_ms_p90"],
-        "requests_s": many["requests_s"],
-        "output_tok_s": many["output_tok_s"],
-        **{name: many[name] for name in ("client_cpu", *(f"cpu_ms_{role}" for role in ROLES))},
-        "cached_share": chats.get("cached_share"),
-        "failed": sum(one.get("failed") or 0 for one in (alone, many, chats)),
+
+def ratios(results: Sequence[Result]) -> Iterator[str]:
+    """What is asked of replicas, by load: medians of the rounds, each beside its reference."""
+    rounds: dict[tuple[str, str], list[dict[str, float | None]]] = {}
+    for result in results:
+        rounds.setdefault((str(result.case["load"]), str(result.case["case"])), []).append(result.figures)
+    values = {
+        place: {name: median(one[name] or 0.0 for one in figures) for name in FIGURES}
+        for place, figures in rounds.items()
     }
+    for (load, case), figure in values.items():
+        one, server = values.get((load, "1 replica")), values.get((load, "one server"))
+        if load == "alone" and server is not None and case != "one server":
+            more = [figure[name] - server[name] for name in ("ttft_ms_p50", "ttft_ms_p90")]
+            yield f"{case}: first token {more[0]:+.1f} ms of one server's (p90 {more[1]:+.1f})"
+        elif load == "chat" and server is not None and case != "one server":
+            yield f"{case}: found {figure['cached_share'] / server['cached_share']:.1%} of what one server finds"
+        elif load not in ("alone", "chat") and one is not None and case.startswith("2"):
+            yield f"{case}, {load}: {figure['requests_s'] / one['requests_s']:.2f} times the throughput of one"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8799)
     parser.add_argument("--case", nargs="+", choices=CASES, default=[*CASES])
-    parser.add_argument("--lengths", default="512-64", help="throughput: tokens in and out")
+    parser.add_argument("--load", nargs="+", default=["alone", "512-64", "1024-16", "chat"], help="see above")
+    parser.add_argument("--users", type=int, default=16, help="at once, of the loads by lengths")
+    parser.add_argument("--alone", type=int, default=200, help="requests one after the other")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--chats", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path)
     add_options(parser)
+    parser.set_defaults(requests=64)
     options = parser.parse_args()
     report = Report("replicas", options.out)
     on = {name: knobs for name, knobs in CASES.items() if knobs is not None and name in options.case}
@@ -144,18 +176,20 @@ def main() -> None:
             stack.enter_context(one_server(options.port + 1))
             targets["one server"] = Target(f"http://127.0.0.1:{options.port + 1}", None)
         stack.enter_context(on_ray(options.port, on))
+        warm = argparse.Namespace(**{**vars(options), "requests": 12, "seed": options.seed - 1})
         for target in targets.values():
-            asyncio.run(measured(target, "random-512-64", 8, argparse.Namespace(**{**vars(options), "requests": 12})))
+            asyncio.run(measured(target, "random-512-64", 8, warm))
+        print("all are warm", file=sys.stderr, flush=True)
         for turn in range(options.rounds):  # one after the other, again and again: other work comes and goes
-            for name, target in targets.items():
-                report.tell({"case": name, "round": turn}, asyncio.run(figures(target, options, options.seed + turn)))
+            for load in options.load:
+                for name, target in targets.items():
+                    if name == "one server" and load not in ("alone", "chat"):
+                        continue  # throughput is held against one replica's
+                    found = asyncio.run(figures(target, load, options, options.seed + turn))
+                    report.tell({"load": load, "case": name, "round": turn}, found)
     report.print_table()
-    found: dict[str, list[float]] = {name: [] for name in targets}
-    for result in report.results:
-        found[str(result.case["case"])].append(result.figures["cached_share"] or 0)
-    if options.chats and (reference := sum(found.get("one server", []))):
-        for name, shares in found.items():
-            print(f"{name}: found {sum(shares) / reference:.1%} of what one server finds")
+    for line in ratios(report.results):
+        print(line)
 
 
 if __name__ == "__main__":

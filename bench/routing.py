@@ -186,9 +186,13 @@ class Simulation:
             self._send(request, router)
             if self.done == self.lose_at:
                 self._lose()
+            if self.done % max(1, self.requests // 20) == 0:
+                print(
+                    f"{self.done:,} of {self.requests:,} after {time.process_time():.0f} s", file=sys.stderr, flush=True
+                )
 
     def _send(self, request: Request, router: PrefixRouter[int] | None) -> None:
-        now = request.time
+        now, missing = request.time, 0
         if router is None:
             prompt = Prompt()
             began = time.thread_time()
@@ -204,7 +208,7 @@ class Simulation:
                 router.choose(prompt, now)
                 self.again.append(time.thread_time() - began)
             began = time.thread_time()
-            router.sent(chosen, prompt, now)
+            missing = prompt.tokens - router.sent(chosen, prompt, now, told=True)
             self.notes.append(time.thread_time() - began)
         replica = self.replicas[chosen]
         if isinstance(self.policy, LeastLoaded):
@@ -218,6 +222,8 @@ class Simulation:
             self.prompt_tokens += len(request.ids)
             self.cacheable_tokens += request.cacheable
             self.cached_tokens += cached
+            if router is not None and self.replicas[chosen] is replica:
+                router.begun(chosen, missing, when)
 
         def ended(when: float) -> None:
             if router is not None and self.replicas[chosen] is replica:

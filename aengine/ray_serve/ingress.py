@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
@@ -63,6 +64,7 @@ class Forwarder:
         self._accept_timeout = accept_timeout
         self._name = name
         self._news: list[Accepted] = []
+        self._begun: list[tuple[int, float]] = []  # calls whose first token came since the last call
         self._lines = Lines(engines.options(stream=True, method_name="line"), name, accept_timeout)
         # Keys are asked for here as well, before a body is read; the rest of the door is each engine's.
         self._inside: ASGIApp = ApiKeyMiddleware(self._http, config.api_keys) if config.api_keys else self._http
@@ -114,8 +116,11 @@ class Forwarder:
     async def _pieces(self, scope: dict[str, Any], body: bytes, prompt: Prompt) -> AsyncGenerator[Head | bytes, None]:
         """An engine's answer. Raises `EngineFailedError` where it is lost, `EngineNotReadyError` without any."""
         news, self._news = [(one.replica, one.changes) for one in self._news], []
+        begun, self._begun = self._begun, []
         number, inbox = self._lines.register()
-        call = self._calls.remote(scope=scope, body=body, prompt=prompt, router=self._name, news=news, number=number)
+        call = self._calls.remote(
+            scope=scope, body=body, prompt=prompt, router=self._name, news=news, begun=begun, number=number
+        )
         line: Line | None = None
         try:
             try:
@@ -126,6 +131,8 @@ class Forwarder:
             self._news.append(accepted)
             line = self._lines.enter(accepted.replica, number)
             async for piece in call:
+                if isinstance(piece, Head) and piece.is_stream:
+                    self._begun.append((number, time.monotonic()))
                 yield piece
                 if isinstance(piece, Head) and piece.line is not None:
                     self._lines.follow(line, number, piece.line)

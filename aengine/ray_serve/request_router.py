@@ -14,14 +14,16 @@ from aengine.ray_serve.routing.prompt import Prompt
 from aengine.ray_serve.routing.router import PrefixRouter
 
 NEWS = "news"  # arguments that are for the router alone
+BEGUN = "begun"
 TO = "to"
 
 
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     """Keeps `PrefixRouter` in step with what Ray says of its replicas, and asks it.
 
-    A call carries its `prompt`, and by `news` what replicas told of their caches in their last answers. One that is
-    meant for a certain replica carries its name, as `to`.
+    A call carries its `number` and `prompt`; by `news` what replicas told of their caches in their last answers, and by
+    `begun` which calls, streamed ones, have had their first token since, and when. One that is meant for a certain
+    replica carries its name, as `to`.
     """
 
     def initialize_state(self, policy: str = "prefix", max_keys: int | None = None) -> None:
@@ -30,7 +32,8 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         self._router: PrefixRouter[str] = PrefixRouter(max_keys=max_keys)
         self._name = ""  # by which replicas know this router, once a call has said so
         self._by_name: dict[str, RunningReplica] = {}
-        self._chosen: dict[str, str] = {}  # Ray's id of a request -> the replica that it went to
+        self._chosen: dict[str, tuple[str, int]] = {}  # Ray's id of a request -> the replica it went to, its number
+        self._ahead: dict[int, tuple[str, int]] = {}  # a call without a token -> its replica, what it lacks
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """For Ray: the replicas that run now, with their newest reports."""
@@ -60,22 +63,36 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         if (to := pending_request.kwargs.pop(TO, None)) is not None:
             return [[self._by_name[to]]] if to in self._by_name else []
         self._take_news(pending_request.kwargs.pop(NEWS, ()))
+        for number, when in pending_request.kwargs.pop(BEGUN, ()):
+            self._begun(number, when)
         request_id, now = pending_request.metadata.internal_request_id, time.monotonic()
-        if (before := self._chosen.pop(request_id, None)) is not None:
-            self._router.ended(before)
+        if request_id in self._chosen:
+            self._ended(request_id, now)
         prompt = pending_request.kwargs.get("prompt") or Prompt()
         if not len(self._router):
             return []
         name = random.choice(self._router.replicas) if self._policy == "random" else self._router.choose(prompt, now)
-        self._router.sent(name, prompt, now)
-        self._chosen[request_id] = name
+        number = pending_request.kwargs.get("number", -1)
+        told = prompt.streamed and number >= 0
+        cached = self._router.sent(name, prompt, now, told)
+        if told:
+            self._ahead[number] = name, prompt.tokens - cached
+        self._chosen[request_id] = name, number
         return [[self._by_name[name]]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """For Ray: a request ended, however it did."""
-        if self._chosen.get(internal_request_id) == replica_id.unique_id:
-            del self._chosen[internal_request_id]
-            self._router.ended(replica_id.unique_id)
+        if self._chosen.get(internal_request_id, ("", 0))[0] == replica_id.unique_id:
+            self._ended(internal_request_id, time.monotonic())
+
+    def _ended(self, request_id: str, now: float) -> None:
+        name, number = self._chosen.pop(request_id)
+        self._begun(number, now)  # perhaps it never had a token
+        self._router.ended(name)
+
+    def _begun(self, number: int, when: float) -> None:
+        if (ahead := self._ahead.pop(number, None)) is not None:
+            self._router.begun(*ahead, when)
 
     def _take_news(self, news: list[tuple[str, Changes]]) -> None:
         for name, changes in news:

@@ -57,33 +57,45 @@ class ReplicaLoad:
     """The work ahead of a replica, in seconds that a new prompt would wait for its first token.
 
     Prompts are computed one after the other, so a clock says when the last one will be done: it runs down by itself,
-    and nobody has to tell when a prompt was. What others than this router sent is known from reports alone.
+    and nobody has to tell when a prompt was. Where somebody does, the clock is set by what is still ahead then, so that
+    a replica that is slower than it was when it was measured does not look idle while prompts wait there. What others
+    than this router sent is known from reports alone.
     """
 
-    __slots__ = ("_busy_until", "_others", "_report", "costs", "running")
+    __slots__ = ("_others", "_report", "_told", "_untold_until", "busy_until", "costs", "running")
 
     def __init__(self, speed: Speed) -> None:
         self.running = 0  # requests of this router
         self._others = 0  # requests of other routers, when last heard of
-        self._busy_until = 0.0
+        self.busy_until = 0.0  # when the prompts ahead should be done
+        self._told = 0  # tokens ahead of which `begun` will tell
+        self._untold_until = 0.0  # when the last prompt of which it will not should be done
         self._report: Report | None = None
         self.costs = costs_of(speed)
 
+    @property
+    def steady(self) -> float:
+        """Seconds that its requests, running or waiting for a row, cost a new one, whenever that comes."""
+        running, costs = self.running + self._others, self.costs
+        return running * costs.row + max(0, running - costs.rows + 1) * costs.wait
+
     def delay(self, now: float) -> float:
         """Seconds of work ahead of a request that comes now."""
-        running = self.running + self._others
-        costs = self.costs
-        seconds = running * costs.row
-        if self._busy_until > now:
-            seconds += self._busy_until - now
-        if running >= costs.rows:
-            seconds += (running - costs.rows + 1) * costs.wait
-        return seconds
+        return self.steady + max(0.0, self.busy_until - now)
 
-    def sent(self, tokens: int, now: float) -> None:
-        """Add a request of which so many tokens have to be computed."""
+    def sent(self, tokens: int, now: float, told: bool = False) -> None:
+        """Add a request of which so many tokens have to be computed; `told`: `begun` will say when they are."""
         self.running += 1
-        self._busy_until = max(self._busy_until, now) + tokens * self.costs.prefill
+        self.busy_until = max(self.busy_until, now) + tokens * self.costs.prefill
+        if told:
+            self._told += tokens
+        else:
+            self._untold_until = self.busy_until
+
+    def begun(self, tokens: int, when: float) -> None:
+        """Note that the first token of an answer was there at `when`: so many tokens of its prompt are computed."""
+        self._told = max(0, self._told - tokens)
+        self.busy_until = max(when + self._told * self.costs.prefill, self._untold_until)
 
     def ended(self) -> None:
         """Take a request away that was sent from here, however it ended."""

@@ -28,16 +28,21 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     keys: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     tokens: int = 0
+    streamed: bool = False  # its answer comes as it is drawn
 
 
 class _Body(msgspec.Struct):
     """The fields of a request that say which prompt it is. `Raw`: the bytes as the client wrote them."""
 
     messages: list[msgspec.Raw] | None = None
+    input: list[msgspec.Raw] | str | None = None  # of a response
+    system: msgspec.Raw | None = None
+    instructions: msgspec.Raw | None = None
     tools: msgspec.Raw | None = None
     prompt: str | list[Any] | None = None
     input_ids: list[int] | None = None
     cache_salt: str | None = None
+    stream: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -49,19 +54,26 @@ def prompt_of(body: bytes) -> Prompt:
         read = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Prompt()  # the engine has the words for it
+    prompt = _hashed(read)
+    return msgspec.structs.replace(prompt, streamed=True) if read.stream else prompt
+
+
+def _hashed(read: _Body) -> Prompt:
     seed = b"" if read.cache_salt is None else read.cache_salt.encode("utf-8", "replace")
-    if read.messages is not None:
-        tools = b"" if read.tools is None else bytes(read.tools)
-        return hashed(b"\x1e".join([tools, *map(bytes, read.messages)]), seed)
+    said = [read.input.encode("utf-8", "replace")] if isinstance(read.input, str) else read.messages or read.input
+    if said is not None:
+        first = (read.tools, read.system, read.instructions)
+        begin = b"\x1e".join(bytes(raw) for raw in first if raw is not None)
+        return hashed(b"\x1e".join([begin, *map(bytes, said)]), seed)
     if read.input_ids is not None:
         return of_ids(read.input_ids, seed)
     if isinstance(read.prompt, str):
         return hashed(read.prompt.encode("utf-8", "replace"), seed)
     if isinstance(read.prompt, list) and read.prompt:
-        first = read.prompt[0]  # several prompts go where the first one goes
-        if isinstance(first, str):
-            return hashed(first.encode("utf-8", "replace"), seed)
-        return of_ids(first if isinstance(first, list) else read.prompt, seed)
+        one = read.prompt[0]  # several prompts go where the first one goes
+        if isinstance(one, str):
+            return hashed(one.encode("utf-8", "replace"), seed)
+        return of_ids(one if isinstance(one, list) else read.prompt, seed)
     return Prompt()
 
 

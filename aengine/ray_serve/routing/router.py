@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable
 from math import inf
 from random import Random
@@ -42,6 +43,10 @@ class PrefixRouter(Generic[R]):
         self._slots: dict[R, int] = {}
         self._names: list[R | None] = []  # by slot
         self._loads: list[ReplicaLoad] = []  # by slot
+        # What a choice reads of loads, close together: in a large process an object is as far away as memory is.
+        self._busy_until = array("d")
+        self._steady = array("d")
+        self._prefill = array("d")  # seconds a token
         self._live: list[int] = []  # slots of replicas that are there
         self._vacant: list[int] = []  # slots whose replica has left
         self._fastest = inf  # seconds a token of a prompt, no replica takes less
@@ -70,7 +75,10 @@ class PrefixRouter(Generic[R]):
             slot = len(self._names)
             self._names.append(replica)
             self._loads.append(load)
+            for column in (self._busy_until, self._steady, self._prefill):
+                column.append(0.0)
         self._slots[replica] = slot
+        self._changed(slot)
         self._live.append(slot)
         self._fastest = min(self._fastest, load.costs.prefill)
         self._index.join(slot)
@@ -91,7 +99,8 @@ class PrefixRouter(Generic[R]):
         """
         if not self._live:
             raise LookupError("there is no replica")
-        index, loads, keys, ends, tokens = self._index, self._loads, prompt.keys, prompt.ends, prompt.tokens
+        index, keys, ends, tokens = self._index, prompt.keys, prompt.ends, prompt.tokens
+        busy_until, steady, prefill = self._busy_until, self._steady, self._prefill
         best, best_cost, best_delay = -1, inf, inf
         depth = index.depth(keys, len(keys))
         while True:
@@ -103,9 +112,10 @@ class PrefixRouter(Generic[R]):
                 break
             held = len(slots)
             for slot in slots if held <= many else self._some(slots, many):
-                load = loads[slot]
-                delay = load.delay(now)
-                cost = delay + missing * load.costs.prefill
+                delay = steady[slot]
+                if (until := busy_until[slot]) > now:
+                    delay += until - now
+                cost = delay + missing * prefill[slot]
                 if cost < best_cost or (cost == best_cost and delay < best_delay):
                     best, best_cost, best_delay = slot, cost, delay
             if not depth:
@@ -114,20 +124,32 @@ class PrefixRouter(Generic[R]):
             depth = index.depth(keys, depth - 1, held if held < _SAMPLE else _MORE * held)
         return self._name(best)
 
-    def sent(self, replica: R, prompt: Prompt, now: float) -> int:
-        """Note that a prompt went to a replica, which will have it cached; the tokens of it that it had already."""
+    def sent(self, replica: R, prompt: Prompt, now: float, told: bool = False) -> int:
+        """Note that a prompt went to a replica, which will have it cached; the tokens of it that it had already.
+
+        `told`: `begun` will be called for it.
+        """
         slot = self._slots[replica]
         depth = self._index.depth_of(slot, prompt.keys)
         cached = prompt.ends[depth - 1] if depth else 0
-        self._loads[slot].sent(prompt.tokens - cached, now)
+        self._loads[slot].sent(prompt.tokens - cached, now, told)
+        self._changed(slot)
         self._index.add(slot, prompt.keys)
         return cached
+
+    def begun(self, replica: R, tokens: int, when: float) -> None:
+        """Note that the first token of an answer was there at `when`, for which so many had to be computed."""
+        slot = self._slots.get(replica)
+        if slot is not None:
+            self._loads[slot].begun(tokens, when)
+            self._changed(slot)
 
     def ended(self, replica: R) -> None:
         """Note that a request that was sent to a replica has ended there."""
         slot = self._slots.get(replica)
         if slot is not None:
             self._loads[slot].ended()
+            self._changed(slot)
 
     def reported(self, replica: R, report: Report, router: str = "") -> None:
         """Take over what a replica says of its load; `router` is this one's name there."""
@@ -135,8 +157,9 @@ class PrefixRouter(Generic[R]):
         if slot is not None:
             load, costs = self._loads[slot], self._loads[slot].costs
             load.reported(report, router)
+            self._changed(slot)
             if load.costs is not costs:
-                self._fastest = min(self._loads[live].costs.prefill for live in self._live)
+                self._fastest = min(self._prefill[live] for live in self._live)
 
     def stored(self, replica: R, keys: tuple[int, ...]) -> None:
         """Note what a replica has cached, whoever sent it."""
@@ -166,7 +189,18 @@ class PrefixRouter(Generic[R]):
         """Raise `AssertionError` if an invariant is broken."""
         if sorted(self._live) != sorted(self._slots.values()):
             raise AssertionError("the slots of replicas and the live slots disagree")
+        for slot in self._live:
+            load = self._loads[slot]
+            columns = self._busy_until[slot], self._steady[slot], self._prefill[slot]
+            if columns != (load.busy_until, load.steady, load.costs.prefill):
+                raise AssertionError(f"the columns of slot {slot} are not its load's")
         self._index.check_integrity()
+
+    def _changed(self, slot: int) -> None:
+        """Carry a load over to the columns."""
+        load = self._loads[slot]
+        self._busy_until[slot], self._steady[slot] = load.busy_until, load.steady
+        self._prefill[slot] = load.costs.prefill
 
     def _some(self, slots: list[int], count: int) -> list[int]:
         """A few of many slots, perhaps one of them twice."""

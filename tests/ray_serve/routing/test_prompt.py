@@ -52,6 +52,27 @@ def test_what_does_not_belong_to_the_prompt_changes_no_key_and_tools_and_salt_do
     assert not set(chat("a" * 500, tools=[{"type": "function"}]).keys) & set(chat("a" * 500).keys)
 
 
+def test_whether_an_answer_is_streamed_is_known() -> None:
+    assert [chat("a", **fields).streamed for fields in ({}, {"stream": False}, {"stream": True})] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_responses_items_and_a_messages_system_prompt_count() -> None:
+    items = [{"role": "user", "content": "a" * 500}, {"role": "assistant", "content": "b" * 500}]
+
+    def response(many: int, **fields: object) -> Prompt:
+        return prompt_of(json.dumps({"input": items[:many], **fields}).encode())
+
+    assert len(response(1).keys) > 5
+    assert response(2).keys[: len(response(1).keys)] == response(1).keys
+    assert not set(response(1, instructions="Be brief.").keys) & set(response(1).keys)
+    assert not set(chat("a" * 500, system="Be brief.").keys) & set(chat("a" * 500).keys)
+    assert len(prompt_of(json.dumps({"input": "a" * 500}).encode()).keys) > 5
+
+
 def test_ids_count_as_they_are() -> None:
     ids = list(range(300))
     prompt = prompt_of(json.dumps({"prompt": ids}).encode())

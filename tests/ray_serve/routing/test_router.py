@@ -70,6 +70,31 @@ def test_a_busier_replica_is_left_exactly_when_computing_anew_is_sooner() -> Non
     assert made.choose(prompt, 10.1) == 0  # that work is nearly done
 
 
+def test_prompts_without_a_first_token_are_still_ahead_however_long_they_take() -> None:
+    made, rng = router(2), Random(3)
+    prompts = [hashed(rng.randbytes(4000)) for _ in range(4)]  # 0.1 s each, when the replicas were measured
+    for prompt in prompts:
+        made.sent(0, prompt, 0.0, told=True)
+    made.begun(0, prompts[0].tokens, 1.0)  # ten times as long
+    made.sent(1, hashed(rng.randbytes(8000)), 1.0)
+    new = hashed(rng.randbytes(400))
+    assert made.choose(new, 1.0) == 1  # 0.2 s ahead, and 0.3 s on the other
+    for prompt in prompts[1:]:
+        made.begun(0, prompt.tokens, 1.01)
+        made.ended(0)
+    assert made.choose(new, 1.01) == 0
+
+
+def test_prompts_of_which_nothing_is_told_are_no_less_ahead_when_others_begin() -> None:
+    made, rng = router(2), Random(4)
+    first, second = hashed(rng.randbytes(400)), hashed(rng.randbytes(8000))
+    made.sent(0, first, 0.0, told=True)
+    made.sent(0, second, 0.0)  # done at 0.21 s
+    made.begun(0, first.tokens, 0.01)
+    made.sent(1, hashed(rng.randbytes(4000)), 0.01)
+    assert made.choose(hashed(rng.randbytes(400)), 0.05) == 1
+
+
 def test_ties_go_to_the_less_busy() -> None:
     made = router(3)
     made.sent(0, hashed(b""), 0.0)
@@ -204,8 +229,15 @@ class Machine(RuleBasedStateMachine):
         if self.held:
             chosen = self.router.choose(prompt, self.now)
             depth = next((at for at, key in enumerate(prompt.keys) if key not in self.held[chosen]), len(prompt.keys))
-            assert self.router.sent(chosen, prompt, self.now) == (prompt.ends[depth - 1] if depth else 0)
+            cached = self.router.sent(chosen, prompt, self.now, told=length % 2 == 1)
+            assert cached == (prompt.ends[depth - 1] if depth else 0)
             self.held[chosen] |= set(prompt.keys)
+
+    @rule(replica=st.integers(0, 4), tokens=st.integers(0, 1000), ago=st.floats(0, 1), running=st.integers(0, 300))
+    def tell(self, replica: int, tokens: int, ago: float, running: int) -> None:
+        self.router.begun(replica, tokens, self.now - ago)
+        self.router.ended(replica)
+        self.router.reported(replica, Report(running=running, speed=SPEED))
 
     @rule(replica=st.integers(0, 4), text=st.sampled_from([b"a", b"b", b"ab"]), kept=st.integers(0, 30))
     def evict(self, replica: int, text: bytes, kept: int) -> None:
