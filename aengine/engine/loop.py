@@ -1,4 +1,7 @@
-"""The step loop: plan, launch, await the step before, commit, fill masks where outputs have grammars, deliver."""
+"""The step loop: plan, launch, await the step before, commit, fill masks where outputs have grammars, deliver.
+
+Where a step brings more updates than a slice, the step behind the one that runs is launched before they are delivered.
+"""
 
 from __future__ import annotations
 
@@ -99,11 +102,13 @@ class StepLoop:
 
     async def _run(self) -> None:
         step: LaunchedStep | None = None  # the newest one
+        updates: list[Update] = []  # of the one before, until they are delivered
         while True:
             previous, step = step, self._launch_next(step)
             if self._between is not None:
                 self._between()
-            updates: list[Update] = []
+            await self._deliver_all(updates)
+            updates = []
             try:
                 if previous is not None:
                     updates = await self._commit(previous)
@@ -115,7 +120,10 @@ class StepLoop:
                     step = None
                 self._launched.clear()
                 self._fail(failed.plan, failed.error)
-            await self._deliver_all(updates)
+            # To deliver many may take as long as the step that runs: what follows it is launched first.
+            if step is None or len(updates) <= DELIVERY_SLICE:
+                await self._deliver_all(updates)
+                updates = []
             if previous is None and step is None:
                 if self._stopping:
                     return
@@ -188,6 +196,8 @@ class StepLoop:
                 self._fail_request(choice.request, InvalidRequestError(reason, matcher.param))
 
     async def _deliver_all(self, updates: list[Update]) -> None:
+        if not updates:
+            return
         for start in range(0, len(updates), DELIVERY_SLICE):
             if start:
                 await asyncio.sleep(0)
