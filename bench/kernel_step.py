@@ -100,10 +100,10 @@ class Step:
             return F.linear(x, weight)
 
         def norm_linear(x: Tensor, norm: Tensor, weight: Tensor, name: str) -> Tensor:
-            cut = cuts.get(name)
+            cut, of_x = cuts.get(name), norms.TritonNorm(norm, 1e-6)
             whole = isinstance(cut, OneRowConfig) and cut.early >= x.shape[1]
-            if own and (small.norms(x, weight) if cut is None else whole):
-                return small(x, weight, config=cut, norm=norms.TritonNorm(norm, 1e-6))
+            if own and (small.norms(x, weight, of_x) if cut is None else whole):
+                return small(x, weight, config=cut, norm=of_x)
             return linear(norms.rms_norm(x, norm, 1e-6), weight, name)
 
         def linear_add(x: Tensor, weight: Tensor, name: str, residual: Tensor) -> Tensor:
