@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import h11
 from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.events import RawData
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
+from starlette.types import Send
 
 from aengine.http.hypercorn.crowd import Crowd, give_back_memory
 
@@ -91,6 +97,27 @@ class AcceptedConnection(TCPServer):
     def _abort_in_time(self) -> None:
         if self._abort is None:
             self._abort = self.loop.call_later(_CLOSING, self.writer.transport.abort)
+
+
+def chunked(send: Send) -> tuple[h11.Connection, Callable[[RawData], Awaitable[None]]] | None:
+    """Under an answer over HTTP/1.1 that has begun and comes in chunks: its connection, and what writes to that.
+
+    Chunks but the last may be written there, as long as the connection's own state is `h11.SEND_BODY`: for each,
+    hypercorn and h11 make two dozen calls, none of which changes anything.
+    """
+    stream = getattr(send, "__self__", None)
+    if not isinstance(stream, HTTPStream):
+        return None
+    protocol = getattr(stream.send, "__self__", None)
+    connection = protocol.connection if isinstance(protocol, H11Protocol) else None
+    server = getattr(protocol.send, "__self__", None) if isinstance(protocol, H11Protocol) else None
+    if not (isinstance(connection, h11.Connection) and isinstance(server, AcceptedConnection)):
+        return None
+    response, method = stream.response, stream.scope["method"]
+    names = {name.lower() for name, _ in response["headers"]}
+    if method == "HEAD" or response["status"] in (204, 304) or b"content-length" in names:
+        return None
+    return (connection, server.protocol_send) if connection.their_http_version == b"1.1" else None
 
 
 def most_connections() -> int:

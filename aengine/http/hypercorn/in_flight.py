@@ -7,19 +7,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Awaitable, Callable, Iterator, Set
 from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol
 
 import anyio
+import h11
 from anyio.abc import TaskStatus
+from hypercorn.events import RawData
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.errors import AengineError, EngineClosedError
 from aengine.http.door.anthropic_errors import REQUEST_ID
 from aengine.http.door.errors import HTTPError, error_response
+from aengine.http.hypercorn.accepted import chunked
 from aengine.http.hypercorn.connection import connection_of, reset_connection, room_to_send
 
 _log = logging.getLogger(__name__)
@@ -28,6 +31,9 @@ _ERROR_RESPONSE_SECONDS = 1.0
 _PIECE = 2**16  # bytes
 SHUTTING_DOWN = "the server is shutting down"
 ACTIVE_REQUEST = "aengine.active_request"  # in a request's scope: its `ActiveRequest`
+# In a request's scope: takes the pieces of an answer between its beginning and the last one, the two that middleware
+# looks at.
+PIECES = "aengine.pieces"
 OTHER = "other"  # a method that HTTP does not define, or a path that leads nowhere
 LEFT = 499  # the client was gone before its answer began
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
@@ -60,6 +66,7 @@ class InFlight:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as cut:
             scope[ACTIVE_REQUEST] = request = ActiveRequest(cut, send, self._active, scope.get("http_version") == "2")
+            scope[PIECES] = request.send
             self._active.add(request)
             self._idle.clear()
             try:
@@ -129,6 +136,7 @@ class ActiveRequest:
 
     __slots__ = (
         "_active",
+        "_chunks",
         "_multiplexed",
         "_send",
         "cancel_error",
@@ -144,6 +152,7 @@ class ActiveRequest:
     def __init__(self, scope: anyio.CancelScope, send: Send, active: Set[ActiveRequest], multiplexed: bool) -> None:
         self.scope = scope
         self._send = send
+        self._chunks: tuple[h11.Connection, Callable[[RawData], Awaitable[None]]] | None = None  # see `chunked`
         self._active = active
         self._multiplexed = multiplexed  # HTTP/2
         self.cancel_error: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
@@ -162,6 +171,11 @@ class ActiveRequest:
         self.pending += 1
         try:
             body, piece = message.get("body", b""), message
+            if self._chunks is not None and 0 < len(body) <= _PIECE and message.get("more_body", False):
+                connection, write = self._chunks
+                if connection.our_state is h11.SEND_BODY:
+                    await write(RawData(data=b"%x\r\n%b\r\n" % (len(body), body)))
+                    return
             for start in range(0, len(body), _PIECE) or (0,):
                 if len(body) > _PIECE:  # in one piece, who takes much slowly would look like who takes nothing
                     end = start + _PIECE
@@ -171,6 +185,8 @@ class ActiveRequest:
                 if self._multiplexed:
                     await room_to_send(self._send)
                 self.last_progress = monotonic()
+            if "status" in message:
+                self._chunks = chunked(self._send)
         finally:
             self.pending -= 1
             self.last_progress = monotonic()

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from aengine.errors import AengineError
 from aengine.http.door.errors import HTTPError, error_body_for
 from aengine.http.engine_like import StreamLike
-from aengine.http.hypercorn.in_flight import ACTIVE_REQUEST, ActiveRequest, at_work, cancel_error
+from aengine.http.hypercorn.in_flight import ACTIVE_REQUEST, PIECES, ActiveRequest, at_work, cancel_error
 from aengine.http.hypercorn.receiving import client_disconnected
 from aengine.http.streams.fragments import merge
 from aengine.http.streams.slices import sliced
@@ -122,9 +122,10 @@ class EventStreamResponse(Response):
     async def _pump(self, scope: Scope, send: Send) -> None:
         try:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": HEADERS})
+            pieces = scope.get(PIECES, send)
             if opening := self._encoder.opening():
-                await self._send(send, body_message(opening))
-            last = await self._send_events(send)
+                await self._send(pieces, body_message(opening))
+            last = await self._send_events(pieces)
         except AengineError as error:
             last = self._error_event(scope, error)
         except get_cancelled_exc_class():
