@@ -63,10 +63,6 @@ class Kernels(Protocol):
         """The same of experts of these kernels. Raises `NotImplementedError` where there are no such kernels."""
         ...
 
-    def computes(self, rule: ExpertRule) -> bool:
-        """Whether experts can have this rule."""
-        ...
-
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> Experts:

@@ -12,6 +12,13 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 
+@triton.jit
+def gelu(x):
+    """x float32."""
+    # (1 + tanh(a)) / 2 is the sigmoid of 2 a, and 2 sqrt(2 / pi) is 1.5957...
+    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
 @keep_variants
 @triton.jit
 def _gelu_mul_kernel(
@@ -29,10 +36,7 @@ def _gelu_mul_kernel(
         gdc_wait()
     gate = tl.load(gate_up_ptr + row * (2 * SIZE) + columns, mask=inside, other=0.0)
     up = tl.load(gate_up_ptr + row * (2 * SIZE) + SIZE + columns, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    # (1 + tanh(a)) / 2 is the sigmoid of 2 a, and 2 sqrt(2 / pi) is 1.5957...
-    activated = wide * tl.sigmoid(1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))
-    activated = activated.to(gate.dtype).to(tl.float32)
+    activated = gelu(gate.to(tl.float32)).to(gate.dtype).to(tl.float32)
     tl.store(out_ptr + row * SIZE + columns, (activated * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 

@@ -62,9 +62,6 @@ class TorchKernels:
             raise TypeError(f"these experts are of other kernels: {type(experts).__name__}")
         return TorchAdaptedExperts(experts, weights, tokens)
 
-    def computes(self, rule: ExpertRule) -> bool:
-        return True
-
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> TorchExperts:

@@ -77,9 +77,6 @@ class TritonKernels:
             raise NotImplementedError("adapters of experts that are quantised, or clamped or biased, have no kernels")
         return TritonAdaptedExperts(experts, weights, tokens)
 
-    def computes(self, rule: ExpertRule) -> bool:
-        return not rule.gelu
-
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
     ) -> Experts:
@@ -91,7 +88,7 @@ class TritonKernels:
             and Fp8Experts.fits(gate_up, down)
             and launch_for(down.weight.device).fp8
         ):
-            return Fp8Experts(gate_up, down)
+            return Fp8Experts(gate_up, down, rule)
         if (
             not isinstance(gate_up, Fp8Weight)
             and not isinstance(down, Fp8Weight)

@@ -263,10 +263,6 @@ class Parameters:
         experts = LoadedExperts(share.count, hidden, adapt)
         biases = self._expert_biases(name, hidden, spec, share) if spec.biases else None
         rule = ExpertRule(spec.clamp, biases, gelu=spec.activation == "gelu")
-        if not self.kernels.computes(rule):
-            raise UnsupportedModelError(
-                f"{name}: experts with GELU are computed on a CPU alone so far; use device: cpu"
-            )
         if forms is not None:
             self.groups.append(QuantizedExperts(experts, name, spec, forms, self._storage, share, rule))
         elif not spec.turned:

@@ -6,14 +6,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from aengine.kernels.gelu import gelu
+
 
 @triton.jit
-def activated(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """SiLU(gate) * up; LIMIT > 0: of both within their limits, with a steeper sigmoid, and up + 1. NaN stays NaN."""
+def activated(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr):
+    """SiLU(gate) * up, or GELU(gate) * up; LIMIT > 0: SiLU of both within their limits, with a steeper sigmoid, and
+    up + 1. NaN stays NaN."""
     if LIMIT > 0:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1
         result = gate * tl.sigmoid(ALPHA * gate) * up
+    elif GELU:
+        result = gelu(gate) * up
     else:
         result = gate * tl.sigmoid(gate) * up
     return result

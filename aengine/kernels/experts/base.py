@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Experts(Protocol):
-    """down(silu(gate(h)) * up(h)) of each of a token's experts, weighted and summed. They own their weights."""
+    """down(activation(gate(h)) * up(h)) of each of a token's experts, weighted and summed. They own their weights."""
 
     hidden: int
     experts: int

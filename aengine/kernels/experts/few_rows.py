@@ -50,6 +50,7 @@ def _few_rows_kernel(
     GROUPED: tl.constexpr,  # scales are of 128 columns, of which BLOCK_K is a part
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
     BIASES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -76,7 +77,7 @@ def _few_rows_kernel(
             if BIASES:
                 of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
                 gate, up = gate + of_gate[:, None], up + of_up[:, None]
-            product = activated(gate, up, ALPHA, LIMIT)
+            product = activated(gate, up, ALPHA, LIMIT, GELU)
         elif BIASES:
             product += down_biases(biases_ptr, expert, n, N)[:, None]
         out = out_ptr + pair.to(tl.int64)[None, :] * N + n[:, None]

@@ -49,6 +49,7 @@ def _many_rows_kernel(
     FLATTEN: tl.constexpr,  # the next item's first loads are on their way before this one ends
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
     BIASES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -90,7 +91,7 @@ def _many_rows_kernel(
             if BIASES:
                 of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
                 acc, up = acc + of_gate[None, :], up + of_up[None, :]
-            acc = activated(acc, up, ALPHA, LIMIT)
+            acc = activated(acc, up, ALPHA, LIMIT, GELU)
         elif BIASES:
             acc += down_biases(biases_ptr, expert, n, N)[None, :]
         out = out_ptr + row.to(tl.int64)[:, None] * N + n[None, :]

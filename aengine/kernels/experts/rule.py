@@ -32,13 +32,14 @@ class ExpertRule:
 
     @property
     def plain(self) -> bool:
-        return self.clamp is None and self.biases is None and not self.gelu
+        """Whether nothing but an activation lies between the products."""
+        return self.clamp is None and self.biases is None
 
     @property
     def gate_up(self) -> dict[str, float | bool]:
         """What the kernel of gate and up knows of it when it is compiled."""
         alpha, limit = (0.0, 0.0) if self.clamp is None else (self.clamp.alpha, self.clamp.limit)
-        return {"ALPHA": alpha, "LIMIT": limit, **self.down}
+        return {"ALPHA": alpha, "LIMIT": limit, "GELU": self.gelu, **self.down}
 
     @property
     def down(self) -> dict[str, bool]:

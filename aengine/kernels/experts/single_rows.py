@@ -46,6 +46,7 @@ def _gate_up_kernel(
     GROUPED: tl.constexpr,  # scales are of 128 columns
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
     BIASES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -95,7 +96,7 @@ def _gate_up_kernel(
         if BIASES:
             of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
             total, factor = total + of_gate, factor + of_up
-        result = activated(total, factor, ALPHA, LIMIT)
+        result = activated(total, factor, ALPHA, LIMIT, GELU)
         tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 

@@ -8,6 +8,7 @@ from aengine.kernels.experts.many_rows import ManyCut, grouped_product, sort_row
 from aengine.kernels.experts.plan import make_plan
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.experts.weighted_sum import weighted_sum
+from aengine.kernels.gelu import gelu_mul
 from aengine.kernels.lora.base import TokenAdapters
 from aengine.kernels.lora.experts import ExpertAdapters
 from aengine.kernels.lora.pairs import PairFactors, add_pairs
@@ -39,7 +40,7 @@ class TritonAdaptedExperts:
         both = h.new_empty(len(rows), gate_up.shape[1])
         grouped_product(None, rows, gate_up, plan, both, top_k, height, cut)
         add_pairs(both, rows, self._gate_up, plan, ids, places)
-        activated = silu_mul(both)
+        activated = (gelu_mul if self._experts.rule.gelu else silu_mul)(both)
         grouped_product(None, activated, down, plan, rows, top_k, height, cut)
         add_pairs(rows, activated, self._down, plan, ids, places)
         return weighted_sum(

@@ -39,6 +39,7 @@ SHAPES = [
     pytest.param(4097, 64, 8, 1024, 704),
     pytest.param(33, 128, 8, 2048, 768),
 ]
+GELU = ExpertRule(gelu=True)
 SPREADS = ["even", "one", "nowhere", "row_of_equals"]
 
 
@@ -53,7 +54,7 @@ def reference(
         inner = F.linear(h[token].double(), gate_up[expert].double())
         gate, up = (inner if of_inner is None else inner + of_inner[expert]).chunk(2, dim=-1)
         if rule.clamp is None:
-            inner = F.silu(gate) * up
+            inner = (F.gelu(gate, approximate="tanh") if rule.gelu else F.silu(gate)) * up
         else:
             gate, up = gate.clamp(max=rule.clamp.limit), up.clamp(-rule.clamp.limit, rule.clamp.limit)
             inner = gate * torch.sigmoid(rule.clamp.alpha * gate) * (up + 1)
@@ -148,6 +149,18 @@ def test_no_number_stays_none_tiny(cut: str, device: torch.device) -> None:
     layer = TritonExperts(gate_up, down, ExpertRule(GateClamp(1.702, 0.75)))
     out = layer.add_to(h, ids, weights, residual, config=CUTS[cut])  # type: ignore[arg-type]
     assert out.isnan().any(dim=1).tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.thinned(where=is_known_to_a_gpu)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    "shape", [pytest.param((5, 4, 3, 40, 24), id="tiny"), pytest.param((300, 128, 8, 2816, 704), id="large")]
+)
+def test_gelu_instead_of_silu(shape: tuple[int, ...], cut: str, dtype: torch.dtype, device: torch.device) -> None:
+    ids = spread("nowhere", *shape[:3]).to(device)
+    h, gate_up, down, weights, residual = make(shape, dtype, device)
+    out = TritonExperts(gate_up, down, GELU).add_to(h, ids, weights, residual.clone(), config=CUTS[cut])  # type: ignore[arg-type]
+    assert relative_error(out, reference(h, gate_up, down, ids, weights, residual, GELU)) < tolerance(dtype)
 
 
 @pytest.mark.parametrize("tokens", [1, 5])

@@ -10,6 +10,7 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.experts import ExpertAdapters, TorchAdaptedExperts
 from aengine.kernels.lora.triton_experts import TritonAdaptedExperts
@@ -24,7 +25,9 @@ EXPERTS, PLACES, TOP_K = 6, 4, 2
 class Case:
     """A layer of experts with adapters, on the device, and the same in float64 on the CPU."""
 
-    def __init__(self, hidden: int, inter: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, hidden: int, inter: int, rank: int, dtype: torch.dtype, device: torch.device, rule: ExpertRule = SILU
+    ) -> None:
         generator = torch.Generator().manual_seed(hidden + rank)
 
         def random(*shape: int, scale: float = 1.0) -> Tensor:
@@ -47,12 +50,12 @@ class Case:
         first, second = adapters(hidden, (inter, inter)), adapters(inter, (hidden,))
         self.random, self.device, self.tokens, self.wide_tokens = random, device, TokenAdapters(), TokenAdapters()
         self.experts = TritonKernels().adapted_experts(
-            TritonKernels().experts(gate_up.to(device), down.to(device)),
+            TritonKernels().experts(gate_up.to(device), down.to(device), rule),
             ExpertAdapters(moved(first, device), moved(second, device)),
             self.tokens,
         )
         self.wide = TorchAdaptedExperts(
-            TorchKernels().experts(gate_up.double(), down.double()),
+            TorchKernels().experts(gate_up.double(), down.double(), rule),
             ExpertAdapters(moved(first, torch.float64), moved(second, torch.float64)),
             self.wide_tokens,
         )
@@ -84,6 +87,14 @@ def test_every_pair_gets_its_tokens_adapter_in_its_expert_tiny(
     out = case.run(h, ids, weights, onto, places)
     error = relative_error(out.cpu(), case.expected(h, ids, weights, onto, places))
     assert error < 2 * tolerance(dtype)  # one product behind another
+
+
+def test_gelu_instead_of_silu_tiny(device: torch.device) -> None:
+    case = Case(96, 48, 8, torch.float32, device, ExpertRule(gelu=True))
+    h, ids, weights = case.random(3, 96), torch.tensor([[0, 1], [2, 3], [5, 4]], dtype=torch.int32), torch.ones(3, 2)
+    places = torch.tensor([1, 0, 3], dtype=torch.int32)
+    out = case.run(h, ids, weights, None, places)
+    assert relative_error(out.cpu(), case.expected(h, ids, weights, None, places)) < 2 * tolerance(torch.float32)
 
 
 def test_without_adapters_the_experts_alone_are_called_tiny(device: torch.device) -> None:

@@ -15,7 +15,6 @@ from aengine.attention.torch_backend import TorchAttention
 from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
-from aengine.model.decoder import Decoder
 from aengine.model.loading.load import load_model
 from tests.model.checkpoints import write_checkpoint
 from tests.model.harness import Harness
@@ -123,10 +122,3 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(
 def test_values_that_no_model_has(changes: dict[str, object], why: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=why):
         read(tmp_path, **changes)
-
-
-def test_experts_of_gelu_are_refused_on_a_gpu(tmp_path: Path) -> None:
-    triton = pytest.importorskip("aengine.kernels.triton_kernels")
-    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
-    with pytest.raises(UnsupportedModelError, match="GELU are computed on a CPU alone"):
-        Decoder(read(tmp_path, **experts), triton.TritonKernels(), TorchAttention())

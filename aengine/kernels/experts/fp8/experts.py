@@ -8,6 +8,7 @@ from aengine.kernels.experts.config import Fp8Config, fp8_experts_config
 from aengine.kernels.experts.few_rows import FewConfig, few_rows
 from aengine.kernels.experts.fp8.many_rows import fp8_many_rows
 from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SingleConfig, single_rows
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.weights import Fp8Weight
@@ -19,13 +20,14 @@ class Fp8Experts:
     Everything is enqueued on the current stream; one stream at a time.
     """
 
-    def __init__(self, gate_up: Fp8Weight, down: Fp8Weight) -> None:
+    def __init__(self, gate_up: Fp8Weight, down: Fp8Weight, rule: ExpertRule = SILU) -> None:
         """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]. ValueError: see
         `fits`, and where they do not belong together."""
         self.experts, self.hidden, self._inter = down.weight.shape
         if gate_up.weight.shape != (self.experts, 2 * self._inter, self.hidden):
             raise ValueError(f"gate_up {list(gate_up.weight.shape)} does not belong to down {list(down.weight.shape)}")
         self._gate_up, self._down = Matrices.of_fp8(gate_up), Matrices.of_fp8(down)
+        self._rule = rule
 
     @staticmethod
     def fits(gate_up: Fp8Weight, down: Fp8Weight) -> bool:
@@ -44,7 +46,7 @@ class Fp8Experts:
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
         if isinstance(config, SingleConfig):
-            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config)
+            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._rule)
         if isinstance(config, FewConfig):
-            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config)
-        return fp8_many_rows(h, self._gate_up, self._down, ids, weights, residual, config)
+            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._rule)
+        return fp8_many_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._rule)

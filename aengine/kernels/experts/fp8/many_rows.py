@@ -17,9 +17,11 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from aengine.kernels.experts.activation import activated
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut, sort_rows
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.inputs import round_inputs
@@ -55,6 +57,7 @@ def _product_kernel(
     X_TOKEN: tl.constexpr,
     GATED: tl.constexpr,
     ROUND: tl.constexpr,
+    GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     COLUMNS: tl.constexpr = 128 if ROUND else BLOCK_N
@@ -79,7 +82,7 @@ def _product_kernel(
             x_scales += x_row
         value = _block(
             x_rows, w_rows, x_scales, scale_ptr, expert, start, column, height, used,
-            N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, GATED,
+            N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, GATED, GELU,
         )  # fmt: skip
         out = out_ptr + row.to(tl.int64)[:, None] * N
         n = column + tl.arange(0, BLOCK_N)[None, :]
@@ -89,7 +92,7 @@ def _product_kernel(
             if BLOCK_N == 64:
                 other = _block(
                     x_rows, w_rows, x_scales, scale_ptr, expert, start, column + BLOCK_N, height, used,
-                    N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, GATED,
+                    N, K, BLOCK_M, BLOCK_N, STAGES, SCALE_ROWS, SCALE_COUNT, GROUPED, X_GROUPED, X_TOKEN, GATED, GELU,
                 )  # fmt: skip
                 largest = tl.maximum(largest, tl.max(tl.abs(other), axis=1))
             scale = tl.where(largest > 0, largest * (1 / 448.0), 1.0)
@@ -106,9 +109,9 @@ def _block(
     x_rows, w_rows, x_scales, scale_ptr, expert, start, column, height, used,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     SCALE_ROWS: tl.constexpr, SCALE_COUNT: tl.constexpr, GROUPED: tl.constexpr, X_GROUPED: tl.constexpr,
-    X_TOKEN: tl.constexpr, GATED: tl.constexpr,
+    X_TOKEN: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """A tile's rows times BLOCK_N rows of its expert's matrix; GATED: SiLU of that, times the same of up."""
+    """A tile's rows times BLOCK_N rows of its expert's matrix; GATED: activated, times the same of up."""
     GROUPS: tl.constexpr = K // 128
     n = tl.minimum(column + tl.arange(0, BLOCK_N), N - 1)
     weight_row = expert * (2 * N if GATED else N) + column
@@ -140,7 +143,7 @@ def _block(
         if GATED:
             up *= tl.load(scales + (N + n) // SCALE_ROWS)[None, :]
     if GATED:
-        acc = acc * tl.sigmoid(acc) * up
+        acc = activated(acc, up, 0.0, 0.0, GELU)
     return acc
 
 
@@ -177,6 +180,7 @@ def fp8_many_rows(
     weights: Tensor,
     residual: Tensor | None,
     config: Fp8ManyConfig,
+    rule: ExpertRule = SILU,
 ) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
     the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
@@ -185,19 +189,19 @@ def fp8_many_rows(
     plan = make_plan(ids, experts, config.height)
     x = sort_rows(rounded.view(torch.int16), plan, ids).view(E4M3)
     grouped = down.activations == "group"
-    activated = h.new_empty(pairs, inter, dtype=E4M3 if grouped else h.dtype)
-    activated_scale = scale.new_empty(inter // GROUP, pairs) if grouped else scale
-    _launch(x, scale, gate_up, plan, activated, activated_scale, top_k, config.height, config.gate_up)
+    inner = h.new_empty(pairs, inter, dtype=E4M3 if grouped else h.dtype)
+    inner_scale = scale.new_empty(inter // GROUP, pairs) if grouped else scale
+    _launch(x, scale, gate_up, plan, inner, inner_scale, top_k, config.height, config.gate_up, rule)
     if not grouped:
-        activated, activated_scale = round_inputs(activated, down.activations, down.input_scale)
+        inner, inner_scale = round_inputs(inner, down.activations, down.input_scale)
     rows = h.new_empty(pairs, hidden)
-    _launch(activated, activated_scale, down, plan, rows, None, top_k, config.height, config.down)
+    _launch(inner, inner_scale, down, plan, rows, None, top_k, config.height, config.down, rule)
     return weighted_sum(rows, ids, weights, residual, experts, plan.places)
 
 
 def _launch(
     x: Tensor, x_scale: Tensor, w: Matrices, plan: Plan, out: Tensor, out_scale: Tensor | None, top_k: int,
-    height: int, cut: ManyCut,
+    height: int, cut: ManyCut, rule: ExpertRule,
 ) -> None:  # fmt: skip
     """out_scale: None for the second product."""
     (pairs, n), k = out.shape, x.shape[1]
@@ -212,6 +216,6 @@ def _launch(
         scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
         plan.capacity, x_scale.shape[-1] if x_scale.dim() else 1, pairs,
         N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, **w.constants,
-        X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=gated, ROUND=rounded, OVERLAP=launch.overlap,
-        num_warps=cut.warps, launch_pdl=launch.overlap,
+        X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=gated, ROUND=rounded, GELU=rule.gelu,
+        OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
     )  # fmt: skip

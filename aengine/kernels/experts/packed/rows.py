@@ -53,6 +53,7 @@ def _packed_rows_kernel(
     MXFP4: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
     BIASES: tl.constexpr,
     ASM: tl.constexpr,  # how words are unpacked; empty: without assembly
     BASE: tl.constexpr,
@@ -104,7 +105,7 @@ def _packed_rows_kernel(
             if BIASES:
                 of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
                 gate, up = gate + of_gate[:, None], up + of_up[:, None]
-            acc = activated(gate, up, ALPHA, LIMIT)
+            acc = activated(gate, up, ALPHA, LIMIT, GELU)
         elif BIASES:
             acc += down_biases(biases_ptr, expert, n, N)[:, None]
         out = out_ptr + pair.to(tl.int64)[None, :] * N + n[:, None]

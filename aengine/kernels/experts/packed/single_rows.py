@@ -154,6 +154,7 @@ def _gate_up_kernel(
     PRESCALED: tl.constexpr,  # what results are multiplied by
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
     BIASES: tl.constexpr,
     ASM: tl.constexpr,
     BASE: tl.constexpr,
@@ -191,7 +192,7 @@ def _gate_up_kernel(
         if BIASES:
             of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
             gate, up = gate + of_gate, up + of_up
-        result = activated(gate, up, ALPHA, LIMIT) * PRESCALED
+        result = activated(gate, up, ALPHA, LIMIT, GELU) * PRESCALED
         tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
 
 

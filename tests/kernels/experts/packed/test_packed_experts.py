@@ -19,7 +19,7 @@ from aengine.kernels.experts.packed.single_rows import (
 )
 from aengine.kernels.experts.rule import SILU
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight, dequantize
-from tests.kernels.experts.test_triton_experts import SPREADS, reference, rule_of, spread
+from tests.kernels.experts.test_triton_experts import GELU, SPREADS, reference, rule_of, spread
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,6 +115,16 @@ def test_every_cut_gives_the_weighted_sum(
     nothing = layer.add_to(h, ids, weights, None, config=CUTS[cut])
     zeros = torch.zeros_like(residual)
     assert torch.equal(nothing, layer.add_to(h, ids, weights, zeros, config=CUTS[cut]))
+
+
+@pytest.mark.parametrize("cut", ["single", "tiles"])
+def test_gelu_instead_of_silu_tiny(cut: str, dtype: torch.dtype, device: torch.device) -> None:
+    gate_up, down = (packed_weight(4, n, k, "mxfp4", device) for n, k in ((256, 256), (256, 128)))
+    h, residual = (torch.randn(5, 256, device=device).div(16).to(dtype) for _ in range(2))
+    ids, weights = spread("even", 5, 4, 3).to(device), torch.rand(5, 3, device=device)
+    out = PackedExperts(gate_up, down, GELU).add_to(h, ids, weights, residual.clone(), config=CUTS[cut])
+    expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual, GELU)
+    assert relative_error(out, expected) < tolerance(dtype)
 
 
 def test_groups_of_less_than_a_block_are_not_for_single_rows_tiny(device: torch.device) -> None:
