@@ -91,3 +91,10 @@ class AttentionBackend(Protocol):
         finite while page 0 is.
         """
         ...
+
+    def over_latents(
+        self, q: Tensor, cache: Tensor, rank: int, batch: AttentionBatch, scale: float, value_scale: float = 1.0
+    ) -> Tensor:
+        """The same where all heads share one vector of a token, cache [pages, page_size, 1, dim], as their key, and its
+        first `rank` numbers as their value: [tokens, heads, rank]."""
+        ...

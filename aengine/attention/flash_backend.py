@@ -221,12 +221,18 @@ def _torch_flash(
     return out
 
 
-def choose_prefill(device: torch.device, dtype: torch.dtype, longest: int = 0, widest: int = 0) -> PrefillAttention:
+def choose_prefill(
+    device: torch.device, dtype: torch.dtype, longest: int = 0, widest: int = 0, latents: bool = False
+) -> PrefillAttention:
     """The best prefill attention for this device and dtype, with the reason for the start-up log.
 
     longest: of the contexts whose keys must have room out of their pages, as those of an FP8 cache. widest: head_dim
-    of any layer; 0: no kernel minds.
+    of any layer; 0: no kernel minds. latents: whether layers attend to these.
     """
+    if latents:
+        from aengine.attention.triton_chunks import TritonChunks
+
+        return TritonChunks("no flash kernel reads latents")
     if dtype not in HALVES:
         return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
     if widest > WIDEST_HEAD:

@@ -81,6 +81,11 @@ class TorchAttention:
         out = self._attend(q, as_bytes(k_cache), as_bytes(v_cache), batch, scale, window, scores)
         return out if k_cache.dtype != FP8 or value_scale == 1.0 else out.mul_(value_scale)
 
+    def over_latents(
+        self, q: Tensor, cache: Tensor, rank: int, batch: AttentionBatch, scale: float, value_scale: float = 1.0
+    ) -> Tensor:
+        return self.forward(q, cache, cache, batch, scale, None, value_scale)[..., :rank]
+
     def _attend(
         self,
         q: Tensor,

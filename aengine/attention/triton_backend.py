@@ -10,7 +10,9 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
 from aengine.attention.flash_backend import PrefillAttention
+from aengine.kernels.attention.chunk_attention import attend_chunks
 from aengine.kernels.attention.decode_attention import PagedDecode
+from aengine.kernels.attention.latent_decode import LatentDecode
 from aengine.kernels.attention.prefix_attention import attend_shared
 from aengine.kernels.attention.scores import PLAIN, Scores
 
@@ -21,6 +23,7 @@ class TritonAttention:
     def __init__(self, prefill: Callable[[], PrefillAttention]) -> None:
         """prefill: gives the attention of prefill chunks once it is needed; its packages take seconds to import."""
         self._decode = PagedDecode()
+        self._decode_latents = LatentDecode()
         self._get_prefill = prefill
 
     @cached_property
@@ -97,6 +100,26 @@ class TritonAttention:
             scores=scores,
         )
         out[decodes:] = self._prefill(q[decodes:], k_cache, v_cache, chunks, scale, window, value_scale, scores)
+        return out
+
+    def over_latents(
+        self, q: Tensor, cache: Tensor, rank: int, batch: AttentionBatch, scale: float, value_scale: float = 1.0
+    ) -> Tensor:
+        """Raises ValueError where the cache is not of q's dtype."""
+        decodes = batch.num_decodes
+        if decodes == len(batch.query_lens) and batch.chunks is None:
+            return self._decode_latents(q, cache, rank, batch.page_table, batch.seq_lens, scale)
+        # Zeros: of a captured step some tokens belong to nobody.
+        out = q.new_zeros(len(q), q.shape[1], rank)
+        known = batch.chunks
+        chunks, first = (_chunks(batch), decodes) if known is None else (known, 0)
+        attend_chunks(
+            q[first:], cache, cache[..., :rank], chunks.page_table, chunks.seq_lens, chunks.query_starts, scale,
+            out=out[first:],
+        )  # fmt: skip
+        self._decode_latents(
+            q[:decodes], cache, rank, batch.page_table[:decodes], batch.seq_lens[:decodes], scale, out=out[:decodes]
+        )
         return out
 
 

@@ -138,6 +138,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [layer.attention for layer in self.layers if not isinstance(layer.attention, DeltaSpec)]
 
     @property
+    def latents(self) -> bool:
+        """Whether its layers attend to latents; where one does, all do."""
+        return any(isinstance(attention, LatentSpec) for attention in self.attending)
+
+    @property
     def widest_head(self) -> int:
         return max(attention.head_dim for attention in self.attending)
 

@@ -9,7 +9,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from aengine.kernels import norms, rope, triton_kernels
-from aengine.kernels.attention import decode_attention, prefix_attention
+from aengine.kernels.attention import chunk_attention, decode_attention, latent_decode, prefix_attention
 from aengine.kernels.collective import peers
 from aengine.kernels.delta import across, convolve, triton_delta, within
 from aengine.kernels.delta import decode as delta_decode
@@ -43,7 +43,19 @@ from aengine.kernels.lora import expand, expand_gated, shrink, shrink_few, shrin
 from aengine.kernels.offline import OfflineDriver
 
 KERNELS = (  # those that ask the device
-    *(cutoff, decode_attention, gumbel, norms, one_row, peers, prefix_attention, rope, small_linear),
+    *(
+        chunk_attention,
+        cutoff,
+        decode_attention,
+        gumbel,
+        latent_decode,
+        norms,
+        one_row,
+        peers,
+        prefix_attention,
+        rope,
+        small_linear,
+    ),
     *(fp8_few_rows, fp8_few_tiles, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
     *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, packed_single_rows),
     *(plan, route, route_rows, shared_gate, single_rows, triton_experts, weighted_sum),

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from triton.runtime.jit import JITFunction
 
 from aengine.kernels import norms, rope, row_steps
-from aengine.kernels.attention import decode_attention, gather_pages, prefix_attention
+from aengine.kernels.attention import chunk_attention, decode_attention, gather_pages, latent_decode, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
@@ -267,6 +267,20 @@ def test_decode_attention_of_codes(
     groups = compiler.gpu.launch.warp_groups
     assert compiler.shared[-1] <= config.shared_memory(group, dim, q.element_size(), 1, warp_groups=groups)
     assert config.crowd * (compiler.shared[-1] + 1024) <= (compiler.gpu.shared_memory + 1) * 1024
+
+
+@pytest.mark.parametrize("heads", [16, 20, 128])
+@pytest.mark.parametrize("new", [half, single])
+def test_attention_over_latents(compiler: Compiler, heads: int, new: Callable[..., Tensor]) -> None:
+    q, cache = new(40, heads, 576), new(100, 16, 1, 576)
+    latent_decode.LatentDecode()(q, cache, 512, ints(40, 50), ints(40), 0.1)
+    chunk_attention.attend_chunks(q, cache, cache[..., :512], ints(4, 50), ints(4), ints(5), 0.1)
+
+
+@pytest.mark.parametrize("new", [half, single])
+def test_attention_of_chunks_with_wide_heads(compiler: Compiler, new: Callable[..., Tensor]) -> None:
+    q, cache = new(40, 8, 512), new(100, 16, 1, 512)
+    chunk_attention.attend_chunks(q, cache, cache, ints(4, 50), ints(4), ints(5), 0.1)
 
 
 def test_attention_to_shared_runs(compiler: Compiler) -> None:

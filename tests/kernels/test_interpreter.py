@@ -30,6 +30,8 @@ TINY = " or ".join(
         "test_route_rows.py",
         "test_single_rows.py",
         "test_gather_pages.py",
+        "(test_latent_decode.py and (padded or left or refused or (narrow and (tiles or of-12))))",
+        "(test_chunk_attention.py and (padded or left or (narrow and more-heads)))",
         "(test_gumbel.py and (blocks or finite or floor or none))",
         "test_likeliest.py",
         "test_penalties.py",

@@ -63,10 +63,11 @@ class LatentAttention:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         q, scales = self._project(x, step), self._kv_scales.loaded
-        cache = step.kv.layer(self._index)
-        read = step.attention.forward(q, *cache, step.batch, self._spec.scale * scales.key, None, scales.key)
-        latents = read[..., : self._spec.rank].transpose(0, 1)  # [heads, tokens, rank]
-        attended = torch.bmm(latents, self._to_values.transpose(1, 2)).transpose(0, 1).flatten(1)
+        cache, _ = step.kv.layer(self._index)
+        scale = self._spec.scale * scales.key
+        read = step.attention.over_latents(q, cache, self._spec.rank, step.batch, scale, scales.key)
+        # [heads, tokens, rank] times [heads, rank, value_dim]
+        attended = torch.bmm(read.transpose(0, 1), self._to_values.transpose(1, 2)).transpose(0, 1).flatten(1)
         return self._add.behind(self._out, attended, x, step if self._last else None)
 
     def _project(self, x: Tensor, step: Step) -> Tensor:

@@ -24,6 +24,7 @@ from aengine.attention.flash_backend import (
     flash4_runs_on,
 )
 from aengine.attention.triton_backend import TritonAttention
+from aengine.attention.triton_chunks import TritonChunks
 from aengine.kernels.collective.base import SumUnderWay
 from aengine.kernels.collective.config import sum_pieces
 from aengine.kernels.collective.threads import Summed
@@ -67,7 +68,7 @@ def run_through(job: Job) -> None:
     """The steps of a start-up, in its order."""
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, job.model.widest_head))
+    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, job.model.widest_head, job.model.latents))
     ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
     decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len, kv_dtype, ranks)
     leave_empty(decoder.groups)
@@ -138,8 +139,12 @@ class _Absent:
         return torch.empty_like(q)
 
 
-def absent_prefill(capability: tuple[int, int], dtype: torch.dtype, widest: int = 0) -> PrefillAttention:
+def absent_prefill(
+    capability: tuple[int, int], dtype: torch.dtype, widest: int = 0, latents: bool = False
+) -> PrefillAttention:
     """Launches what `choose_prefill` would choose to launch of ours."""
+    if latents:
+        return TritonChunks("as there")
     if dtype in HALVES and widest > WIDEST_HEAD:
         return SomeWideHeads(absent_prefill(capability, dtype), _Absent())
     if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():

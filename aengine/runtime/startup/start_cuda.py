@@ -16,7 +16,7 @@ from aengine.attention.triton_backend import TritonAttention
 from aengine.cache.states import StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
-from aengine.errors import ConfigError, UnsupportedModelError
+from aengine.errors import ConfigError
 from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
@@ -24,7 +24,6 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
-from aengine.model.spec import LatentSpec
 from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, Pools, capture, make_executor
 from aengine.runtime.cuda.page_copies import DeviceCopier, pinned_beside
@@ -71,12 +70,10 @@ def start_cuda(
     phases = Phases()
     if config.attention == "torch":
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
-    if any(isinstance(attention, LatentSpec) for attention in model.attending):
-        raise UnsupportedModelError(
-            f"{model.architecture}: attention over latents is computed on a CPU alone so far; use device: cpu"
-        )
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
+    if model.latents and kv_dtype == FP8:
+        raise ConfigError(f"kv_cache_dtype: latents of {model.architecture} are kept in FP8 on a CPU alone; use auto")
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
@@ -108,7 +105,9 @@ def start_cuda(
         phases.end("text")
         prefill_bound = longest if kv_dtype == FP8 else 0
         attention = [
-            TritonAttention(imports.submit(choose_prefill, gpu, dtype, prefill_bound, model.widest_head).result)
+            TritonAttention(
+                imports.submit(choose_prefill, gpu, dtype, prefill_bound, model.widest_head, model.latents).result
+            )
             for gpu in gpus
         ]
         with nullcontext() if memory is None else memory.weights.use():

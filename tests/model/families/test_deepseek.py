@@ -11,7 +11,7 @@ import torch
 
 from aengine.attention.torch_backend import TorchAttention
 from aengine.config import EngineConfig
-from aengine.errors import CheckpointError, UnsupportedModelError
+from aengine.errors import CheckpointError, ConfigError, UnsupportedModelError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
@@ -96,8 +96,9 @@ def test_quantised_matrices_that_are_no_linears_are_refused_by_name(tmp_path: Pa
         Decoder(config, TorchKernels(), TorchAttention())
 
 
-def test_a_gpu_is_refused_by_name(tmp_path: Path) -> None:
+def test_latents_in_fp8_are_refused_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_cuda = pytest.importorskip("aengine.runtime.startup.start_cuda")
-    config = EngineConfig(model=str(tmp_path), device="cuda")
-    with pytest.raises(UnsupportedModelError, match="latents is computed on a CPU alone so far; use device: cpu"):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config = EngineConfig(model=str(tmp_path), device="cuda", kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(ConfigError, match="kv_cache_dtype: latents of DeepseekV3ForCausalLM are kept in FP8 on a CPU"):
         start_cuda.start_cuda(config, tmp_path, read(tmp_path), torch.device("cuda"), lambda: None)

@@ -1,0 +1,172 @@
+"""Attention of prefill chunks over pages, for what flash kernels do not take: latents, and heads wider than 256.
+
+A tile's rows are the query heads of one KV head, of as many neighbouring tokens as it is high. Latents are one KV head
+of all heads: each is read once as key, and its beginning as value.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.attention.latent_config import LatentConfig, chunk_config, chunk_rows
+from aengine.kernels.attention.softmax import softmax_step
+from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
+
+LOG2_E = math.log2(math.e)
+LEAST_PAD = 256  # sequences: as many as run at once by default, so that one variant serves every step
+
+
+@keep_variants
+@triton.jit(
+    do_not_specialize=["seqs", "table_stride", "tiles"],
+    do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr"],
+)
+def _chunks_kernel(
+    q_ptr,  # [tokens, KV_HEADS * GROUP, DIM + MORE]
+    k_ptr,  # [pages, PAGE, KV_HEADS, DIM + MORE]
+    v_ptr,  # [pages, PAGE, KV_HEADS, DIM], with VALUES
+    out_ptr,  # [tokens, KV_HEADS * GROUP, DIM]
+    page_table_ptr,  # [seqs, ...] int32
+    seq_lens_ptr,  # [seqs] int32: contexts, their queries included
+    starts_ptr,  # [seqs + 1] int32: of each one's queries
+    seqs,
+    tiles,
+    table_stride,
+    q_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,  # of values, and of the beginning of keys
+    MORE: tl.constexpr,  # that keys have behind it
+    VALUES: tl.constexpr,  # values are not the beginning of keys
+    PAGE: tl.constexpr,
+    SEQS_PAD: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    MORE_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    WIDTH: tl.constexpr = DIM + MORE
+    kv_head = tl.program_id(0) % KV_HEADS
+    place = tiles - 1 - tl.program_id(0) // KV_HEADS  # the last ones see the most, as a rule: they begin first
+    if OVERLAP:
+        gdc_launch_dependents()
+    # Which tile of which sequence this is: all sequences' tiles, end to end.
+    index = tl.arange(0, SEQS_PAD)
+    exists = index < seqs
+    first_token = tl.load(starts_ptr + index, mask=exists, other=0)
+    counts = tl.cdiv((tl.load(starts_ptr + 1 + index, mask=exists, other=0) - first_token) * GROUP, BLOCK_M)
+    before = (tl.cumsum(counts, axis=0) <= place) & exists
+    seq = tl.sum(before.to(tl.int32), axis=0)
+    nth = place - tl.sum(tl.where(before, counts, 0), axis=0)
+    if OVERLAP:
+        gdc_wait()
+    if seq < seqs:
+        start = tl.load(starts_ptr + seq)
+        tokens = tl.load(starts_ptr + seq + 1) - start
+        context = tl.load(seq_lens_ptr + seq)
+        row = nth * BLOCK_M + tl.arange(0, BLOCK_M)
+        used = row < tokens * GROUP
+        token, head = row // GROUP, kv_head * GROUP + row % GROUP
+        limit = context - tokens + token  # the last position that the row sees
+        most = tl.minimum(context - tokens + (nth * BLOCK_M + BLOCK_M - 1) // GROUP + 1, context)
+
+        columns = tl.arange(0, DIM_PAD)
+        more = tl.arange(0, MORE_PAD)
+        q_rows = q_ptr + ((start + token).to(tl.int64) * q_stride + head * WIDTH)[:, None]
+        q = tl.load(q_rows + columns[None, :], mask=used[:, None] & (columns < DIM)[None, :], other=0.0)
+        if MORE:
+            q_more = tl.load(q_rows + DIM + more[None, :], mask=used[:, None] & (more < MORE)[None, :], other=0.0)
+        best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
+        table = page_table_ptr + seq.to(tl.int64) * table_stride
+        positions = tl.arange(0, BLOCK)
+        pages = tl.load(table + positions // PAGE, mask=positions < most, other=0)
+        for _step in tl.range(0, most, BLOCK, num_stages=STAGES):
+            at = positions
+            if WIDE:
+                pages = pages.to(tl.int64)
+            slots = ((pages * PAGE + at % PAGE) * KV_HEADS + kv_head)[:, None]
+            positions += BLOCK
+            pages = tl.load(table + positions // PAGE, mask=positions < most, other=0)
+            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
+            visible = (at < most)[:, None]
+            inside = visible if DIM == DIM_PAD else visible & (columns < DIM)[None, :]
+            k = tl.load(k_ptr + slots * WIDTH + columns[None, :], mask=inside, other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if MORE:
+                inside_more = visible if MORE == MORE_PAD else visible & (more < MORE)[None, :]
+                k_more = tl.load(k_ptr + slots * WIDTH + DIM + more[None, :], mask=inside_more, other=0.0)
+                scores = tl.dot(q_more, tl.trans(k_more), scores, input_precision=PRECISION)
+            scores = tl.where(at[None, :] <= limit[:, None], scores * scale, float("-inf"))
+            best, total, acc, weights = softmax_step(scores, best, total, acc)
+            v = k
+            if VALUES:
+                v = tl.load(v_ptr + slots * DIM + columns[None, :], mask=inside, other=0.0)
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+
+        safe = tl.where(total == 0.0, 1.0, total)
+        out = out_ptr + ((start + token).to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * DIM + columns[None, :]
+        inside = used[:, None] & (columns < DIM)[None, :]
+        tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def attend_chunks(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    scale: float,
+    out: Tensor | None = None,
+    config: LatentConfig | None = None,
+) -> Tensor:
+    """q [tokens, heads, width] (heads contiguous), k_cache [pages, page_size, kv_heads, width] (contiguous), v_cache
+    [pages, page_size, kv_heads, width], contiguous, or the first dim < width of each key; all of one dtype. page_table
+    [seqs, ...] int32, seq_lens [seqs] int32, query_starts [seqs + 1] int32: each sequence's queries are the last ones
+    of its context -> [tokens, heads, dim].
+
+    Tokens outside of query_starts are left alone. Nothing is read on the host. Raises ValueError where the layout is
+    not this one.
+    """
+    tokens, heads, width = q.shape
+    page_size, kv_heads, dim = v_cache.shape[1:]
+    if k_cache.dtype != q.dtype or k_cache.shape[2:] != (kv_heads, width):
+        raise ValueError(f"keys of {k_cache.dtype} {list(k_cache.shape[2:])} for queries of {q.dtype} [{width}]")
+    values = dim == width
+    if not (k_cache.is_contiguous() and q.stride(1) == width and q.stride(2) == 1) or (
+        not v_cache.is_contiguous() if values else v_cache.stride() != k_cache.stride()
+    ):
+        raise ValueError("q and the KV caches must be contiguous")
+    if out is None:
+        out = q.new_empty(tokens, heads, dim)
+    if not tokens:
+        return out
+    seqs, size, group, launch = len(seq_lens), q.element_size(), heads // kv_heads, launch_for(q.device)
+    dim_pad, more_pad = max(16, power_of_two(dim)), max(16, power_of_two(max(1, width - dim)))
+    height = chunk_rows(tokens * group, size)
+    config = config or chunk_config(height, dim_pad * (1 + values) + more_pad, size, launch)
+    tiles = -(-tokens * group // height) + seqs  # every sequence may leave one tile partly empty
+    _chunks_kernel[(tiles * kv_heads,)](
+        q, k_cache, v_cache, out, page_table, seq_lens, query_starts, seqs, tiles, page_table.stride(0), q.stride(0),
+        scale * LOG2_E,
+        KV_HEADS=kv_heads, GROUP=group, DIM=dim, MORE=width - dim, VALUES=values, PAGE=page_size,
+        SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), DIM_PAD=dim_pad, MORE_PAD=more_pad, BLOCK_M=height,
+        BLOCK=config.block, STAGES=config.stages, WIDE=k_cache.numel() >= 2**31,
+        PRECISION="ieee" if size > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
+        launch_pdl=launch.overlap,
+    )  # fmt: skip
+    return out

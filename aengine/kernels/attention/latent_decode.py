@@ -1,0 +1,293 @@
+"""Attention of single queries over pages of latents: each is read once by a tile of heads, as key and as value.
+
+The work is shared out as in `decode_attention`: all rows' blocks of latents lie end to end on a line, of which each
+program takes an equal piece, and a row is split only where the borders of pieces fall. What programs made of pieces of
+a row is added up by a second launch, in order.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aengine.kernels.attention.latent_config import LatentConfig, decode_config, tile_heads
+from aengine.kernels.attention.row_parts import store_part
+from aengine.kernels.attention.softmax import merge_parts, softmax_down
+from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.variants import keep_variants
+
+LOG2_E = math.log2(math.e)
+MERGED = 8192  # elements of parts that a program adds up at a time
+
+
+@triton.jit
+def _page_ids(page_table_ptr, row, table_stride, positions, seq_len, PAGE: tl.constexpr):
+    return tl.load(
+        page_table_ptr + row.to(tl.int64) * table_stride + positions // PAGE, mask=positions < seq_len, other=0
+    )
+
+
+@triton.jit
+def _block_counts(seq_lens_ptr, rows, ROWS_PAD: tl.constexpr, BLOCK: tl.constexpr):
+    """Blocks of each row, at least one, and none of rows that are not there: [ROWS_PAD]."""
+    index = tl.arange(0, ROWS_PAD)
+    lens = tl.load(seq_lens_ptr + index, mask=index < rows, other=-1)
+    return tl.where(lens >= 0, tl.maximum(tl.cdiv(lens, BLOCK), 1), 0)
+
+
+@keep_variants
+@triton.jit(
+    do_not_specialize=["rows", "table_stride", "workers"],
+    do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr"],
+)
+def _decode_kernel(
+    q_ptr,  # [rows, TILES * GROUP, RANK + TURNED]
+    cache_ptr,  # [pages, PAGE, RANK + TURNED]
+    out_ptr,  # [rows, TILES * GROUP, RANK]
+    page_table_ptr,  # [rows, ...] int32
+    seq_lens_ptr,  # [rows] int32
+    part_ptr,  # [2 * workers, TILES, GROUP, RANK_PAD] float32
+    weight_ptr,  # [2 * workers, TILES, 2, GROUP] float32: maximum and total of each
+    rows,
+    heads,
+    table_stride,
+    q_stride,
+    scale,
+    workers,
+    TILES: tl.constexpr,  # of heads
+    GROUP: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNED: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNED_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RUN: tl.constexpr,  # latents of a block that are in one page for certain
+    STAGES: tl.constexpr,
+    WIDE: tl.constexpr,  # the cache has 2 ** 31 elements or more
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    WIDTH: tl.constexpr = RANK + TURNED
+    tile = tl.program_id(0) % TILES
+    worker = tl.program_id(0) // TILES
+    if OVERLAP:
+        gdc_launch_dependents()
+
+    # This worker's share of the line: blocks [place, end).
+    counts = _block_counts(seq_lens_ptr, rows, ROWS_PAD, BLOCK)
+    line = tl.sum(counts, axis=0)
+    share = tl.cdiv(line, workers)
+    place = worker * share
+    end = tl.minimum(place + share, line)
+    # The row that `place` falls into, and where on the line it begins.
+    before = tl.cumsum(counts, axis=0) <= place
+    row = tl.sum((before & (tl.arange(0, ROWS_PAD) < rows)).to(tl.int32), axis=0)
+    begin = tl.sum(tl.where(before, counts, 0), axis=0)
+
+    group = tl.arange(0, GROUP_PAD)
+    head = tile * GROUP + group
+    known = (group < GROUP) & (head < heads)
+    columns = tl.arange(0, RANK_PAD)
+    turned = tl.arange(0, TURNED_PAD)
+    runs = tl.arange(0, BLOCK // RUN) * RUN
+    if OVERLAP:  # noqa: SIM102 (one is known to the compiler, the other is not)
+        if (place < end) | (worker == 0):
+            gdc_wait()
+
+    while place < end:
+        seq_len = tl.load(seq_lens_ptr + row)
+        count = tl.maximum(tl.cdiv(seq_len, BLOCK), 1)
+        from_block = place - begin
+        to_block = tl.minimum(count, end - begin)
+        position = from_block * BLOCK
+        pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
+        q_rows = q_ptr + row.to(tl.int64) * q_stride + head[:, None] * WIDTH
+        # Latents are the rows of every product and queries its columns: of these there are few.
+        q = tl.trans(tl.load(q_rows + columns[None, :], mask=known[:, None] & (columns < RANK)[None, :], other=0.0))
+        q_turned = tl.trans(
+            tl.load(q_rows + RANK + turned[None, :], mask=known[:, None] & (turned < TURNED)[None, :], other=0.0)
+        )
+        row_scale = tl.full([GROUP_PAD], scale, tl.float32)
+        best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+        totals = tl.zeros([BLOCK, GROUP_PAD], tl.float32)
+        acc = tl.zeros([RANK_PAD, GROUP_PAD], tl.float32)
+        for _step in tl.range(from_block, to_block, num_stages=STAGES):
+            visible = position + tl.arange(0, BLOCK) < seq_len
+            if WIDE:
+                pages = pages.to(tl.int64)
+            run_slots = pages * PAGE if RUN == PAGE else pages * PAGE + (position + runs) % PAGE
+            slots = tl.reshape(run_slots[:, None] + tl.arange(0, RUN)[None, :], [BLOCK])
+            # One block ahead, so that the copies never wait for their addresses.
+            position += BLOCK
+            pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
+            # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
+            kept = cache_ptr + (slots * WIDTH)[:, None]
+            inside = visible[:, None] if RANK == RANK_PAD else visible[:, None] & (columns < RANK)[None, :]
+            latent = tl.load(kept + columns[None, :], mask=inside, other=0.0)
+            inside = visible[:, None] if TURNED == TURNED_PAD else visible[:, None] & (turned < TURNED)[None, :]
+            key = tl.load(kept + RANK + turned[None, :], mask=inside, other=0.0)
+            scores = tl.dot(latent, q, input_precision=PRECISION)
+            scores = tl.dot(key, q_turned, scores, input_precision=PRECISION)
+            scores = tl.where(visible[:, None], scores, float("-inf"))
+            best, totals, shrink, weights = softmax_down(scores, row_scale, best, totals)
+            acc = tl.dot(tl.trans(latent), weights.to(latent.dtype), acc * shrink[None, :], input_precision=PRECISION)
+
+        total = tl.sum(totals, axis=0)
+        acc = tl.trans(acc)
+        if (from_block == 0) & (to_block == count):
+            safe = tl.where(total == 0.0, 1.0, total)
+            out = out_ptr + (row.to(tl.int64) * heads + head)[:, None] * RANK + columns[None, :]
+            inside = known[:, None] & (columns < RANK)[None, :]
+            tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+        else:
+            # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
+            # not start (slot 0).
+            slot = (2 * worker + (from_block == 0).to(tl.int32)) * TILES + tile
+            store_part(part_ptr, weight_ptr, slot, best, total, acc, GROUP, RANK_PAD)
+        place = begin + to_block
+        begin += count
+        row += 1
+
+
+@keep_variants
+@triton.jit(do_not_specialize=["rows", "workers"], do_not_specialize_on_alignment=["seq_lens_ptr"])
+def _merge_kernel(
+    part_ptr,
+    weight_ptr,
+    out_ptr,
+    seq_lens_ptr,
+    rows,
+    heads,
+    workers,
+    TILES: tl.constexpr,
+    GROUP: tl.constexpr,
+    RANK: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,  # of a tile that a program adds up
+    COLUMNS: tl.constexpr,  # of each head that it does
+    PARTS: tl.constexpr,  # at a time
+    OVERLAP: tl.constexpr,
+):
+    """Row 0 of the grid's first axis is the first of all rows that may be split, and so on."""
+    row = tl.program_id(0)
+    spans: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    tile = tl.program_id(1) // spans
+    head = tl.program_id(1) % spans * HEADS + tl.arange(0, HEADS)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    counts = _block_counts(seq_lens_ptr, rows, ROWS_PAD, BLOCK)
+    share = tl.cdiv(tl.sum(counts, axis=0), workers)
+    index = tl.arange(0, ROWS_PAD)
+    begin = tl.sum(tl.where(index < row, counts, 0), axis=0)
+    count = tl.sum(tl.where(index == row, counts, 0), axis=0)
+    if count > 0:
+        first = begin // share
+        parts = (begin + count - 1) // share - first + 1
+        if parts > 1:
+            known = head < GROUP
+            best = tl.full([HEADS], float("-inf"), tl.float32)
+            total = tl.zeros([HEADS], tl.float32)
+            acc = tl.zeros([HEADS, COLUMNS], tl.float32)
+            for base in range(0, parts, PARTS):
+                nth = base + tl.arange(0, PARTS)
+                slot = (2 * (first + nth) + (nth == 0).to(tl.int32)) * TILES + tile
+                inside = (nth < parts)[:, None] & known[None, :]
+                weights = weight_ptr + slot[:, None] * 2 * GROUP + head[None, :]
+                part_best = tl.load(weights, mask=inside, other=float("-inf"))
+                part_total = tl.load(weights + GROUP, mask=inside, other=0.0)
+                values = tl.load(
+                    part_ptr + (slot[:, None] * GROUP + head[None, :])[:, :, None] * RANK_PAD + column[None, None, :],
+                    mask=inside[:, :, None], other=0.0,
+                )  # fmt: skip
+                best, total, acc = merge_parts(best, total, acc, part_best, part_total, values)
+            head += tile * GROUP
+            out = out_ptr + (row.to(tl.int64) * heads + head)[:, None] * RANK + column[None, :]
+            inside = (known & (head < heads))[:, None] & (column < RANK)[None, :]
+            safe = tl.where(total == 0.0, 1.0, total)  # of heads that are not there
+            tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+class LatentDecode:
+    """The kernels and their scratch memory. One stream at a time: launches share the scratch."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+    def __call__(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        rank: int,
+        page_table: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        out: Tensor | None = None,
+        config: LatentConfig | None = None,
+    ) -> Tensor:
+        """q [rows, heads, width] (heads contiguous), cache [pages, page_size, 1, width] (contiguous) of q's dtype, of
+        which the first `rank` of each latent are its value; page_table [rows, ...] int32, seq_lens [rows] int32 ->
+        [rows, heads, rank]; rows of length 0 give zeros, rows of length -1, which must come last, are left alone.
+
+        Lengths are read on the device only. Raises ValueError where the layout is not this one.
+        """
+        rows, heads, width = q.shape
+        if cache.dtype != q.dtype or cache.shape[2:] != (1, width):
+            raise ValueError(f"latents of {cache.dtype} {list(cache.shape[2:])} for queries of {q.dtype} [{width}]")
+        if not (cache.is_contiguous() and q.stride(1) == width and q.stride(2) == 1):
+            raise ValueError("q and the cache must be contiguous")
+        if out is None:
+            out = q.new_empty(rows, heads, rank)
+        if rows == 0:
+            return out
+        group = tile_heads(heads)
+        tiles, group_pad, rank_pad = -(-heads // group), max(16, power_of_two(group)), max(16, power_of_two(rank))
+        turned_pad = max(16, power_of_two(width - rank))
+        launch, size = launch_for(q.device), q.element_size()
+        config = config or decode_config(group_pad, rank_pad + turned_pad, size, launch)
+        workers = max(1, launch.processors * config.crowd // tiles)
+        parts, weights = self._scratch_for(q.device, workers, tiles, group, rank_pad)
+        page_size = cache.shape[1]
+        rows_pad = max(64, power_of_two(rows))
+        _decode_kernel[(workers * tiles,)](
+            q, cache, out, page_table, seq_lens, parts, weights,
+            rows, heads, page_table.stride(0), q.stride(0), scale * LOG2_E, workers,
+            TILES=tiles, GROUP=group, RANK=rank, TURNED=width - rank, PAGE=page_size, ROWS_PAD=rows_pad,
+            GROUP_PAD=group_pad, RANK_PAD=rank_pad, TURNED_PAD=turned_pad,
+            BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
+            WIDE=cache.numel() >= 2**31, PRECISION="ieee" if size > 2 else "tf32", OVERLAP=launch.overlap,
+            num_warps=config.warps, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        # Few rows are split into many parts; of many rows each is in a few, and most are in none.
+        heads_each, columns = (1, min(128, rank_pad)) if rows <= 16 else (4, rank_pad)
+        grid = (rows, tiles * -(-group // heads_each), rank_pad // columns)
+        _merge_kernel[grid](
+            parts, weights, out, seq_lens, rows, heads, workers,
+            TILES=tiles, GROUP=group, RANK=rank, RANK_PAD=rank_pad, ROWS_PAD=rows_pad, BLOCK=config.block,
+            HEADS=heads_each, COLUMNS=columns, PARTS=max(1, MERGED // (heads_each * columns)), OVERLAP=launch.overlap,
+            num_warps=4, launch_pdl=launch.overlap,
+        )  # fmt: skip
+        return out
+
+    def _scratch_for(
+        self, device: torch.device, workers: int, tiles: int, group: int, rank: int
+    ) -> tuple[Tensor, Tensor]:
+        key = (device, workers, tiles, group, rank)
+        if key not in self._scratch:
+            self._scratch[key] = (
+                torch.empty(2 * workers, tiles, group, rank, dtype=torch.float32, device=device),
+                torch.empty(2 * workers, tiles, 2, group, dtype=torch.float32, device=device),
+            )
+        return self._scratch[key]

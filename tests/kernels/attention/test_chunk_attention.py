@@ -1,0 +1,73 @@
+"""Prefill chunks over pages of latents against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.attention.test_latent_decode import latents
+from tests.kernels.conftest import relative_error, tolerance
+
+chunks = pytest.importorskip("aengine.kernels.attention.chunk_attention")
+pytestmark = pytest.mark.gpu
+
+Work = list[tuple[int, int]]  # (context, queries)
+CASES = [
+    pytest.param([(5, 5), (130, 40), (33, 1)], 2, 16, 16, 16, id="tiny-mixed"),
+    pytest.param([(70, 70)], 3, 24, 8, 4, id="tiny-padded-page-of-4"),
+    pytest.param([(20, 3), (9, 9)], 40, 16, 4, 12, id="tiny-more-heads-than-a-tile"),
+    pytest.param([(600, 600), (2000, 300), (64, 1)], 16, 512, 64, 16, id="sixteen-heads"),
+    pytest.param([(1000, 900), (31, 31)], 20, 512, 64, 16, id="twenty-heads"),
+    pytest.param([(500, 100), (17, 5)], 128, 512, 64, 32, id="many-heads"),
+]
+
+
+def reference(q: Tensor, cache: Tensor, table: Tensor, work: Work, rank: int, scale: float) -> Tensor:
+    """Sequence by sequence in float64, bottom-right causal."""
+    out, start = [], 0
+    for row, (context, queries) in enumerate(work):
+        kept = cache[table[row].long()].flatten(0, 2)[:context].double()
+        scores = torch.einsum("qhd,kd->hqk", q[start : start + queries].double(), kept) * scale
+        hidden = torch.ones(queries, context, dtype=torch.bool, device=q.device).triu(context - queries + 1)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out.append(torch.einsum("hqk,kd->qhd", weights, kept[:, :rank]))
+        start += queries
+    return torch.cat(out)
+
+
+def step(
+    work: Work, heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Queries, cache, page table, lengths and where queries start."""
+    _, cache, table, lens = latents([context for context, _ in work], 1, rank, turned, page, dtype, device)
+    starts = torch.tensor([0, *(queries for _, queries in work)], device=device).cumsum(0).to(torch.int32)
+    q = torch.randn(int(starts[-1]), heads, rank + turned, device=device).to(dtype)
+    return q, cache, table, lens, starts
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(("work", "heads", "rank", "turned", "page"), CASES)
+def test_a_query_sees_what_is_before_it(
+    work: Work, heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    q, cache, table, lens, starts = step(work, heads, rank, turned, page, dtype, device)
+    scale = (rank + turned) ** -0.5
+    out = chunks.attend_chunks(q, cache, cache[..., :rank], table, lens, starts, scale)
+    assert relative_error(out, reference(q, cache, table, work, rank, scale)) < tolerance(dtype)
+    assert torch.equal(out, chunks.attend_chunks(q, cache, cache[..., :rank], table, lens, starts, scale))
+
+
+def test_tokens_of_no_chunk_are_left_alone_tiny(device: torch.device) -> None:
+    """As in a captured step: decodes before the chunks, room for more chunks and tokens behind them."""
+    work = [(40, 12), (7, 7)]
+    q, cache, table, lens, starts = step(work, 2, 16, 16, 16, torch.float32, device)
+    before, behind = torch.randn(3, 2, 32, device=device), torch.randn(9, 2, 32, device=device)
+    padded = torch.nn.functional.pad(starts + 3, (0, 3), value=3 + 19)
+    more = torch.nn.functional.pad(lens, (0, 3))
+    out = torch.full((31, 2, 16), 7.0, device=device)
+    wide = torch.nn.functional.pad(table, (0, 0, 0, 3))
+    chunks.attend_chunks(torch.cat((before, q, behind)), cache, cache[..., :16], wide, more, padded, 0.3, out=out)
+    assert relative_error(out[3:22], reference(q, cache, table, work, 16, 0.3)) < tolerance(torch.float32)
+    assert bool((out[:3] == 7).all())
+    assert bool((out[22:] == 7).all())

@@ -1,0 +1,79 @@
+"""Single queries over pages of latents against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.attention.test_decode_attention import paged, reference
+from tests.kernels.conftest import relative_error, tolerance
+
+decode = pytest.importorskip("aengine.kernels.attention.latent_decode")
+LatentConfig = pytest.importorskip("aengine.kernels.attention.latent_config").LatentConfig
+pytestmark = pytest.mark.gpu
+
+TINY = [
+    pytest.param([5, 0, 130, 1], 2, 16, 16, 16, id="tiny-mixed"),
+    pytest.param([300], 3, 24, 8, 16, id="tiny-split-and-padded"),
+    pytest.param([70, 64, 9], 40, 16, 4, 4, id="tiny-two-tiles-page-of-4"),
+    pytest.param([70, 9], 2, 32, 16, 12, id="tiny-page-of-12"),
+    pytest.param([33] * 20, 1, 16, 16, 64, id="tiny-many-page-of-64"),
+]
+FULL = [
+    pytest.param([1000], 16, 512, 64, 16, id="one"),
+    pytest.param([100_000], 20, 512, 64, 16, id="long"),
+    pytest.param([1, 2, 17, 0, 4096, 63, 64, 65], 16, 512, 64, 16, id="uneven"),
+    pytest.param([777] * 100, 20, 512, 64, 16, id="many"),
+    pytest.param([3000, 5, 900], 128, 512, 64, 32, id="four-tiles"),
+    pytest.param([333] * 5, 5, 256, 32, 8, id="narrow"),
+]
+
+
+def latents(
+    lengths: list[int], heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, cache, page table and lengths; what no row owns is NaN."""
+    q, cache, _, table, lens = paged(lengths, heads, 1, rank + turned, page, dtype, device)
+    return q, cache, table, lens
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(("lengths", "heads", "rank", "turned", "page"), TINY + FULL)
+def test_every_head_attends_to_the_same_latents(
+    lengths: list[int], heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    q, cache, table, lens = latents(lengths, heads, rank, turned, page, dtype, device)
+    scale = (rank + turned) ** -0.5
+    attend = decode.LatentDecode()
+    out = attend(q, cache, rank, table, lens, scale)
+    expected = reference(q, cache, cache, table, lens, scale)[..., :rank]
+    assert relative_error(out, expected) < tolerance(dtype)
+    assert torch.equal(out, attend(q, cache, rank, table, lens, scale))  # parts are added up in their order
+    assert not out[lens == 0].any()
+
+
+@pytest.mark.parametrize("crowd", [1, 4])
+def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, device: torch.device) -> None:
+    q, cache, table, lens = latents([5, 90, 0, 200, 33], 4, 16, 16, 16, torch.float32, device)
+    config = LatentConfig(block=16, stages=2, warps=4, crowd=crowd)
+    out = decode.LatentDecode()(q, cache, 16, table, lens, 0.25, config=config)
+    assert relative_error(out, reference(q, cache, cache, table, lens, 0.25)[..., :16]) < tolerance(torch.float32)
+
+
+def test_rows_that_are_not_there_are_left_alone_tiny(device: torch.device) -> None:
+    q, cache, table, lens = latents([70, 9, 1, 1], 2, 16, 16, 16, torch.float32, device)
+    expected = decode.LatentDecode()(q, cache, 16, table, lens, 0.25)
+    lens[2:] = -1
+    out = torch.full_like(expected, 7.0)
+    decode.LatentDecode()(q, cache, 16, table, lens, 0.25, out=out)
+    assert relative_error(out[:2], expected[:2]) < tolerance(torch.float32)  # with fewer rows they are cut elsewhere
+    assert bool((out[2:] == 7).all())
+
+
+def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:
+    q, cache, table, lens = latents([5], 2, 16, 16, 16, torch.float32, device)
+    with pytest.raises(ValueError, match="contiguous"):
+        decode.LatentDecode()(q, cache[:, ::2], 16, table, lens, 1.0)
+    with pytest.raises(ValueError, match="for queries of"):
+        decode.LatentDecode()(q, cache.half(), 16, table, lens, 1.0)
