@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from aengine.kernels.launch import Launch, power_of_two
 
-MOST_HEADS = 32  # of a tile of single queries: what they have attended to stays in registers
+MOST_HEADS = 32  # of a tile of single queries: what they have attended to stays in registers; half of it in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,16 @@ def chunk_config(queries: int, width: int, element_size: int, launch: Launch) ->
     return _fitting(config, queries, width, element_size, launch)
 
 
-def tile_heads(heads: int) -> int:
+def tile_heads(heads: int, element_size: int) -> int:
     """How many heads' single queries are in one tile, which is padded to a power of two."""
-    tiles = -(-heads // MOST_HEADS)
+    tiles = -(-heads // (MOST_HEADS if element_size <= 2 else MOST_HEADS // 2))
     return -(-heads // tiles)
 
 
-def chunk_rows(queries: int, element_size: int) -> int:
-    """The height of a tile of chunks. queries: of all tokens' heads."""
-    return min(64 if element_size <= 2 else 16, max(16, power_of_two(queries)))
+def chunk_rows(queries: int, element_size: int, launch: Launch) -> int:
+    """The height of a tile of chunks, whose queries are in shared memory. queries: of all tokens' heads."""
+    most = 16 if element_size > 2 else 64 if launch.shared_memory >= 160 * 1024 else 32
+    return min(most, max(16, power_of_two(queries)))
 
 
 def _fitting(config: LatentConfig, queries: int, width: int, element_size: int, launch: Launch) -> LatentConfig:

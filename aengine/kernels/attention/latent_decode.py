@@ -252,10 +252,10 @@ class LatentDecode:
             out = q.new_empty(rows, heads, rank)
         if rows == 0:
             return out
-        group = tile_heads(heads)
+        launch, size = launch_for(q.device), q.element_size()
+        group = tile_heads(heads, size)
         tiles, group_pad, rank_pad = -(-heads // group), max(16, power_of_two(group)), max(16, power_of_two(rank))
         turned_pad = max(16, power_of_two(width - rank))
-        launch, size = launch_for(q.device), q.element_size()
         config = config or decode_config(group_pad, rank_pad + turned_pad, size, launch)
         workers = max(1, launch.processors * config.crowd // tiles)
         parts, weights = self._scratch_for(q.device, workers, tiles, group, rank_pad)
