@@ -5,7 +5,7 @@
 - `flash_attn` (2): on gathered K and V, because its pages must be multiples of 256 tokens.
 - torch's own varlen flash kernel: on gathered K and V; needs no package.
 
-None of them takes float32, or heads wider than 256; the torch reference stands in for both.
+None of them takes float32, for which the torch reference stands in, or heads wider than 256: see `triton_chunks`.
 """
 
 from __future__ import annotations
@@ -154,16 +154,15 @@ class _Reference:
 class SomeWideHeads:
     """A flash kernel for layers whose heads it takes, and for those with wider ones something else."""
 
-    capturable = False
-
     def __init__(self, narrow: PrefillAttention, wide: PrefillAttention) -> None:
         self.name = f"{narrow.name}, {wide.name} for heads wider than {WIDEST_HEAD}"
         self.why = narrow.why
+        self.capturable = narrow.capturable and wide.capturable
         self._narrow = narrow
         self._wide = wide
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
-        return False
+        return self._narrow.fits(tokens, contexts, page_size) and self._wide.fits(tokens, contexts, page_size)
 
     def __call__(
         self,
@@ -230,14 +229,12 @@ def choose_prefill(
     of any layer; 0: no kernel minds. latents: whether layers attend to these.
     """
     if latents:
-        from aengine.attention.triton_chunks import TritonChunks
-
-        return TritonChunks("no flash kernel reads latents")
+        return _triton_chunks("no flash kernel reads latents")
     if dtype not in HALVES:
         return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
     if widest > WIDEST_HEAD:
-        reference = _Reference(f"no flash kernel takes heads wider than {WIDEST_HEAD}")
-        return SomeWideHeads(choose_prefill(device, dtype, longest), reference)
+        wide = _triton_chunks(f"no flash kernel takes heads wider than {WIDEST_HEAD}", longest > 0)
+        return SomeWideHeads(choose_prefill(device, dtype, longest), wide)
     fits = flash4_runs_on(torch.cuda.get_device_capability(device))
     keep_compiled()
     if fits and (cute := import_flash4()) is not None:
@@ -248,6 +245,12 @@ def choose_prefill(
     if _import("flash_attn") is not None:
         return _OnGathered("flash-attn-2", missing, _flash2)
     return _OnGathered("torch flash", f"{missing}, flash-attn neither (pip install 'aengine[cuda]')", _torch_flash)
+
+
+def _triton_chunks(why: str, fp8: bool = False) -> PrefillAttention:
+    from aengine.attention.triton_chunks import TritonChunks  # brings Triton
+
+    return TritonChunks(why, fp8)
 
 
 def flash4_runs_on(capability: tuple[int, int]) -> bool:

@@ -13,16 +13,14 @@ from aengine.kernels.attention.scores import PLAIN, Scores
 
 
 class TritonChunks:
-    """`PrefillAttention` on the pages as they are, which reads nothing on the host.
-
-    The torch reference, which does, stands in for it where there are windows, other scores or FP8 caches.
-    """
+    """`PrefillAttention` on the pages as they are; the torch reference stands in for it where these are FP8."""
 
     name = "Triton"
-    capturable = True
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, fp8: bool = False) -> None:
+        """fp8: whether the cache is."""
         self.why = why
+        self.capturable = not fp8
         self._reference = TorchAttention()
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
@@ -41,6 +39,7 @@ class TritonChunks:
         scores: Scores = PLAIN,
     ) -> Tensor:
         """As `PrefillAttention`."""
-        if window is not None or not scores.plain or k_cache.dtype != q.dtype:
+        if k_cache.dtype != q.dtype:
             return self._reference.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
-        return attend_chunks(q, k_cache, v_cache, chunks.page_table, chunks.seq_lens, chunks.query_starts, scale)
+        table, lens, starts = chunks.page_table, chunks.seq_lens, chunks.query_starts
+        return attend_chunks(q, k_cache, v_cache, table, lens, starts, scale, window, scores)

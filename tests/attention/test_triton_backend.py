@@ -203,6 +203,23 @@ def test_float32_is_exact(case: str, device: torch.device) -> None:
     )
 
 
+@pytest.mark.parametrize("case", STEPS)
+def test_heads_that_no_flash_kernel_takes(case: str, device: torch.device) -> None:
+    q, k_cache, v_cache, batch = step(*STEPS[case], 16, 2, 512, torch.bfloat16, device)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16, widest=512))
+    out = backend.forward(q, k_cache, v_cache, batch, SCALE, None)
+    assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", STEPS)
+def test_latents_are_keys_and_values_at_once(case: str, dtype: torch.dtype, device: torch.device) -> None:
+    q, cache, _, batch = step(*STEPS[case], 20, 1, 576, dtype, device)
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, dtype, latents=True))
+    expected = reference(q, cache, cache, batch, None)[..., :512]
+    assert error(backend.over_latents(q, cache, 512, batch, SCALE), expected) < (6e-3 if dtype.itemsize == 2 else 3e-6)
+
+
 def test_the_choice_says_what_runs_and_why(device: torch.device) -> None:
     assert triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16)).why
     assert "float32" in triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.float32)).why

@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.latent_config import LatentConfig, chunk_config, chunk_rows
+from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.attention.softmax import softmax_step
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
@@ -25,7 +26,7 @@ LEAST_PAD = 256  # sequences: as many as run at once by default, so that one var
 
 @keep_variants
 @triton.jit(
-    do_not_specialize=["seqs", "table_stride", "tiles"],
+    do_not_specialize=["seqs", "table_stride", "tiles", "window"],
     do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr"],
 )
 def _chunks_kernel(
@@ -36,11 +37,14 @@ def _chunks_kernel(
     page_table_ptr,  # [seqs, ...] int32
     seq_lens_ptr,  # [seqs] int32: contexts, their queries included
     starts_ptr,  # [seqs + 1] int32: of each one's queries
+    sinks_ptr,  # [KV_HEADS * GROUP] float32, with SINKS
     seqs,
     tiles,
     table_stride,
     q_stride,
+    window,
     scale,
+    cap,  # with SOFTCAP, in base 2 as `scale`
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,  # of values, and of the beginning of keys
@@ -53,6 +57,9 @@ def _chunks_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -81,6 +88,9 @@ def _chunks_kernel(
         token, head = row // GROUP, kv_head * GROUP + row % GROUP
         limit = context - tokens + token  # the last position that the row sees
         most = tl.minimum(context - tokens + (nth * BLOCK_M + BLOCK_M - 1) // GROUP + 1, context)
+        low = 0
+        if WINDOWED:
+            low = tl.maximum(context - tokens + nth * BLOCK_M // GROUP - window + 1, 0) // BLOCK * BLOCK
 
         columns = tl.arange(0, DIM_PAD)
         more = tl.arange(0, MORE_PAD)
@@ -92,9 +102,9 @@ def _chunks_kernel(
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
         table = page_table_ptr + seq.to(tl.int64) * table_stride
-        positions = tl.arange(0, BLOCK)
+        positions = low + tl.arange(0, BLOCK)
         pages = tl.load(table + positions // PAGE, mask=positions < most, other=0)
-        for _step in tl.range(0, most, BLOCK, num_stages=STAGES):
+        for _step in tl.range(low, most, BLOCK, num_stages=STAGES):
             at = positions
             if WIDE:
                 pages = pages.to(tl.int64)
@@ -110,13 +120,23 @@ def _chunks_kernel(
                 inside_more = visible if MORE == MORE_PAD else visible & (more < MORE)[None, :]
                 k_more = tl.load(k_ptr + slots * WIDTH + DIM + more[None, :], mask=inside_more, other=0.0)
                 scores = tl.dot(q_more, tl.trans(k_more), scores, input_precision=PRECISION)
-            scores = tl.where(at[None, :] <= limit[:, None], scores * scale, float("-inf"))
+            if SOFTCAP:
+                scores = (2 * tl.sigmoid(2 * scores * (scale / cap)) - 1) * cap  # the hyperbolic tangent
+            else:
+                scores *= scale
+            seen = at[None, :] <= limit[:, None]
+            if WINDOWED:
+                seen &= at[None, :] > limit[:, None] - window
+            scores = tl.where(seen, scores, float("-inf"))
             best, total, acc, weights = softmax_step(scores, best, total, acc)
             v = k
             if VALUES:
                 v = tl.load(v_ptr + slots * DIM + columns[None, :], mask=inside, other=0.0)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
 
+        if SINKS:
+            sink = tl.load(sinks_ptr + head, mask=used, other=0.0) * 1.4426950408889634
+            total += tl.math.exp2(sink - tl.where(best == float("-inf"), 0.0, best))
         safe = tl.where(total == 0.0, 1.0, total)
         out = out_ptr + ((start + token).to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * DIM + columns[None, :]
         inside = used[:, None] & (columns < DIM)[None, :]
@@ -131,6 +151,8 @@ def attend_chunks(
     seq_lens: Tensor,
     query_starts: Tensor,
     scale: float,
+    window: int | None = None,
+    scores: Scores = PLAIN,
     out: Tensor | None = None,
     config: LatentConfig | None = None,
 ) -> Tensor:
@@ -139,8 +161,8 @@ def attend_chunks(
     [seqs, ...] int32, seq_lens [seqs] int32, query_starts [seqs + 1] int32: each sequence's queries are the last ones
     of its context -> [tokens, heads, dim].
 
-    Tokens outside of query_starts are left alone. Nothing is read on the host. Raises ValueError where the layout is
-    not this one.
+    scores: what becomes of them. Tokens outside of query_starts are left alone. Nothing is read on the host. Raises
+    ValueError where the layout is not this one.
     """
     tokens, heads, width = q.shape
     page_size, kv_heads, dim = v_cache.shape[1:]
@@ -161,11 +183,14 @@ def attend_chunks(
     config = config or chunk_config(height, dim_pad * (1 + values) + more_pad, size, launch)
     tiles = -(-tokens * group // height) + seqs  # every sequence may leave one tile partly empty
     _chunks_kernel[(tiles * kv_heads,)](
-        q, k_cache, v_cache, out, page_table, seq_lens, query_starts, seqs, tiles, page_table.stride(0), q.stride(0),
-        scale * LOG2_E,
+        q, k_cache, v_cache, out, page_table, seq_lens, query_starts,
+        seq_lens if scores.sinks is None else scores.sinks,
+        seqs, tiles, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E,
+        (scores.softcap or 0.0) * LOG2_E,
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, MORE=width - dim, VALUES=values, PAGE=page_size,
         SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), DIM_PAD=dim_pad, MORE_PAD=more_pad, BLOCK_M=height,
-        BLOCK=config.block, STAGES=config.stages, WIDE=k_cache.numel() >= 2**31,
+        BLOCK=config.block, STAGES=config.stages, WINDOWED=window is not None,
+        SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None, WIDE=k_cache.numel() >= 2**31,
         PRECISION="ieee" if size > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
         launch_pdl=launch.overlap,
     )  # fmt: skip

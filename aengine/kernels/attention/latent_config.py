@@ -34,7 +34,7 @@ def decode_config(queries: int, width: int, element_size: int, launch: Launch) -
 @lru_cache
 def chunk_config(queries: int, width: int, element_size: int, launch: Launch) -> LatentConfig:
     """queries: rows of a tile."""
-    config = LatentConfig(block=32, stages=3, warps=8) if element_size <= 2 else LatentConfig(16, 2, 4)
+    config = LatentConfig(block=64, stages=2, warps=8) if element_size <= 2 else LatentConfig(16, 2, 4)
     return _fitting(config, queries, width, element_size, launch)
 
 

@@ -28,6 +28,7 @@ from aengine.attention.triton_chunks import TritonChunks
 from aengine.kernels.collective.base import SumUnderWay
 from aengine.kernels.collective.config import sum_pieces
 from aengine.kernels.collective.threads import Summed
+from aengine.kernels.kv_scales import FP8
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.offline import Share, compile_utilities, compiling
@@ -68,7 +69,8 @@ def run_through(job: Job) -> None:
     """The steps of a start-up, in its order."""
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, job.model.widest_head, job.model.latents))
+    widest, latents = job.model.widest_head, job.model.latents
+    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, widest, latents, kv_dtype == FP8))
     ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
     decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len, kv_dtype, ranks)
     leave_empty(decoder.groups)
@@ -140,13 +142,14 @@ class _Absent:
 
 
 def absent_prefill(
-    capability: tuple[int, int], dtype: torch.dtype, widest: int = 0, latents: bool = False
+    capability: tuple[int, int], dtype: torch.dtype, widest: int = 0, latents: bool = False, fp8: bool = False
 ) -> PrefillAttention:
     """Launches what `choose_prefill` would choose to launch of ours."""
     if latents:
         return TritonChunks("as there")
     if dtype in HALVES and widest > WIDEST_HEAD:
-        return SomeWideHeads(absent_prefill(capability, dtype), _Absent())
+        wide = _Absent() if fp8 else TritonChunks("as there")
+        return SomeWideHeads(absent_prefill(capability, dtype), wide)
     if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():
         return Flash4("absent", lambda q, *_, **__: torch.empty_like(q))
     return _Absent()
@@ -166,7 +169,8 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     config, model, dtype = job.config, job.model, getattr(torch, job.dtype)
     units = Shard(count=model.ranks).units
     steps = StepSizes.of(config, model, job.capability, job.launch.processors)
-    capturable = model.widest_head <= WIDEST_HEAD
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
+    capturable = model.widest_head <= WIDEST_HEAD or kv_dtype != FP8
     sizes = GraphSizes.of(config, capturable, steps.mixed.tokens, steps.most, model.ranks)
     kinds: dict[tuple[int, int, int], list[AttentionSpec]] = {}
     for one in model.attending:
@@ -183,7 +187,7 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
             dim=dim,
             page_size=config.page_size,
             dtype=dtype,
-            kv_dtype=resolve_kv_dtype(config.kv_cache_dtype, dtype),
+            kv_dtype=kv_dtype,
         )
 
 

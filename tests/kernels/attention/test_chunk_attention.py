@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from aengine.kernels.attention.scores import Scores
+from tests.kernels.attention.test_decode_attention import paged
 from tests.kernels.attention.test_latent_decode import latents
 from tests.kernels.conftest import relative_error, tolerance
 
@@ -71,3 +73,57 @@ def test_tokens_of_no_chunk_are_left_alone_tiny(device: torch.device) -> None:
     assert relative_error(out[3:22], reference(q, cache, table, work, 16, 0.3)) < tolerance(torch.float32)
     assert bool((out[:3] == 7).all())
     assert bool((out[22:] == 7).all())
+
+
+def wide_reference(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, work: Work, window: int | None, rule: Scores
+) -> Tensor:
+    """Heads with keys and values of their own; scale 0.1."""
+    out, start, group = [], 0, q.shape[1] // k.shape[2]
+    for row, (context, queries) in enumerate(work):
+        keys, values = (
+            cache[table[row].long()].flatten(0, 1)[:context].double().repeat_interleave(group, 1) for cache in (k, v)
+        )
+        scores = torch.einsum("qhd,khd->hqk", q[start : start + queries].double(), keys) * 0.1
+        if rule.softcap is not None:
+            scores = rule.softcap * torch.tanh(scores / rule.softcap)
+        at = torch.arange(context - queries, context, device=q.device)[:, None]
+        key = torch.arange(context, device=q.device)
+        scores = scores.masked_fill((key > at) | (key <= at - (window or context + 1)), float("-inf"))
+        total = scores.logsumexp(-1, keepdim=True)
+        if rule.sinks is not None:
+            total = total.logaddexp(rule.sinks.double()[:, None, None])
+        out.append(torch.einsum("hqk,khd->qhd", (scores - total).exp(), values))
+        start += queries
+    return torch.cat(out)
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize("window", [None, 1, 40])
+@pytest.mark.parametrize(("softcap", "sinks"), [(None, False), (1.5, False), (None, True)], ids=["", "cap", "sinks"])
+@pytest.mark.parametrize(
+    ("work", "heads", "kv_heads", "dim"),
+    [
+        pytest.param([(5, 5), (130, 40), (33, 1)], 4, 2, 16, id="tiny"),
+        pytest.param([(600, 600), (2000, 300), (64, 1)], 8, 1, 512, id="one"),
+        pytest.param([(1000, 900), (31, 31)], 32, 4, 512, id="four"),
+    ],
+)
+def test_heads_have_keys_and_values_of_their_own(
+    work: Work, heads: int, kv_heads: int, dim: int, softcap: float | None, sinks: bool, window: int | None,
+    dtype: torch.dtype, device: torch.device,
+) -> None:  # fmt: skip
+    _, k, v, table, lens = paged([context for context, _ in work], 1, kv_heads, dim, 16, dtype, device)
+    starts = torch.tensor([0, *(queries for _, queries in work)], device=device).cumsum(0).to(torch.int32)
+    q = torch.randn(int(starts[-1]), heads, dim, device=device).to(dtype)
+    rule = Scores(softcap, torch.randn(heads, device=device) * 3 if sinks else None)
+    out = chunks.attend_chunks(q, k, v, table, lens, starts, 0.1, window, rule)
+    assert relative_error(out, wide_reference(q, k, v, table, work, window, rule)) < tolerance(dtype)
+
+
+def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:
+    q, cache, table, lens, starts = step([(40, 12)], 2, 16, 16, 16, torch.float32, device)
+    with pytest.raises(ValueError, match="contiguous"):
+        chunks.attend_chunks(q, cache, cache[..., :16].contiguous(), table, lens, starts, 1.0)
+    with pytest.raises(ValueError, match="for queries of"):
+        chunks.attend_chunks(q, cache.half(), cache[..., :16], table, lens, starts, 1.0)
