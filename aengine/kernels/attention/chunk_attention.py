@@ -56,6 +56,7 @@ def _chunks_kernel(
     MORE_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
+    RUN: tl.constexpr,  # keys of a block that are in one page for certain
     STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -93,6 +94,7 @@ def _chunks_kernel(
             low = tl.maximum(context - tokens + nth * BLOCK_M // GROUP - window + 1, 0) // BLOCK * BLOCK
 
         columns = tl.arange(0, DIM_PAD)
+        runs = tl.arange(0, BLOCK // RUN) * RUN
         more = tl.arange(0, MORE_PAD)
         q_rows = q_ptr + ((start + token).to(tl.int64) * q_stride + head * WIDTH)[:, None]
         q = tl.load(q_rows + columns[None, :], mask=used[:, None] & (columns < DIM)[None, :], other=0.0)
@@ -102,15 +104,18 @@ def _chunks_kernel(
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
         table = page_table_ptr + seq.to(tl.int64) * table_stride
-        positions = low + tl.arange(0, BLOCK)
-        pages = tl.load(table + positions // PAGE, mask=positions < most, other=0)
+        position = low
+        pages = tl.load(table + (position + runs) // PAGE, mask=position + runs < most, other=0)
         for _step in tl.range(low, most, BLOCK, num_stages=STAGES):
-            at = positions
+            at = position + tl.arange(0, BLOCK)
             if WIDE:
                 pages = pages.to(tl.int64)
-            slots = ((pages * PAGE + at % PAGE) * KV_HEADS + kv_head)[:, None]
-            positions += BLOCK
-            pages = tl.load(table + positions // PAGE, mask=positions < most, other=0)
+            run_slots = pages * PAGE if RUN == PAGE else pages * PAGE + (position + runs) % PAGE
+            slots = tl.reshape(run_slots[:, None] + tl.arange(0, RUN)[None, :], [BLOCK])
+            slots = (slots * KV_HEADS + kv_head)[:, None]
+            # One block ahead, so that the copies never wait for their addresses.
+            position += BLOCK
+            pages = tl.load(table + (position + runs) // PAGE, mask=position + runs < most, other=0)
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
             visible = (at < most)[:, None]
             inside = visible if DIM == DIM_PAD else visible & (columns < DIM)[None, :]
@@ -189,7 +194,7 @@ def attend_chunks(
         (scores.softcap or 0.0) * LOG2_E,
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, MORE=width - dim, VALUES=values, PAGE=page_size,
         SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), DIM_PAD=dim_pad, MORE_PAD=more_pad, BLOCK_M=height,
-        BLOCK=config.block, STAGES=config.stages, WINDOWED=window is not None,
+        BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages, WINDOWED=window is not None,
         SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None, WIDE=k_cache.numel() >= 2**31,
         PRECISION="ieee" if size > 2 else "tf32", OVERLAP=launch.overlap, num_warps=config.warps,
         launch_pdl=launch.overlap,
