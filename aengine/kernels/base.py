@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from aengine.kernels.attention.latent_heads import LatentHeads
 from aengine.kernels.delta.base import DeltaNet, DeltaWeights
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.routing import Router
@@ -117,5 +118,27 @@ class Kernels(Protocol):
         cache, as `encode` takes them.
 
         Returns q [tokens, heads, dim], which is `out` where that is given, contiguous; else its strides may not be.
+        """
+        ...
+
+    def latent_inputs(
+        self,
+        latents: Tensor,
+        q: Tensor,
+        heads: LatentHeads,
+        cos_sin: Tensor,
+        positions: Tensor,
+        cache: Tensor,
+        slots: Tensor,
+        out: Tensor,
+        scale: float = 1.0,
+    ) -> None:
+        """Normalise and rotate latents, write them into the cache, and rotate the ends of queries.
+
+        latents [tokens, rank + rotated]: the first `rank` are normalised, those behind them are turned. q [tokens,
+        heads, plain + rotated]: the last `rotated` of each head are turned, and become the last ones of out [tokens,
+        heads, rank + rotated], whose others are left alone. What is turned comes out as the first of all pairs, then
+        the second. cos_sin, positions: as above, with as many columns. cache [pages, page_size, 1, rank + rotated],
+        written at slots as above; scale: of an FP8 cache.
         """
         ...

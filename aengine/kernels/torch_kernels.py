@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.attention.latent_heads import LatentHeads, torch_latent_inputs
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.torch_delta import TorchDelta
 from aengine.kernels.experts.base import Experts
@@ -125,6 +126,12 @@ class TorchKernels:
             new = encode(new, scale) if kept.dtype == FP8 else new.to(kept.dtype)
             as_bytes(kept).view(-1, kv_heads, dim).index_copy_(0, slots, as_bytes(new))
         return q if out is None else out.copy_(q)
+
+    def latent_inputs(
+        self, latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor,
+        slots: Tensor, out: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        torch_latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out, scale)
 
 
 def _turned(qk: Tensor, cos_sin: Tensor) -> Tensor:

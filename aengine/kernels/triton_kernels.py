@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels import gelu, norms, rope
+from aengine.kernels.attention.latent_heads import LatentHeads
+from aengine.kernels.attention.latent_inputs import latent_inputs
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.experts.base import Experts
@@ -130,3 +132,10 @@ class TritonKernels:
         out: Tensor | None = None,
     ) -> Tensor:
         return rope.qk_norm_rope_store(qkv, heads, cos_sin, positions, cache, slots, scales, out)
+
+    def latent_inputs(
+        self, latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor,
+        slots: Tensor, out: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        """scale means nothing: a cache in FP8 raises ValueError."""
+        latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out)

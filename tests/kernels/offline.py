@@ -9,7 +9,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from aengine.kernels import norms, rope, triton_kernels
-from aengine.kernels.attention import chunk_attention, decode_attention, latent_decode, prefix_attention
+from aengine.kernels.attention import chunk_attention, decode_attention, latent_decode, latent_inputs, prefix_attention
 from aengine.kernels.collective import peers
 from aengine.kernels.delta import across, convolve, triton_delta, within
 from aengine.kernels.delta import decode as delta_decode
@@ -49,6 +49,7 @@ KERNELS = (  # those that ask the device
         decode_attention,
         gumbel,
         latent_decode,
+        latent_inputs,
         norms,
         one_row,
         peers,

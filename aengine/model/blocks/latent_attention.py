@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aengine.kernels.kv_scales import FP8, as_bytes, encode
+from aengine.kernels.attention.latent_heads import LatentHeads
 from aengine.model.blocks.ends import Addition
 from aengine.model.blocks.step import Step
 from aengine.model.parameters import Parameters
@@ -48,7 +48,9 @@ class LatentAttention:
         self._down = make.linear(down, hidden, spec.bias)
         query = "q_b_proj" if spec.query_rank else "q_proj"
         self._queries = make.linear({f"{name}.{query}": heads}, spec.query_rank or hidden, split="outputs")
-        self._latent_norm = make.kernels.norm(make.norm_weight(f"{name}.kv_a_layernorm", Part(1, spec.rank)), _EPS)
+        weight = make.norm_weight(f"{name}.kv_a_layernorm", Part(1, spec.rank))
+        self._heads = LatentHeads(weight, _EPS, spec.rotated, spec.interleaved)
+        self._kernels = make.kernels
         # Of each head what makes its keys, and below that what makes its values.
         up = make.rows(make.floats(f"{name}.kv_b_proj"), Part(spec.heads, spec.plain + spec.value_dim), spec.rank)
         self._to_keys, self._to_values = up.view(-1, spec.plain + spec.value_dim, spec.rank).split(
@@ -62,13 +64,13 @@ class LatentAttention:
         self._add = Addition.after(make, layer, norms.after_attention, hidden, eps, layer_spec.residual_scale)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        q, scales = self._project(x, step), self._kv_scales.loaded
+        q, spec, key_scale = self._project(x, step), self._spec, self._kv_scales.loaded.key
         cache, _ = step.kv.layer(self._index)
-        scale = self._spec.scale * scales.key
-        read = step.attention.over_latents(q, cache, self._spec.rank, step.batch, scale, scales.key)
+        read = step.attention.over_latents(q, cache, spec.rank, step.batch, spec.scale * key_scale, key_scale)
+        attended = x.new_empty(len(q), q.shape[1], spec.value_dim)
         # [heads, tokens, rank] times [heads, rank, value_dim]
-        attended = torch.bmm(read.transpose(0, 1), self._to_values.transpose(1, 2)).transpose(0, 1).flatten(1)
-        return self._add.behind(self._out, attended, x, step if self._last else None)
+        torch.bmm(read.transpose(0, 1), self._to_values.transpose(1, 2), out=attended.transpose(0, 1))
+        return self._add.behind(self._out, attended.flatten(1), x, step if self._last else None)
 
     def _project(self, x: Tensor, step: Step) -> Tensor:
         """[tokens, heads, latent]; each token's own latent goes where the step says."""
@@ -76,30 +78,12 @@ class LatentAttention:
         down = self._down(h)
         if self._query_norm is not None:
             h = self._query_norm(down[:, : spec.query_rank].contiguous())
-        q = self._queries(h).unflatten(1, (-1, spec.key_dim))
-        cos_sin = self._cos_sin.index_select(0, step.positions).unsqueeze(1)
-        latent = down[:, -spec.latent :]
-        kept = torch.cat(
-            (
-                self._latent_norm(latent[:, : spec.rank].contiguous()),
-                _turned(latent[:, None, spec.rank :], cos_sin, spec.interleaved).squeeze(1),
-            ),
-            dim=1,
-        )
-        self._store(kept, step)
-        read = torch.bmm(q[..., : spec.plain].transpose(0, 1), self._to_keys).transpose(0, 1)
-        return torch.cat((read, _turned(q[..., spec.plain :], cos_sin, spec.interleaved)), dim=-1)
-
-    def _store(self, latents: Tensor, step: Step) -> None:
-        """latents [tokens, latent]."""
+        q: Tensor = self._queries(h).unflatten(1, (-1, spec.key_dim))
+        read: Tensor = q.new_empty(*q.shape[:2], spec.latent)
+        torch.bmm(q[..., : spec.plain].transpose(0, 1), self._to_keys, out=read[..., : spec.rank].transpose(0, 1))
         cache, _ = step.kv.layer(self._index)
-        codes = encode(latents, self._kv_scales.loaded.key) if cache.dtype == FP8 else latents.to(cache.dtype)
-        as_bytes(cache).view(-1, latents.shape[1]).index_copy_(0, step.batch.slots, as_bytes(codes))
-
-
-def _turned(x: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
-    """x [tokens, heads, rotated], cos_sin [tokens, 1, rotated]: pairs are neighbours, or half of a head apart."""
-    cos, sin = cos_sin.chunk(2, dim=-1)
-    wide = x.float()
-    first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+        self._kernels.latent_inputs(
+            down[:, -spec.latent :], q, self._heads, self._cos_sin, step.positions, cache, step.batch.slots, read,
+            self._kv_scales.loaded.key,
+        )  # fmt: skip
+        return read
