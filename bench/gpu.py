@@ -211,7 +211,8 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         )
 
     # 1 where there are experts: sequences do not run together then, so that all experts are read.
-    temperature = 1.0 if {"num_experts", "num_local_experts"} & SHAPES[options.shape].keys() else 0.6
+    mixtures = {"num_experts", "num_local_experts", "n_routed_experts"}
+    temperature = 1.0 if mixtures & SHAPES[options.shape].keys() else 0.6
     with tempfile.TemporaryDirectory() as scratch:
         write_config(Path(scratch), options.shape, quantization=options.quantization)
         began = time.perf_counter()

@@ -54,6 +54,20 @@ SHAPES: dict[str, dict[str, object]] = {
     | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262208}
     | {"sliding_window": 1024, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
     | {"hidden_activation": "gelu_pytorch_tanh", "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "deepseek-v2-lite": {"hidden_size": 2048, "num_hidden_layers": 27, "intermediate_size": 10944}
+    | {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 102400}
+    | {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64, "q_lora_rank": None}
+    | {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    | {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2}
+    | {"first_k_dense_replace": 1, "topk_method": "greedy", "routed_scaling_factor": 1.0, "norm_topk_prob": False}
+    | {"eos_token_id": 100001},
+    "glm-4.7-flash": {"hidden_size": 2048, "num_hidden_layers": 47, "intermediate_size": 10240}
+    | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "vocab_size": 154880}
+    | {"num_attention_heads": 20, "num_key_value_heads": 20, "head_dim": 64, "q_lora_rank": 768}
+    | {"kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256}
+    | {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "n_shared_experts": 1}
+    | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8}
+    | {"norm_topk_prob": True, "eos_token_id": 154820},
 }
 # `quantization_config` of config.json.
 QUANTIZATIONS: dict[str, dict[str, object]] = {
