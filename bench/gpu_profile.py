@@ -1,6 +1,7 @@
 """Where a decode step's time goes on the GPU: how busy it is, and which kernels take how much of a step.
 
-    python bench/gpu_profile.py [--shape 8b] [--batch 1 64 256] [--context 512] [--constrained 32]
+    python bench/gpu_profile.py [--shape 8b] [--quantization fp8] [--kv-cache-dtype fp8]
+                                [--batch 1 64 256] [--context 512] [--constrained 32]
 
 With --constrained, so many rows of each batch follow a JSON schema, through a tokenizer of full size.
 """
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 import aengine
 from aengine import SamplingParams, Structured
 from bench.results import Report
-from bench.shapes import SHAPES, ids, write_config
+from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
 from bench.startup import write_tokenizer
 
 STEPS = 40
@@ -78,12 +79,14 @@ async def steady(engine: aengine.Engine, batch: int, options: argparse.Namespace
             reach = max(reach, end)
             by_name[name[:70]] += int((end - start) * 1000)
     step_us = (high - low) / (steps * 0.8)
+    shape = " ".join(filter(None, (options.shape, options.quantization)))
     kernels = {
         name: f"{total / 1000 / (steps * 0.8):.1f} us ({total / 1000 / (high - low):.1%})"
         for name, total in by_name.most_common(14)
     }
     report.tell(
-        {"shape": options.shape, "batch": batch, "context": options.context, "constrained": options.constrained},
+        {"shape": shape, "kv": options.kv_cache_dtype, "batch": batch, "context": options.context}
+        | {"constrained": options.constrained},
         {"step_us": step_us, "busy": busy / (high - low)},
         detail={"kernels": kernels},
     )
@@ -91,10 +94,12 @@ async def steady(engine: aengine.Engine, batch: int, options: argparse.Namespace
 
 async def measure(options: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        write_config(Path(scratch), options.shape)
+        write_config(Path(scratch), options.shape, quantization=options.quantization)
         if options.constrained:
             write_tokenizer(Path(scratch))
-        async with aengine.Engine(scratch, load_format="dummy", device="cuda", progress=False) as engine:
+        async with aengine.Engine(
+            scratch, load_format="dummy", device="cuda", progress=False, kv_cache_dtype=options.kv_cache_dtype
+        ) as engine:
             for batch in options.batch:
                 await steady(engine, batch, options, report)
                 while engine.stats().running:
@@ -105,6 +110,8 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
+    parser.add_argument("--quantization", choices=list(QUANTIZATIONS), help="how the checkpoint keeps its weights")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--constrained", type=int, default=0, help="rows with a grammar")
