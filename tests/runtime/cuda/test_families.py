@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import aengine
-from aengine.model.hub import DEMO
+from aengine.model.loading.hub import DEMO
 from tests.model.checkpoints import Reference, reference, write_checkpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio]
