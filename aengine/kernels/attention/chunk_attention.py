@@ -185,7 +185,7 @@ def attend_chunks(
     seqs, size, group, launch = len(seq_lens), q.element_size(), heads // kv_heads, launch_for(q.device)
     dim_pad, more_pad = max(16, power_of_two(dim)), max(16, power_of_two(max(1, width - dim)))
     height = chunk_rows(tokens * group, size, launch)
-    config = config or chunk_config(height, dim_pad * (1 + values) + more_pad, size, launch)
+    config = config or chunk_config(height, dim_pad + more_pad, dim_pad * values, size, launch)
     tiles = -(-tokens * group // height) + seqs  # every sequence may leave one tile partly empty
     _chunks_kernel[(tiles * kv_heads,)](
         q, k_cache, v_cache, out, page_table, seq_lens, query_starts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -19,23 +20,30 @@ class LatentConfig:
     warps: int
     crowd: int = 1
 
-    def shared_memory(self, queries: int, width: int, element_size: int) -> int:
-        """Bytes: the latents of all stages, the queries, the weights. width: of a latent, as it is padded."""
-        return (self.stages * self.block * width + queries * (width + self.block)) * element_size + 8 * queries
+    def shared_memory(self, queries: int, width: int, values: int, element_size: int, copies: int) -> int:
+        """Bytes: what is kept of so many blocks, the queries, the weights. width: of keys and queries, as they are
+        padded; values: of values, where these are no part of keys."""
+        kept = copies * self.block * (width + values)
+        return (kept + queries * (width + self.block)) * element_size + 8 * queries
 
 
 @lru_cache
-def decode_config(queries: int, width: int, element_size: int, launch: Launch) -> LatentConfig:
-    """queries: heads of a tile, as they are padded."""
-    config = LatentConfig(block=32, stages=3, warps=4) if element_size <= 2 else LatentConfig(16, 2, 4)
-    return _fitting(config, queries, width, element_size, launch)
+def decode_config(rows: int, queries: int, width: int, element_size: int, launch: Launch) -> LatentConfig:
+    """queries: heads of a tile, as they are padded. Measured on an H200 for 2-byte elements (bench/KERNELS.md)."""
+    config = LatentConfig(block=32, stages=4 if rows <= 8 else 3, warps=4, crowd=1 if rows <= 8 else 2)
+    if element_size > 2:
+        config = LatentConfig(block=16, stages=2, warps=4)
+    # Blocks of less than 64 rows are multiplied out of registers: the last copy's room is free by then.
+    config, need = _fitting(config, queries, width, 0, element_size, launch, lambda config: config.stages - 1)
+    # A program has 1 KB beside its own.
+    return replace(config, crowd=max(1, min(config.crowd, (launch.shared_memory + 1024) // (need + 1024))))
 
 
 @lru_cache
-def chunk_config(queries: int, width: int, element_size: int, launch: Launch) -> LatentConfig:
-    """queries: rows of a tile."""
+def chunk_config(queries: int, width: int, values: int, element_size: int, launch: Launch) -> LatentConfig:
+    """queries: rows of a tile; width, values: see `shared_memory`."""
     config = LatentConfig(block=64, stages=2, warps=8) if element_size <= 2 else LatentConfig(16, 2, 4)
-    return _fitting(config, queries, width, element_size, launch)
+    return _fitting(config, queries, width, values, element_size, launch, lambda config: config.stages)[0]
 
 
 def tile_heads(heads: int, element_size: int) -> int:
@@ -50,10 +58,16 @@ def chunk_rows(queries: int, element_size: int, launch: Launch) -> int:
     return min(most, max(16, power_of_two(queries)))
 
 
-def _fitting(config: LatentConfig, queries: int, width: int, element_size: int, launch: Launch) -> LatentConfig:
-    """With smaller blocks where there is less shared memory."""
-    while config.shared_memory(queries, width, element_size) > launch.shared_memory and config.block > 16:
-        config = replace(config, block=config.block // 2)
-    while config.shared_memory(queries, width, element_size) > launch.shared_memory and config.stages > 1:
-        config = replace(config, stages=config.stages - 1)
-    return config
+def _fitting(
+    config: LatentConfig, queries: int, width: int, values: int, element_size: int, launch: Launch,
+    copies: Callable[[LatentConfig], int],
+) -> tuple[LatentConfig, int]:  # fmt: skip
+    """With smaller blocks where there is less shared memory, and fewer; and how much of it they take."""
+    while (need := config.shared_memory(queries, width, values, element_size, copies(config))) > launch.shared_memory:
+        if config.block > 16:
+            config = replace(config, block=config.block // 2)
+        elif config.stages > 1:
+            config = replace(config, stages=config.stages - 1)
+        else:
+            break
+    return config, need

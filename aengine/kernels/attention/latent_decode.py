@@ -256,7 +256,7 @@ class LatentDecode:
         group = tile_heads(heads, size)
         tiles, group_pad, rank_pad = -(-heads // group), max(16, power_of_two(group)), max(16, power_of_two(rank))
         turned_pad = max(16, power_of_two(width - rank))
-        config = config or decode_config(group_pad, rank_pad + turned_pad, size, launch)
+        config = config or decode_config(rows, group_pad, rank_pad + turned_pad, size, launch)
         workers = max(1, launch.processors * config.crowd // tiles)
         parts, weights = self._scratch_for(q.device, workers, tiles, group, rank_pad)
         page_size = cache.shape[1]
