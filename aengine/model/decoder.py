@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +109,7 @@ class Decoder:
         kinds = list(config.layers)
         # One layer of each kind, and the last, behind whose attention only some tokens go on.
         self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
+        self._rehearsals_alone = False
         self.groups = make.groups
 
     def thin_out(self) -> None:
@@ -114,6 +117,15 @@ class Decoder:
         kept = sorted(self._rehearsing)
         self._layers = [self._layers[i] for i in kept]
         self._rehearsing = set(range(len(kept)))
+
+    @contextmanager
+    def rehearsals(self) -> Iterator[None]:
+        """Within, every `forward` is a rehearsal."""
+        self._rehearsals_alone = True
+        try:
+            yield
+        finally:
+            self._rehearsals_alone = False
 
     def forward(
         self,
@@ -142,6 +154,7 @@ class Decoder:
 
         states: where a model with recurrent layers keeps theirs, which the step leaves as they are behind its tokens.
         """
+        rehearsal = rehearsal or self._rehearsals_alone
         tokens = None if self.adapters is None else self.adapters.tokens
         if tokens is not None:  # before the first launch: kernels that start early read what comes of it
             tokens.places = adapters

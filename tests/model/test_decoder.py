@@ -104,6 +104,11 @@ def test_a_rehearsal_takes_one_layer_of_each_kind_and_the_last(config: ModelConf
     hidden = shapes_alone(decoder, wanted=2, rehearsal=True)
     assert attention.windows == [None, 8, 8]
     assert hidden.shape == (2, config.hidden_size)  # so the last layer was the last one
+    with decoder.rehearsals():
+        shapes_alone(decoder, wanted=2)
+    assert attention.windows == [None, 8, 8] * 2
+    shapes_alone(decoder, wanted=2)
+    assert len(attention.windows) == 6 + len(many.layers)
 
 
 def test_bfloat16_stays_near_float32(folder: Path, config: ModelConfig) -> None:

@@ -165,7 +165,9 @@ def start_cuda(
             uncaptured = uncaptured_steps(config, model, dtype, job.launch, steps.most, pool.max_model_len, sizes)
             if known is not None and config.kv_cache_gib is None:  # nobody has run the largest step
                 uncaptured.append(widest_step(config, steps.most, pool.max_model_len))
-            executors.warm_up(with_adapters(uncaptured, lora))
+            # Of several ranks a rehearsal sums otherwise than a step does.
+            with decoders[0].rehearsals() if len(gpus) == 1 else nullcontext():
+                executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()
             phases.end("memory")
             capture(executors, config.progress)

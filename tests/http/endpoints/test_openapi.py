@@ -25,7 +25,7 @@ from tests.http.serving import serving
 KEY = "a-key"
 KEY_HEADER = {"Authorization": f"Bearer {KEY}"}
 BOUNDED = settings(
-    max_examples=max(4, settings.default.max_examples // 4),
+    max_examples=max(10, settings.default.max_examples // 4),
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
