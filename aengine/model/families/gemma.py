@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from aengine.errors import UnsupportedModelError
-from aengine.model.families.parts import attention, hidden_size, layer_count, layers_of, mlp
-from aengine.model.families.windows import layer_types, rope_sections, sliding_window
+from aengine.model.families.parts import attention, hidden_size, layers_of, mlp
+from aengine.model.families.windows import rope_sections, slides_by_layer, sliding_window
 from aengine.model.fields import Fields
 from aengine.model.spec import Activation, AttentionSpec, EndsSpec, LayerNorms, LayerSpec
 
@@ -78,12 +78,6 @@ def _heads(fields: Fields, qk_norm: bool = False, rope: Fields | None = None, th
         scale=fields.number("query_pre_attn_scalar", 1e-6, 1e6) ** -0.5,
         softcap=cap(fields, "attn_logit_softcapping"),
     )
-
-
-def slides_by_layer(fields: Fields, every: int) -> list[bool]:
-    if fields.present("layer_types"):
-        return layer_types(fields)
-    return [(layer + 1) % every != 0 for layer in range(layer_count(fields))]
 
 
 def _layers(fields: Fields, sliding: AttentionSpec, full: AttentionSpec, slides: list[bool]) -> list[LayerSpec]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aengine.model.families import olmo2
-from aengine.model.families.parts import layer_count, layers_of, mlp
-from aengine.model.families.windows import layer_types, rope_sections, sliding_window
+from aengine.model.families.parts import layers_of, mlp
+from aengine.model.families.windows import rope_sections, slides_by_layer, sliding_window
 from aengine.model.fields import Fields
 from aengine.model.spec import LayerSpec
 
@@ -12,11 +12,7 @@ _THETA = 500_000.0  # where the file is silent
 
 
 def layers(fields: Fields) -> list[LayerSpec]:
-    slides = (
-        layer_types(fields)
-        if fields.present("layer_types")
-        else [(layer + 1) % 4 != 0 for layer in range(layer_count(fields))]
-    )
+    slides = slides_by_layer(fields, every=4)
     near, far = (olmo2.heads(fields, rope, _THETA) for rope in rope_sections(fields))
     window = sliding_window(fields)
     return layers_of(

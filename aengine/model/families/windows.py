@@ -41,6 +41,13 @@ def layer_types(fields: Fields) -> list[bool]:
     return [kind == "sliding_attention" for kind in types]
 
 
+def slides_by_layer(fields: Fields, every: int) -> list[bool]:
+    """Which layers slide: those named so, or all but every so many."""
+    if fields.present("layer_types"):
+        return layer_types(fields)
+    return [(layer + 1) % every != 0 for layer in range(layer_count(fields))]
+
+
 def rope_sections(fields: Fields) -> tuple[Fields | None, Fields | None]:
     """The rope settings of layers that slide, and of those that do not, which alone a `rope_scaling` is of.
 
