@@ -17,7 +17,7 @@ from aengine.kernels.lora.base import AdapterWeights
 from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.variants import keep_variants
 
-BLOCK_N, WARPS = 64, 8
+BLOCK_N, WARPS = 128, 8
 MOST_RANK = 64  # whose factors a program holds at once
 
 
@@ -61,21 +61,18 @@ def _expand_gated_kernel(
         inside = used[:, None]
         row = token.to(tl.int64)[:, None]
         y_at = y_ptr + row * (2 * N) + n[None, :]
-        gate = tl.load(y_at, mask=inside, other=0.0)
-        up = tl.load(y_at + N, mask=inside, other=0.0)
-        to_gate = tl.zeros([HEIGHT, BLOCK_N], tl.float32)
-        to_up = tl.zeros([HEIGHT, BLOCK_N], tl.float32)
+        gate = tl.load(y_at, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(y_at + N, mask=inside, other=0.0).to(tl.float32)
         if place > 0:
             r = tl.arange(0, RANK)[None, :]
             b_rows = b_ptr + place * (2 * N * RANK) + n[:, None] * RANK + r
             b_gate, b_up = tl.load(b_rows), tl.load(b_rows + N * RANK)
             inner = inner_ptr + row * (2 * RANK) + r
             of_gate, of_up = tl.load(inner, mask=inside, other=0.0), tl.load(inner + RANK, mask=inside, other=0.0)
-            to_gate = tl.dot(of_gate.to(b_gate.dtype), tl.trans(b_gate))
-            to_up = tl.dot(of_up.to(b_up.dtype), tl.trans(b_up))
+            gate = tl.dot(of_gate.to(b_gate.dtype), tl.trans(b_gate), gate)
+            up = tl.dot(of_up.to(b_up.dtype), tl.trans(b_up), up)
         dtype = out_ptr.dtype.element_ty
-        gate = (gate.to(tl.float32) + to_gate).to(dtype).to(tl.float32)  # rounded as a product rounds it
-        up = (up.to(tl.float32) + to_up).to(dtype).to(tl.float32)
+        gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)  # as a product gives them
         activated = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
         tl.store(out_ptr + row * N + n[None, :], (activated * up).to(dtype), mask=inside)
 
