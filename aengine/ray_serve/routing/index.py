@@ -20,7 +20,9 @@ class PrefixIndex:
     def __init__(self, max_keys: int | None = None) -> None:
         """max_keys: of all slots together; None: 4,096 each, from 2**20 to 2**23 in all."""
         self._max_keys = max_keys
-        self._holders: dict[int, list[int]] = {}  # key -> slots
+        # key -> slots; the one slot itself where there is one alone, as with nearly all keys: millions of lists would
+        # make each collection of garbage a pause, and each look at one a look at memory.
+        self._holders: dict[int, int | list[int]] = {}
         self._kept: dict[int, OrderedDict[int, None]] = {}  # slot -> its keys, the longest unused first
 
     def __len__(self) -> int:
@@ -52,7 +54,9 @@ class PrefixIndex:
                 kept[key] = None
                 others = holders.get(key)
                 if others is None:
-                    holders[key] = [slot]
+                    holders[key] = slot
+                elif isinstance(others, int):
+                    holders[key] = [others, slot]
                 else:
                     others.append(slot)
         share = self._share()
@@ -72,14 +76,20 @@ class PrefixIndex:
 
     def holders(self, key: int) -> list[int]:
         """The slots that hold a key; not to be changed."""
-        return self._holders.get(key, _NONE)
+        slots = self._holders.get(key, _NONE)
+        return [slots] if isinstance(slots, int) else slots
 
     def depth(self, keys: Sequence[int], count: int, more_than: int = 0) -> int:
         """How many of a chain's first `count` keys, from the first, more than so many slots hold. O(log count)."""
         holders, low, high = self._holders, 0, count
         while low < high:  # keys[:low] are held, keys[high:] are not
             middle = (low + high) // 2
-            if len(holders.get(keys[middle], _NONE)) > more_than:
+            if not more_than:
+                enough = keys[middle] in holders
+            else:
+                slots = holders.get(keys[middle], _NONE)
+                enough = (1 if isinstance(slots, int) else len(slots)) > more_than
+            if enough:
                 low = middle + 1
             else:
                 high = middle
@@ -99,11 +109,11 @@ class PrefixIndex:
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless both directions agree and every slot keeps to its share."""
         pairs = {(slot, key) for slot, kept in self._kept.items() for key in kept}
-        listed = [(slot, key) for key, slots in self._holders.items() for slot in slots]
+        listed = [(slot, key) for key in self._holders for slot in self.holders(key)]
         if len(listed) != len(set(listed)) or set(listed) != pairs:
             raise AssertionError("a slot's keys and the keys' slots disagree")
-        if not all(self._holders.values()):
-            raise AssertionError("a key without slots is kept")
+        if any(isinstance(slots, list) and len(slots) < 2 for slots in self._holders.values()):
+            raise AssertionError("a list of fewer than two slots is kept")
 
     def _share(self) -> int:
         """How many keys a slot may keep."""
@@ -112,7 +122,9 @@ class PrefixIndex:
 
     def _drop(self, slot: int, key: int) -> None:
         slots = self._holders[key]
-        if len(slots) == 1:
+        if isinstance(slots, int):
             del self._holders[key]
-        else:
-            slots.remove(slot)
+            return
+        slots.remove(slot)
+        if len(slots) == 1:
+            self._holders[key] = slots[0]
