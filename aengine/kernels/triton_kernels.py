@@ -60,7 +60,7 @@ class TritonKernels:
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
         """Where there is no kernel for its shape or on this device, of the dequantised weight."""
         if not isinstance(weight, Fp8Weight):
-            if supported_group(weight.group, weight.codes.shape[-1]) and dtype != torch.float32:
+            if supported_group(weight.group, weight.shape[-1]) and dtype != torch.float32:
                 return Int4Linear(weight, bias, self._int4_product, dtype)
         elif Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
             return Fp8Linear(weight, bias, self._fp8_few_rows)

@@ -6,7 +6,7 @@ Every weight may have a leading axis of experts. `dequantize` says what the numb
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +41,11 @@ class Int4Weight:
     order: Tensor | None = None
 
     @property
+    def shape(self) -> torch.Size:
+        """[..., n, k]."""
+        return self.codes.shape
+
+    @property
     def group(self) -> int:
         """Columns that share a scale."""
         return self.codes.shape[-1] // self.scale.shape[-1]
@@ -48,10 +53,27 @@ class Int4Weight:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Weight:
-    """4-bit floats (e2m1) in groups of 32 columns, each times a power of two."""
+    """4-bit floats (e2m1) in groups of 32 columns, each times a power of two. Codes stay two in a byte: a layer's
+    experts are half a gigabyte otherwise, while they are loaded.
+    """
 
-    codes: Tensor  # [..., n, k] uint8, 0 to 15; bit 3 is the sign
+    pairs: Tensor  # [..., n, k / 2] uint8, the lower half first
     scale: Tensor  # [..., n, k / 32] uint8: 2 ** (scale - 127)
+
+    @classmethod
+    def of(cls, codes: Tensor, scale: Tensor) -> Self:
+        """codes [..., n, k] uint8, 0 to 15."""
+        return cls(codes[..., 0::2] | codes[..., 1::2] << 4, scale)
+
+    @property
+    def codes(self) -> Tensor:
+        """[..., n, k] uint8, 0 to 15; bit 3 is the sign."""
+        return torch.stack((self.pairs & 15, self.pairs >> 4), -1).flatten(-2)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[..., n, k]."""
+        return torch.Size((*self.pairs.shape[:-1], 2 * self.pairs.shape[-1]))
 
     @property
     def group(self) -> int:
@@ -95,8 +117,8 @@ def _int4(weight: Int4Weight) -> Tensor:
 
 
 def _mxfp4(weight: Mxfp4Weight) -> Tensor:
-    values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=weight.codes.device)
-    out = values.index_select(0, weight.codes.flatten().int()).view(weight.codes.shape)
+    values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=weight.pairs.device)
+    out = values.index_select(0, weight.codes.flatten().int()).view(weight.shape)
     exponent = weight.scale.int()
     # The bits of a float32; 2 ** -127 is a subnormal.
     bits = torch.where(exponent == 0, 1 << 22, exponent << 23)

@@ -40,7 +40,7 @@ def _joined(parts: Sequence[QuantizedWeight], names: Sequence[str], dim: int) ->
     if len(int4) == len(parts):
         return _int4(int4, names, dim)
     if len(mxfp4) == len(parts):
-        return Mxfp4Weight(_join([part.codes for part in mxfp4], dim), _join([part.scale for part in mxfp4], dim))
+        return Mxfp4Weight(_join([part.pairs for part in mxfp4], dim), _join([part.scale for part in mxfp4], dim))
     raise WeightsError(f"{', '.join(names)} are quantised differently and cannot be one matrix")
 
 

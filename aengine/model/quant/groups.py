@@ -138,13 +138,15 @@ class QuantizedExperts:
         return {name: place for stack in stacks for name, place in stack.open(present, self._storage.device)}
 
     def close(self) -> None:
-        gate_up = self._fused[0].unpack()
+        gate_up = read = self._fused[0].unpack()
         if gate_up is None:
             gate_up = fuse([self._gate.take(), self._up.take()], [self._gate.name, self._up.name])
         elif self._by_turns and isinstance(gate_up, Mxfp4Weight):
-            gate_up = Mxfp4Weight(gate_first(gate_up.codes), gate_first(gate_up.scale))
+            gate_up = Mxfp4Weight(gate_first(gate_up.pairs), gate_first(gate_up.scale))
         down = self._fused[1].unpack() or self._down.take()
         self._experts.load(self._storage.kernels.quantized_experts(gate_up, down, self._storage.dtype, self._rule))
+        # Only now: out of memory that is free torch would cut what stays, and the next layer's would not fit there.
+        del read
 
 
 def columns_divide(form: LinearFormat, name: str, outputs: int, inputs: int, width: int) -> bool:

@@ -23,7 +23,7 @@ def add_rows(weight: QuantizedWeight, count: int) -> QuantizedWeight:
     if not count:
         return weight
     if isinstance(weight, Mxfp4Weight):
-        return Mxfp4Weight(_longer(weight.codes, count), _longer(weight.scale, count))
+        return Mxfp4Weight(_longer(weight.pairs, count), _longer(weight.scale, count))
     if isinstance(weight, Int4Weight):  # a scale of zero makes any code zero
         zero = None if weight.zero is None else _longer(weight.zero, count)
         return Int4Weight(_longer(weight.codes, count), _longer(weight.scale, count), zero, weight.order)
@@ -39,7 +39,7 @@ def add_rows(weight: QuantizedWeight, count: int) -> QuantizedWeight:
 
 def _picked(weight: QuantizedWeight, rows: Range) -> QuantizedWeight:
     if isinstance(weight, Mxfp4Weight):
-        return Mxfp4Weight(_part(weight.codes, rows), _part(weight.scale, rows))
+        return Mxfp4Weight(_part(weight.pairs, rows), _part(weight.scale, rows))
     if isinstance(weight, Int4Weight):
         zero = None if weight.zero is None else _part(weight.zero, rows)
         return Int4Weight(_part(weight.codes, rows), _part(weight.scale, rows), zero, weight.order)

@@ -126,6 +126,7 @@ def start_cuda(
                 kv_dtype=kv_dtype,
             )
         devices.synchronize()
+        torch.cuda.empty_cache()  # of what loading took: pools and graphs have memory of their own
         if memory is not None:
             memory.weights.trim()
         phases.end("weights")

@@ -47,7 +47,7 @@ def test_mxfp4_has_sixteen_values_and_powers_of_two_down_to_the_subnormal_one() 
     scale = torch.tensor([[127], [128], [0], [252]], dtype=torch.uint8)
     magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     values = torch.tensor([*magnitudes, *(-value for value in magnitudes)] * 2, dtype=torch.float64)
-    out = dequantize(Mxfp4Weight(codes, scale))
+    out = dequantize(Mxfp4Weight.of(codes, scale))
     for row, exponent in zip(out, (0, 1, -127, 125)):
         assert torch.equal(row.double(), values * 2.0**exponent)
     assert out.isfinite().all()

@@ -96,7 +96,7 @@ def test_parts_that_order_their_columns_differently_are_refused_by_name() -> Non
 
 
 def test_formats_do_not_mix() -> None:
-    mxfp4 = Mxfp4Weight(torch.zeros(8, 64, dtype=torch.uint8), torch.zeros(8, 2, dtype=torch.uint8))
+    mxfp4 = Mxfp4Weight.of(torch.zeros(8, 64, dtype=torch.uint8), torch.zeros(8, 2, dtype=torch.uint8))
     with pytest.raises(WeightsError, match="q_proj, k_proj are quantised differently"):
         fuse([part("gptq", 8, 64), mxfp4], NAMES[:2])
     assert torch.equal(dequantize(fuse([mxfp4, mxfp4], NAMES[:2])), torch.zeros(16, 64))

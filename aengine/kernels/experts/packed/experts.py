@@ -21,9 +21,9 @@ class PackedExperts:
     ) -> None:
         """gate_up [experts, 2 * inter, hidden], gate's rows first; down [experts, hidden, inter]. ValueError: see
         `fits`, and where they do not belong together."""
-        self.experts, self.hidden, inter = down.codes.shape
-        if gate_up.codes.shape != (self.experts, 2 * inter, self.hidden):
-            raise ValueError(f"gate_up {list(gate_up.codes.shape)} does not belong to down {list(down.codes.shape)}")
+        self.experts, self.hidden, inter = down.shape
+        if gate_up.shape != (self.experts, 2 * inter, self.hidden):
+            raise ValueError(f"gate_up {list(gate_up.shape)} does not belong to down {list(down.shape)}")
         self._gate_up, self._down = PackedMatrices.of(gate_up, parts=2), PackedMatrices.of(down)
         self._single = fits_single_rows(self._gate_up) and fits_single_rows(self._down)
         self._rule = rule

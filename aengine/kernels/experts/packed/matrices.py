@@ -27,27 +27,28 @@ class PackedMatrices:
     def fits(weight: Int4Weight | Mxfp4Weight) -> bool:
         """Whether the kernels can read it: columns in their order, in groups that they know."""
         in_order = isinstance(weight, Mxfp4Weight) or weight.order is None
-        return in_order and supported_group(weight.group, weight.codes.shape[-1])
+        return in_order and supported_group(weight.group, weight.shape[-1])
 
     @classmethod
     def of(cls, weight: Int4Weight | Mxfp4Weight, parts: int = 1) -> PackedMatrices:
         """ValueError: see `fits`. One part at a time, so that no second copy of all codes is made."""
         if not cls.fits(weight):
-            raise ValueError(f"4-bit weights {list(weight.codes.shape)} have no kernel; use them dequantised")
-        (experts, n, k), device = weight.codes.shape, weight.codes.device
+            raise ValueError(f"4-bit weights {list(weight.shape)} have no kernel; use them dequantised")
+        (experts, n, k), device = weight.shape, weight.scale.device
         n //= parts
         strips, blocks, count = -(-n // TILE_ROWS), -(-k // BLOCK), experts * parts
         words = torch.empty(count, strips, blocks, TILE_ROWS * BLOCK // 4, dtype=torch.int16, device=device)
         scales = None
-        zero = None if isinstance(weight, Mxfp4Weight) else weight.zero
         group = weight.group
         for number in range(count):
             rows = slice(number % parts * n, (number % parts + 1) * n)
-            codes, scale = (tensor[number // parts, rows] for tensor in (weight.codes, weight.scale))
+            at = number // parts, rows
             if isinstance(weight, Mxfp4Weight):
-                one = pack_codes(Mxfp4Weight(codes, scale))
+                one = pack_codes(Mxfp4Weight(weight.pairs[at], weight.scale[at]))
             else:
-                one = pack_codes(Int4Weight(codes, scale, None if zero is None else zero[number // parts, rows]))
+                one = pack_codes(
+                    Int4Weight(weight.codes[at], weight.scale[at], None if weight.zero is None else weight.zero[at])
+                )
             words[number] = one.words
             if scales is None:
                 scales = one.scales.new_zeros(len(one.scales), count, strips * TILE_ROWS)

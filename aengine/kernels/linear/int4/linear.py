@@ -24,11 +24,11 @@ class Int4Linear:
         self, weight: Int4Weight | Mxfp4Weight, bias: Tensor | None, product: Int4Product, dtype: torch.dtype
     ) -> None:
         """dtype: of x. Raises ValueError for a group of columns without a kernel."""
-        self.outputs, self.inputs = weight.codes.shape
+        self.outputs, self.inputs = weight.shape
         self._weight = pack_codes(weight)
         self._bias = bias
         self._product = product
-        product.reserve(self.outputs * self.inputs, dtype, weight.codes.device)
+        product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] -> [tokens, outputs], in x's dtype."""

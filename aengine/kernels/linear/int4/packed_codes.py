@@ -51,7 +51,7 @@ def pack_codes(weight: Int4Weight | Mxfp4Weight) -> PackedCodes:
 
     Raises ValueError for groups that are not `supported_group`.
     """
-    n, k = weight.codes.shape
+    n, k = weight.shape
     if not supported_group(weight.group, k):
         raise ValueError(f"groups of {weight.group} columns have no kernel: 32, 64, multiples of 128, or a whole row")
     padded = -(-k // BLOCK) * BLOCK

@@ -47,9 +47,7 @@ class Mxfp4:
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Mxfp4Weight:
         """As stored: rows that alternate between gate and up still do; see `gate_first`."""
         check_range(tensors["scales"], [f"{prefix}_scales" for prefix in prefixes], 0, _LARGEST_SCALE)
-        pairs = tensors["blocks"].flatten(-2)  # [..., n, k/2]
-        codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
-        return Mxfp4Weight(codes, tensors["scales"])
+        return Mxfp4Weight(tensors["blocks"].flatten(-2), tensors["scales"])
 
 
 def gate_first(rows: Tensor) -> Tensor:
