@@ -94,7 +94,8 @@ def uncaptured_steps(
         borders |= set(adapter_borders(model.lora.places + 1))
     if model.ranks > 1:
         borders |= sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks)
-    return steps + border_steps(config, max_step_tokens, max_model_len, borders, launched)
+    # The largest first: the others' memory is then cut out of theirs.
+    return border_steps(config, max_step_tokens, max_model_len, borders, launched)[::-1] + steps
 
 
 def border_steps(
