@@ -74,6 +74,17 @@ class Kernels(Protocol):
         """Experts of gate_up [experts, 2 * inter, hidden], gate's rows first, and down [experts, hidden, inter]."""
         ...
 
+    def with_shared(
+        self, experts: Experts, gate_up: Linear, down: Linear, gate: Tensor | None, h: Tensor, top_k: int
+    ) -> Experts | None:
+        """Experts of these kernels and the one that all tokens pass, to be called with h [tokens, hidden] and top_k
+        experts a token, where both together take fewer launches than one after the other; None: they do not.
+
+        gate_up [2 * inter, hidden], down [hidden, inter]: of that expert; gate [1, hidden]: what it gives is times the
+        sigmoid of h gate^T; None: it is added as it is.
+        """
+        ...
+
     def route(self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None) -> Route:
         """The choice of experts by a router's weight [experts, hidden], the correction [experts] of its scores and the
         bias [experts] of its product, all of which may be filled later."""
@@ -93,6 +104,11 @@ class Kernels(Protocol):
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """The same of GELU, by its approximation with a hyperbolic tangent."""
+        ...
+
+    def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
+        """x [tokens, heads * dim], which may be used up, times the sigmoids of gates [tokens, heads, dim], each rounded
+        to the dtype of x; the last axis of gates is contiguous."""
         ...
 
     def qk_norm_rope_store(

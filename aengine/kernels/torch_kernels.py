@@ -71,6 +71,11 @@ class TorchKernels:
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TorchExperts:
         return TorchExperts(gate_up, down, rule)
 
+    def with_shared(
+        self, experts: Experts, gate_up: Linear, down: Linear, gate: Tensor | None, h: Tensor, top_k: int
+    ) -> None:
+        return None
+
     def route(
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
     ) -> TorchRoute:
@@ -89,6 +94,9 @@ class TorchKernels:
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh").mul_(up)
+
+    def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
+        return x.mul_(gates.sigmoid().flatten(1))
 
     def qk_norm_rope_store(
         self,

@@ -8,6 +8,7 @@ from torch import Tensor
 from aengine.kernels import gelu, norms, rope
 from aengine.kernels.attention.latent_heads import LatentHeads
 from aengine.kernels.attention.latent_inputs import latent_inputs
+from aengine.kernels.attention.output_gate import gate_output
 from aengine.kernels.delta.base import DeltaWeights
 from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.experts.base import Experts
@@ -18,7 +19,8 @@ from aengine.kernels.experts.route_rows import RouteRows
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.shared_gate import gated_silu_mul
-from aengine.kernels.experts.triton_experts import TritonExperts
+from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
+from aengine.kernels.experts.triton_experts import TritonExperts, WithShared
 from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for
@@ -103,6 +105,18 @@ class TritonKernels:
     def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> TritonExperts:
         return TritonExperts(gate_up, down, rule)
 
+    def with_shared(
+        self, experts: Experts, gate_up: Linear, down: Linear, gate: Tensor | None, h: Tensor, top_k: int
+    ) -> WithShared | None:
+        if not (isinstance(experts, TritonExperts) and isinstance(gate_up, TritonLinear)):
+            return None
+        if not isinstance(down, TritonLinear) or gate_up.bias is not None or down.bias is not None:
+            return None
+        if not (experts.rule.plain and isinstance(experts.config(h, top_k), SingleConfig)):
+            return None
+        shared = SharedMatrices(gate_up.weight, down.weight, gate)
+        return WithShared(experts, shared) if shared.goes_along(h, top_k) else None
+
     def route(
         self, weight: Tensor, correction: Tensor | None, router: Router, bias: Tensor | None = None
     ) -> TritonRoute:
@@ -119,6 +133,9 @@ class TritonKernels:
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return gelu.gelu_mul(gate_up)
+
+    def gate_output(self, x: Tensor, gates: Tensor) -> Tensor:
+        return gate_output(x, gates)
 
     def qk_norm_rope_store(
         self,

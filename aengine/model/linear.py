@@ -26,6 +26,11 @@ class LoadedLinear:
         self.outputs = outputs
         self._adapt = adapt
 
+    @property
+    def unadapted(self) -> Linear | None:
+        """What computes where no token has an adapter; None until it is loaded."""
+        return self._made
+
     def load(self, made: Linear) -> None:
         """The tensors are there, and this is what their format made of them.
 
@@ -67,6 +72,10 @@ class LoadedExperts:
         self.experts = experts
         self.hidden = hidden
         self._adapt = adapt
+
+    @property
+    def unadapted(self) -> Experts | None:
+        return self._made
 
     def load(self, made: Experts) -> None:
         if self._made is not None and captured(self._made):

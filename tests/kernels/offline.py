@@ -9,7 +9,14 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from aengine.kernels import norms, rope, triton_kernels
-from aengine.kernels.attention import chunk_attention, decode_attention, latent_decode, latent_inputs, prefix_attention
+from aengine.kernels.attention import (
+    chunk_attention,
+    decode_attention,
+    latent_decode,
+    latent_inputs,
+    output_gate,
+    prefix_attention,
+)
 from aengine.kernels.collective import peers
 from aengine.kernels.delta import across, convolve, triton_delta, within
 from aengine.kernels.delta import decode as delta_decode
@@ -52,6 +59,7 @@ KERNELS = (  # those that ask the device
         latent_inputs,
         norms,
         one_row,
+        output_gate,
         peers,
         prefix_attention,
         rope,

@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 from aengine.kernels import norms, rope, row_steps
 from aengine.kernels.attention import chunk_attention, decode_attention, gather_pages, latent_decode, prefix_attention
 from aengine.kernels.attention.decode_config import decode_config
+from aengine.kernels.attention.output_gate import gate_output
 from aengine.kernels.collective.mailboxes import LANES, PROGRAMS, Mailbox
 from aengine.kernels.collective.peers import PeerCollective
 from aengine.kernels.collective.pulled import arrived_kernel
@@ -30,7 +31,7 @@ from aengine.kernels.experts.route import Route
 from aengine.kernels.experts.route_rows import RouteRows
 from aengine.kernels.experts.routing import Router
 from aengine.kernels.experts.shared_gate import gated_silu_mul
-from aengine.kernels.experts.single_rows import SingleConfig
+from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
@@ -318,6 +319,23 @@ def test_experts(
     config = experts_config(tokens, top_k, experts, hidden, inter, size, compiler.gpu.launch)
     TritonExperts(gate_up, down).add_to(h, ids, single(tokens, top_k), new(tokens, hidden))
     assert isinstance(config, SingleConfig) or max(compiler.shared) <= config.shared_memory(size, size) + 1024
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "hidden", "inter", "shared"),
+    [(256, 8, 2048, 512, 512), (512, 10, 2048, 512, 512), (64, 6, 2048, 1408, 2816)],
+)
+def test_experts_beside_one_that_all_tokens_pass(
+    compiler: Compiler, experts: int, top_k: int, hidden: int, inter: int, shared: int
+) -> None:
+    layer = TritonExperts(half(experts, 2 * inter, hidden), half(experts, hidden, inter))
+    own = SharedMatrices(half(2 * shared, hidden), half(hidden, shared), half(1, hidden))
+    assert own.goes_along(half(4, hidden), top_k)
+    layer.add_to(half(4, hidden), ints(4, top_k), single(4, top_k), half(4, hidden), shared=own)
+
+
+def test_the_gates_of_heads(compiler: Compiler) -> None:
+    gate_output(half(4, 4096), half(4, 9216).unflatten(1, (-1, 256))[:, 1:32:2])
 
 
 @HAVE_FP8

@@ -23,6 +23,7 @@ TINY = " or ".join(
     (
         "test_norms.py",
         "test_shared_gate.py",
+        "test_output_gate.py",
         "test_two_parts.py",
         "test_rope.py",
         "test_row_steps.py",

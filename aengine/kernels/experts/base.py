@@ -10,8 +10,13 @@ from torch import Tensor
 class Experts(Protocol):
     """down(activation(gate(h)) * up(h)) of each of a token's experts, weighted and summed. They own their weights."""
 
-    hidden: int
-    experts: int
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def experts(self) -> int:
+        """How many there are."""
+        ...
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         """residual + the sum over j of weights[t, j] * the expert ids[t, j] of h: [tokens, hidden].

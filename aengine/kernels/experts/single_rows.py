@@ -2,7 +2,8 @@
 
 Nothing is sorted, and two launches are enough: gate, up and SiLU(gate) * up of all pairs; then down, where a program
 has the same rows of all of a token's experts, so that it can add them up. Where two tokens share an expert it is read
-twice, the second time mostly from the second-level cache.
+twice, the second time mostly from the second-level cache. The expert that all tokens pass, where there is one, goes
+along: in the first launch with programs of its own, in the second cut into as many pieces as a token has experts.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
@@ -33,6 +34,8 @@ def _gate_up_kernel(
     biases_ptr,  # [E, 2 * N], BIASES only
     ids_ptr,  # [pairs]
     out_ptr,  # [pairs, N]
+    shared_ptr,  # [2 * SHARED, K]: gate, then up; this and the next SHARED only
+    shared_out_ptr,  # [tokens, SHARED]
     E: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -48,29 +51,48 @@ def _gate_up_kernel(
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
     BIASES: tl.constexpr,
+    SHARED: tl.constexpr,  # the inner width of the expert that all tokens pass; 0: there is none
     OVERLAP: tl.constexpr,
 ):
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    routed: tl.constexpr = TOP_K * blocks  # of a token's programs, those of its experts, which come first
+    programs: tl.constexpr = routed + (SHARED + BLOCK_N - 1) // BLOCK_N
     SCALES: tl.constexpr = K // 128 if GROUPED else 1
     SPAN: tl.constexpr = STEPS * BLOCK_K
     WHOLE: tl.constexpr = K % SPAN == 0
     PARTS: tl.constexpr = BLOCK_K // 8
-    pair = tl.program_id(0) // blocks
-    n = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.program_id(0) // programs
+    block = tl.program_id(0) % programs
+    pair = token * TOP_K + block // blocks
     if OVERLAP:
         gdc_wait()
         # Only now: a dependent's programs run once all of this launch's have come here, so they may read the ids.
         gdc_launch_dependents()
-    expert = tl.load(ids_ptr + pair)
+    shared = block >= routed
+    if SHARED > 0:  # noqa: SIM108
+        expert = tl.load(ids_ptr + pair, mask=block < routed, other=0)
+    else:
+        expert = tl.load(ids_ptr + pair)
     if (expert >= 0) & (expert < E):
+        matrix = w_ptr + expert.to(tl.int64) * (2 * N * K)
+        out = out_ptr + pair.to(tl.int64) * N
+        first = block % blocks * BLOCK_N
+        width = N
+        if SHARED > 0:
+            matrix = tl.where(shared, shared_ptr, matrix)
+            out = tl.where(shared, shared_out_ptr + token.to(tl.int64) * SHARED, out)
+            first = tl.where(shared, (block - routed) * BLOCK_N, first)
+            width = tl.where(shared, SHARED, N)
+        n = first + tl.arange(0, BLOCK_N)
         # Rows past the end read the last row, and are not stored.
-        row = tl.minimum(n, N - 1)
-        gate_rows = w_ptr + expert.to(tl.int64) * (2 * N * K) + row[:, None] * K
-        x_row = x_ptr + (pair // TOP_K).to(tl.int64) * K + tl.arange(0, 1)[:, None]
+        row = tl.minimum(n, width - 1)
+        gate_rows = matrix + row[:, None] * K
+        up_rows = gate_rows + width * K
+        x_row = x_ptr + token.to(tl.int64) * K + tl.arange(0, 1)[:, None]
         if SCALE_ROWS > 0:
             scales = scale_ptr + expert * (SCALE_COUNT * SCALES)
             if SCALE_ROWS % BLOCK_N == 0 and N % BLOCK_N == 0:  # all rows of a block have the same
-                row = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, 1)
+                row = first + tl.arange(0, 1)
             gate_scales = (scales + row // SCALE_ROWS * SCALES)[:, None]  # [1 or BLOCK_N, 1]
             up_scales = (scales + (N + row) // SCALE_ROWS * SCALES)[:, None]
         gate = tl.zeros([BLOCK_N, PARTS], tl.float32)
@@ -80,7 +102,7 @@ def _gate_up_kernel(
                 at = base + step
                 x = load_columns(x_row, at, BLOCK_K, K, WHOLE, WORDS)
                 w_gate = load_columns(gate_rows, at, BLOCK_K, K, WHOLE, WORDS)
-                w_up = load_columns(gate_rows + N * K, at, BLOCK_K, K, WHOLE, WORDS)
+                w_up = load_columns(up_rows, at, BLOCK_K, K, WHOLE, WORDS)
                 gate_part = products(w_gate, evens(x), odds(x), PARTS)
                 up_part = products(w_up, evens(x), odds(x), PARTS)
                 if GROUPED:
@@ -97,7 +119,7 @@ def _gate_up_kernel(
             of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
             total, factor = total + of_gate, factor + of_up
         result = activated(total, factor, ALPHA, LIMIT, GELU)
-        tl.store(out_ptr + pair.to(tl.int64) * N + n, result.to(out_ptr.dtype.element_ty), mask=n < N)
+        tl.store(out + n, result.to(out_ptr.dtype.element_ty), mask=n < width)
 
 
 @keep_variants
@@ -111,6 +133,10 @@ def _down_kernel(
     weights_ptr,  # [pairs]
     residual_ptr,  # [tokens, N], ADD only; may be out_ptr
     out_ptr,  # [tokens, N]
+    shared_x_ptr,  # [tokens, SHARED]; this and the next three SHARED only
+    shared_ptr,  # [N, SHARED]
+    h_ptr,  # [tokens, N], of which x came; this and the next GATE only
+    gate_ptr,  # [N]
     E: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -124,6 +150,9 @@ def _down_kernel(
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns
     BIASES: tl.constexpr,
+    SHARED: tl.constexpr,  # the inner width of the expert that all tokens pass; 0: there is none
+    SHARED_K: tl.constexpr,  # columns of a block of one of its WIDTH pieces; the first ones come before the wait
+    GATE: tl.constexpr,  # what it gives is times the sigmoid of a row's product with h
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -151,6 +180,17 @@ def _down_kernel(
     early = ()  # on their way while the kernel before this one ends
     for step in tl.static_range(EARLY):
         early = early + (load_columns(w_rows, step * BLOCK_K, BLOCK_K, K, WHOLE, WORDS),)  # noqa: RUF005 (Triton knows no other way)
+    if SHARED > 0:
+        PIECE: tl.constexpr = SHARED // WIDTH
+        SHARED_WHOLE: tl.constexpr = PIECE % SHARED_K == 0
+        HIDDEN: tl.constexpr = triton.next_power_of_2(N)
+        shared_rows = shared_ptr + (j[:, None] * PIECE + row[None, :] * SHARED)[:, :, None]
+        shared_x = shared_x_ptr + (token.to(tl.int64) * SHARED + j * PIECE)[:, None, None]
+        shared_early = load_columns(shared_rows, 0, SHARED_K, PIECE, SHARED_WHOLE, WORDS)
+        if GATE:  # h is there as the ids are
+            k = tl.arange(0, HIDDEN)
+            h = tl.load(h_ptr + token.to(tl.int64) * N + k, mask=k < N, other=0.0, cache_modifier=".cg").to(tl.float32)
+            factor = tl.sigmoid(tl.sum(h * tl.load(gate_ptr + k, mask=k < N, other=0.0).to(tl.float32)))
     if OVERLAP:
         gdc_wait()
     if ADD:
@@ -178,7 +218,18 @@ def _down_kernel(
         acc *= tl.load(scales)
     # What an expert that is not there gives may be no number, as nobody wrote it.
     acc = tl.where(known[:, None, None], acc * weights[:, None, None], 0.0)
-    result = tl.sum(tl.sum(acc, axis=2), axis=0)
+    sums = tl.sum(acc, axis=2)
+    if SHARED > 0:
+        SHARED_PARTS: tl.constexpr = SHARED_K // 8
+        x = load_columns(shared_x, 0, SHARED_K, PIECE, SHARED_WHOLE, WORDS)
+        acc = products(shared_early, evens(x), odds(x), SHARED_PARTS)
+        for at in tl.static_range(SHARED_K, PIECE, SHARED_K):
+            x = load_columns(shared_x, at, SHARED_K, PIECE, SHARED_WHOLE, WORDS)
+            w = load_columns(shared_rows, at, SHARED_K, PIECE, SHARED_WHOLE, WORDS)
+            acc += products(w, evens(x), odds(x), SHARED_PARTS)
+        added = tl.sum(acc, axis=2)
+        sums += added * factor if GATE else added
+    result = tl.sum(sums, axis=0)
     if BIASES:  # of one that is not there, times a weight of 0, another's
         result += tl.sum(down_biases(biases_ptr, expert[:, None], n[None, :], N) * weights[:, None], axis=0)
     if ADD:
@@ -210,6 +261,23 @@ class SingleCut:
     warps: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedMatrices:
+    """The expert that all tokens pass, in the type of the rows."""
+
+    gate_up: Tensor  # [2 * inter, hidden], gate's rows first
+    down: Tensor  # [hidden, inter]
+    gate: Tensor | None  # [1, hidden]: what it gives is times the sigmoid of the token's product with this; None: 1
+
+    def __post_init__(self) -> None:
+        if not all(one is None or one.is_contiguous() for one in (self.gate_up, self.down, self.gate)):
+            raise ValueError("a shared expert's weights must be contiguous")
+
+    def goes_along(self, h: Tensor, top_k: int) -> bool:
+        """Whether `single_rows` takes it, of h [tokens, hidden] and so many experts a token: in whole vectors."""
+        return self.down.dtype == h.dtype and self.down.shape[1] % (8 * power_of_two(top_k)) == 0
+
+
 @dataclass(frozen=True, slots=True)
 class SingleConfig:
     """How experts for single rows are cut up."""
@@ -227,27 +295,39 @@ def single_rows(
     residual: Tensor | None,
     config: SingleConfig,
     rule: ExpertRule = SILU,
+    shared: SharedMatrices | None = None,
 ) -> Tensor:
     """h [tokens, hidden], gate_up [E, 2 * inter, hidden], down [E, hidden, inter], ids, weights [tokens, k] ->
-    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous."""
+    the weighted sum [tokens, hidden], added to `residual` in its place if there is one; all contiguous.
+
+    shared: what every token passes as well, where it `goes_along`, beside matrices without scales and a plain rule.
+    """
     gate_up_bias, down_bias = rule.pointers(h)
     (tokens, hidden), (experts, _, inter), top_k = h.shape, down.weight.shape, ids.shape[1]
     overlap = launch_for(h.device).overlap
     inner = h.new_empty(tokens * top_k, inter)
     out = torch.empty_like(h) if residual is None else residual
+    shared_columns, width = 0 if shared is None else shared.down.shape[1], power_of_two(top_k)
+    shared_gate_up, shared_down, gate = (h, h, None) if shared is None else (shared.gate_up, shared.down, shared.gate)
+    gated = gate is not None
+    shared_inner = h if shared is None else h.new_empty(tokens, shared_columns)
     cut = config.gate_up
-    _gate_up_kernel[(tokens * top_k * -(-inter // cut.block_n),)](
-        h, *gate_up.pointers, gate_up_bias, ids, inner,
+    programs = top_k * -(-inter // cut.block_n) + -(-shared_columns // cut.block_n)
+    _gate_up_kernel[(tokens * programs,)](
+        h, *gate_up.pointers, gate_up_bias, ids, inner, shared_gate_up, shared_inner,
         E=experts, N=inter, K=hidden, TOP_K=top_k, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, STEPS=cut.steps,
-        WORDS=in_words(h, gate_up.weight), **gate_up.constants, **rule.gate_up, OVERLAP=overlap,
+        WORDS=in_words(h, gate_up.weight), **gate_up.constants, **rule.gate_up, SHARED=shared_columns, OVERLAP=overlap,
         num_warps=cut.warps, launch_pdl=overlap,
     )  # fmt: skip
-    cut = config.down
+    cut, piece = config.down, power_of_two(-(-shared_columns // width))
+    early = min(cut.steps, -(-inter // cut.block_k))
+    # Where all columns are there before the wait, two programs of a processor are to find room.
+    light = shared is not None and inter <= early * cut.block_k and piece <= cut.block_k
     _down_kernel[(tokens * -(-hidden // cut.block_n),)](
-        inner, *down.pointers, down_bias, ids, weights, out, out,
-        E=experts, N=hidden, K=inter, TOP_K=top_k, WIDTH=power_of_two(top_k), BLOCK_N=cut.block_n,
-        BLOCK_K=cut.block_k, EARLY=min(cut.steps, -(-inter // cut.block_k)), WORDS=in_words(inner, down.weight),
-        **down.constants, **rule.down, ADD=residual is not None, OVERLAP=overlap, num_warps=cut.warps,
-        launch_pdl=overlap,
+        inner, *down.pointers, down_bias, ids, weights, out, out, shared_inner, shared_down, h, gate if gated else h,
+        E=experts, N=hidden, K=inter, TOP_K=top_k, WIDTH=width, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, EARLY=early,
+        WORDS=in_words(inner, down.weight), **down.constants, **rule.down, SHARED=shared_columns,
+        SHARED_K=max(8, min(cut.block_k, piece)), GATE=gated, ADD=residual is not None, OVERLAP=overlap,
+        num_warps=cut.warps, maxnreg=1024 // cut.warps if light else None, launch_pdl=overlap,
     )  # fmt: skip
     return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from aengine.kernels.experts.config import Config, experts_config
@@ -9,7 +11,7 @@ from aengine.kernels.experts.few_rows import FewConfig, few_rows
 from aengine.kernels.experts.many_rows import many_rows
 from aengine.kernels.experts.matrices import Matrices
 from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.experts.single_rows import SingleConfig, single_rows
+from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig, single_rows
 from aengine.kernels.launch import launch_for
 
 
@@ -26,19 +28,49 @@ class TritonExperts:
         self._down = Matrices(down)
         self.rule = rule
 
+    def config(self, h: Tensor, top_k: int) -> Config:
+        """What computes h [tokens, hidden], of which each token goes to top_k experts."""
+        sizes = self.experts, self.hidden, self._inter, h.element_size()
+        return experts_config(len(h), top_k, *sizes, launch_for(h.device))
+
     def add_to(
-        self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, *, config: Config | None = None
+        self,
+        h: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        residual: Tensor | None,
+        *,
+        config: Config | None = None,
+        shared: SharedMatrices | None = None,
     ) -> Tensor:
+        """shared: of an expert that every token passes as well, where it goes along (`with_shared`)."""
         tokens, top_k = ids.shape
         if not tokens:
             return h if residual is None else residual
-        config = config or experts_config(
-            tokens, top_k, self.experts, self.hidden, self._inter, h.element_size(), launch_for(h.device)
-        )
+        config = config or self.config(h, top_k)
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
         if isinstance(config, SingleConfig):
-            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
+            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule, shared)
         if isinstance(config, FewConfig):
             return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
         return many_rows(h, self._gate_up.weight, self._down.weight, ids, weights, residual, config, self.rule)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithShared:
+    """Experts and the one that all tokens pass, of a few tokens, in the launches that the former take alone."""
+
+    _experts: TritonExperts
+    _shared: SharedMatrices
+
+    @property
+    def experts(self) -> int:
+        return self._experts.experts
+
+    @property
+    def hidden(self) -> int:
+        return self._experts.hidden
+
+    def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+        return self._experts.add_to(h, ids, weights, residual, shared=self._shared)

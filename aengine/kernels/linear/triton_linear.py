@@ -23,6 +23,16 @@ class TritonLinear:
         self._bias = bias
         self._few_rows = few_rows
 
+    @property
+    def weight(self) -> Tensor:
+        """[outputs, inputs]."""
+        return self._weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[outputs]."""
+        return self._bias
+
     def adds(self, rows: int, outputs: Sequence[int], rank: int) -> bool:
         """Whether methods take a `low_rank` of so many rows, of adapters of this rank; outputs: of each part."""
         return self._few_rows.adds(rows, self._weight, outputs, rank)

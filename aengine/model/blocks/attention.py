@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from aengine.kernels.attention.scores import Scores
@@ -82,18 +83,18 @@ class Attention:
             q, *cache, step.batch.of(self._window), scale, self._window, scales.value, self._scores
         ).flatten(1)
         if gates is not None:
-            attended.mul_(gates)
+            attended = self._kernels.gate_output(attended, gates)
         return self._add.behind(self._out, attended, x, step if self._last else None)
 
     def _queries(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
-        """[tokens, heads, dim], and what weights the results of each, [tokens, heads * dim], where there are gates;
-        keys and values go where the step says.
+        """[tokens, heads, dim], and as many gates of what each attends to, where there are any; keys and values go
+        where the step says.
         """
         pieces, slots = step.pieces(len(x)), step.batch.of(self._window).slots
         if len(pieces) == 1:
             return self._project(x, step, step.positions, slots)
         q = x.new_empty(len(x), self._heads.count, self._dim)
-        gates = x.new_empty(len(x), self._heads.count * self._dim) if self._heads.gated else None
+        gates = torch.empty_like(q) if self._heads.gated else None
         for rows in pieces:
             _, some = self._project(x[rows], step, step.positions[rows], slots[rows], q[rows])
             if gates is not None and some is not None:
@@ -112,5 +113,4 @@ class Attention:
             q.mul_(self._growth[positions].to(q.dtype)[:, None, None])
         if not self._heads.gated:
             return q, None
-        behind = qkv.unflatten(1, (-1, self._dim))[:, 1 : 2 * self._heads.count : 2]  # each behind its head
-        return q, behind.sigmoid().flatten(1)
+        return q, qkv.unflatten(1, (-1, self._dim))[:, 1 : 2 * self._heads.count : 2]  # each behind its head

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.kernels.experts.base import Experts
 from aengine.model.blocks.step import Step
+from aengine.model.linear import LoadedExperts, LoadedLinear
 from aengine.model.parameters import Parameters
 from aengine.model.ranks.shard import Part
 from aengine.model.spec import ExpertsSpec
@@ -24,13 +26,17 @@ class MixtureOfExperts:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         h, ids, weights = self._route.after(self._norm, x, step.slots(len(x)), step.kv.page_size)
+        experts, shared = self._experts, self._shared
+        together = None if shared is None else shared.beside(experts, h, ids.shape[1])
+        if together is not None:
+            experts, shared = together, None
         if self._sum is None:
-            if self._shared is not None:
-                x = self._shared.add_to(h, x)
-            return self._experts.add_to(h, ids, weights, x)
+            if shared is not None:
+                x = shared.add_to(h, x)
+            return experts.add_to(h, ids, weights, x)
         # One sum for all that a rank has to add.
-        part = None if self._shared is None else self._shared(h)
-        part = self._experts.add_to(h, ids, weights, part)
+        part = None if shared is None else shared(h)
+        part = experts.add_to(h, ids, weights, part)
         return self._sum.of(part.__getitem__, x)
 
 
@@ -61,11 +67,31 @@ class SharedExpert:
         """The same, added to x [tokens, hidden]."""
         return self._down.add_to(self._inner(h), x)
 
+    def beside(self, experts: Experts, h: Tensor, top_k: int) -> Experts | None:
+        """Experts with this one beside them in the same launches; None: it is computed on its own.
+
+        h [tokens, hidden], of which each goes to top_k of the experts.
+        """
+        linears = self._gate_up, self._down
+        # A rank that has some experts whole is not known to the kernels.
+        if not isinstance(experts, LoadedExperts) or self._adapted:
+            return None
+        gate_up, down = (linear.unadapted if isinstance(linear, LoadedLinear) else linear for linear in linears)
+        if experts.unadapted is None or gate_up is None or down is None:
+            return None
+        row = None if self._gate is None else self._gate[0]
+        return self._kernels.with_shared(experts.unadapted, gate_up, down, row, h, top_k)
+
+    @property
+    def _adapted(self) -> bool:
+        """Whether some token of the step has an adapter."""
+        return self._adapters is not None and self._adapters.places is not None
+
     def _inner(self, h: Tensor) -> Tensor:
         if self._gate is None:
             return self._kernels.silu_mul(self._gate_up(h))  # [tokens, inner]
         # The gate is a factor of the row, before or behind a product without a bias.
         row, linear = self._gate
-        if self._adapters is None or self._adapters.places is None:
+        if not self._adapted:
             return self._kernels.gated_silu_mul(self._gate_up(h), h, row)
         return self._kernels.silu_mul(self._gate_up(h)).mul_(linear(h).sigmoid_())
