@@ -68,10 +68,10 @@ def test_the_expert_of_all_tokens_goes_along_tiny(cut: str, inter: int, gate: bo
     assert shared.goes_along(h, 3)
     expected = reference(h, gate_up, down, ids, weights, residual) + of_all(h, shared)
     matrices = Matrices(gate_up), Matrices(down)
-    outs = [single_rows(h, *matrices, ids, weights, residual.clone(), CUTS[cut], shared) for _ in range(2)]
+    outs = [single_rows(h, *matrices, ids, weights, residual.clone(), CUTS[cut], shared=shared) for _ in range(2)]
     assert relative_error(outs[0], expected) < 1e-2
     assert torch.equal(*outs)
-    alone = single_rows(h, *matrices, ids, weights, None, CUTS[cut], shared)
+    alone = single_rows(h, *matrices, ids, weights, None, CUTS[cut], shared=shared)
     assert relative_error(alone, expected - residual.double()) < 1e-2
 
 
