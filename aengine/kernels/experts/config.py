@@ -56,6 +56,13 @@ def experts_config(
     return _fitting(ManyConfig(128, ManyCut(128, 64, 4, 8), ManyCut(256, 64, 3, 8), gather), element_size, launch)
 
 
+def beside_shared(config: Config, hidden: int) -> Config:
+    """The same where an expert that all tokens pass goes along: programs of half as many threads fill the last wave."""
+    if not isinstance(config, SingleConfig) or hidden % 2048:
+        return config
+    return replace(config, gate_up=SingleCut(2, 1024, 2, 4))
+
+
 @lru_cache
 def fp8_experts_config(
     tokens: int, top_k: int, experts: int, hidden: int, inter: int, element_size: int, launch: Launch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aengine.kernels.experts.config import Config, experts_config
+from aengine.kernels.experts.config import Config, beside_shared, experts_config
 from aengine.kernels.experts.few_rows import FewConfig, few_rows
 from aengine.kernels.experts.many_rows import many_rows
 from aengine.kernels.experts.matrices import Matrices
@@ -47,7 +47,9 @@ class TritonExperts:
         tokens, top_k = ids.shape
         if not tokens:
             return h if residual is None else residual
-        config = config or self.config(h, top_k)
+        if config is None:
+            config = self.config(h, top_k)
+            config = config if shared is None else beside_shared(config, self.hidden)
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
         if isinstance(config, SingleConfig):
