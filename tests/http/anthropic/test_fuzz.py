@@ -18,7 +18,9 @@ from aengine.http.door.anthropic_errors import MessagesErrorBody
 from tests.http.demo_server import demo_server
 
 BOUNDED = settings(
-    max_examples=settings.default.max_examples // 2, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=max(16, settings.default.max_examples // 2),
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )
 
 words = st.text(max_size=12)
