@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowd, "_SECONDS", 0.0)
+    monkeypatch.setattr(crowd, "_APART", 0.0)
 
 
 async def wave(of: Crowd, most: int, left: int = 0) -> None:
@@ -41,6 +42,24 @@ async def test_once_after_each_crowd() -> None:
     assert len(given) == 1
     await wave(of, 3 * CROWD, left=20)
     assert len(given) == 2
+
+
+async def test_crowds_that_follow_each_other_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "_APART", 0.2)
+    given: list[float] = []
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+    def give_back() -> None:
+        given.append(loop.time())
+        if len(given) == 2:
+            told.set()
+
+    of = Crowd(give_back)
+    for _ in range(5):
+        await wave(of, CROWD)
+    assert len(given) == 1
+    await asyncio.wait_for(told.wait(), 10)
+    assert given[1] - given[0] >= 0.19
 
 
 def test_what_refers_to_itself_is_gone() -> None:
