@@ -168,7 +168,8 @@ def test_gate_and_up_of_many_tokens_are_activated_where_adapters_add_theirs(
     first, second = case.product(before, places).chunk(2, dim=-1)
     assert out is not None
     assert relative_error(out, F.silu(first) * second) < 2 * tolerance(dtype)  # two roundings on the way
-    assert torch.equal(out, silu_mul(case.linear.after(case.norm, x) if normed else case.linear(x)))
+    if mix == "none":
+        assert torch.equal(out, silu_mul(case.linear.after(case.norm, x) if normed else case.linear(x)))
 
 
 @pytest.mark.parametrize(
