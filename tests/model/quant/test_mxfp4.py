@@ -45,7 +45,7 @@ def test_transformers_reads_the_same() -> None:
 
 def test_rows_by_turns_become_halves(encoded: Encoded) -> None:
     weight = Mxfp4().unpack([PREFIX], ROWS, COLUMNS, places(encoded))
-    halves = fuse([type(weight)(gate_first(weight.codes), gate_first(weight.scale))], ["gate_up"])
+    halves = fuse([type(weight)(gate_first(weight.pairs), gate_first(weight.scale))], ["gate_up"])
     meant = torch.stack([encoded.meant[:, 2 * i + half] for half in (0, 1) for i in range(ROWS // 2)], 1)
     torch.testing.assert_close(dequantize(halves), meant, rtol=0, atol=0)
     bias = torch.arange(2 * ROWS).view(2, ROWS)
