@@ -11,10 +11,13 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
+from aengine.http.anthropic.events import MessageEventEncoder
+from aengine.http.streams.sse import PING
 from aengine.ray_serve.keyed_engine import ASKED, Asked
 
 _PENDING = 2**18  # bytes of an answer that may wait to be taken
 _LEAVING_SECONDS = 5.0
+_PINGS = (PING, MessageEventEncoder.ping)
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -29,6 +32,23 @@ class Head(msgspec.Struct, frozen=True):
     def is_stream(self) -> bool:
         """Whether server-sent events follow."""
         return any(name == b"content-type" and b"event-stream" in value for name, value in self.headers)
+
+
+class FirstToken:
+    """Tells from the pieces of an answer, in their order, which one its first token comes with.
+
+    What comes with the head of a stream stands before that, as roles do, and pings may.
+    """
+
+    def __init__(self) -> None:
+        self._awaited = False
+
+    def comes_with(self, piece: Head | bytes) -> bool:
+        if isinstance(piece, Head):
+            self._awaited = piece.is_stream
+            return bool(piece.body) and not piece.is_stream
+        comes, self._awaited = self._awaited and piece not in _PINGS, self._awaited and piece in _PINGS
+        return comes
 
 
 class Call:
@@ -48,12 +68,14 @@ class Call:
         self._left = asyncio.Event()
 
     async def pieces(self, began: Callable[[], None]) -> AsyncGenerator[Head | bytes, None]:
-        """The head, then the body as it comes; `began` is called when the first piece of the body is there."""
+        """The head, then the body as it comes; `began` is called when the first token is there: with the body, or, of a
+        stream, with the first piece behind the head."""
         context = copy_context()
         context.run(ASKED.set, self._asked)
         task = asyncio.get_running_loop().create_task(self._run(), context=context)
         try:
             head: Message | None = None
+            token = FirstToken()
             while True:
                 await self._there.wait()
                 self._there.clear()
@@ -61,10 +83,13 @@ class Call:
                 self._room.set()
                 if head is None and self._head is not None:
                     head = self._head
-                    if body:
+                    first = Head(head["status"], [(bytes(n), bytes(v)) for n, v in head["headers"]], body)
+                    if token.comes_with(first):
                         began()
-                    yield Head(head["status"], [(bytes(n), bytes(v)) for n, v in head["headers"]], body)
+                    yield first
                 elif body:
+                    if token.comes_with(body):
+                        began()
                     yield body
                 if task.done() and not self._waiting:
                     break

@@ -27,7 +27,7 @@ from aengine.http.door.body import BodyReader
 from aengine.http.door.errors import error_body, error_response
 from aengine.http.streams import sse
 from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merged
-from aengine.ray_serve.call import Head
+from aengine.ray_serve.call import FirstToken, Head
 from aengine.ray_serve.lines import Line, Lines
 from aengine.ray_serve.replica import Accepted
 from aengine.ray_serve.routing.prompt import Prompt, prompt_of
@@ -130,13 +130,16 @@ class Forwarder:
                 raise EngineNotReadyError("no replica takes requests at the moment") from None
             self._news.append(accepted)
             line = self._lines.enter(accepted.replica, number)
+            token = FirstToken()
             async for piece in call:
-                if isinstance(piece, Head) and piece.is_stream:
+                if token.comes_with(piece) and not isinstance(piece, Head):
                     self._begun.append((number, time.monotonic()))
                 yield piece
                 if isinstance(piece, Head) and piece.line is not None:
                     self._lines.follow(line, number, piece.line)
                     async for more in inbox.pieces():
+                        if token.comes_with(more):
+                            self._begun.append((number, time.monotonic()))
                         yield more
         except (AengineError, StopAsyncIteration):
             raise
