@@ -70,6 +70,7 @@ def _chunks_kernel(
     place = tiles - 1 - tl.program_id(0) // KV_HEADS  # the last ones see the most, as a rule: they begin first
     if OVERLAP:
         gdc_launch_dependents()
+        gdc_wait()  # before the starts as well: of a step outside of graphs its first layer makes them
     # Which tile of which sequence this is: all sequences' tiles, end to end.
     index = tl.arange(0, SEQS_PAD)
     exists = index < seqs
@@ -78,8 +79,6 @@ def _chunks_kernel(
     before = (tl.cumsum(counts, axis=0) <= place) & exists
     seq = tl.sum(before.to(tl.int32), axis=0)
     nth = place - tl.sum(tl.where(before, counts, 0), axis=0)
-    if OVERLAP:
-        gdc_wait()
     if seq < seqs:
         start = tl.load(starts_ptr + seq)
         tokens = tl.load(starts_ptr + seq + 1) - start
