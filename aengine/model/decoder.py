@@ -25,7 +25,7 @@ from aengine.model.blocks.step import Block, States, Step
 from aengine.model.config import ModelConfig
 from aengine.model.parameters import HEAD, Parameters
 from aengine.model.rope import PositionTables
-from aengine.model.spec import AttentionSpec, LatentSpec, MLPAndExpertsSpec, MLPSpec
+from aengine.model.spec import AttentionSpec, LatentSpec, LayerSpec, MLPAndExpertsSpec, MLPSpec
 
 
 class Decoder:
@@ -77,10 +77,12 @@ class Decoder:
         inputs = config.ends.layer_inputs
         self._inputs = None if inputs is None else LayerInputs(make, len(config.layers), hidden, inputs, eps, dtype)
         self._layers: list[list[Block]] = []
+        kinds: list[tuple[LayerSpec, list[tuple[tuple[int, ...], tuple[str, ...]]]]] = []
         attending: dict[int, Attention] = {}  # by layer
         paging, recurrent = itertools.count(), itertools.count()
         for i, layer in enumerate(config.layers):
             name, last = f"model.layers.{i}", i == len(config.layers) - 1
+            before = len(make.groups)
             blocks: list[Block] = []
             if isinstance(layer.attention, AttentionSpec):
                 shares = layer.attention.shares
@@ -104,9 +106,11 @@ class Decoder:
             if layer.scalar:
                 blocks.append(Scalar(make, name))
             self._layers.append(blocks)
+            # Checkpoints leave single layers as they were, or quantise them otherwise: those have kernels of their own.
+            stored = [(one.shape, one.dtypes) for group in make.groups[before:] for one in group.entries.values()]
+            kinds.append((layer, stored))
         self._final_norm = make.norm("model.norm", hidden, eps)
         self._classes = make.tensor("score.weight", config.labels, hidden) if config.labels else None
-        kinds = list(config.layers)
         # One layer of each kind, and the last, behind whose attention only some tokens go on.
         self._rehearsing = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1}
         self._rehearsals_alone = False

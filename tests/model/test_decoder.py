@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
@@ -109,6 +110,22 @@ def test_a_rehearsal_takes_one_layer_of_each_kind_and_the_last(config: ModelConf
     assert attention.windows == [None, 8, 8] * 2
     shapes_alone(decoder, wanted=2)
     assert len(attention.windows) == 6 + len(many.layers)
+
+
+def test_a_rehearsal_takes_a_layer_of_each_format(config: ModelConfig) -> None:
+    quantized = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [32, 128],
+        "modules_to_not_convert": ["model.layers.0", "model.layers.3", "lm_head"],
+    }
+    said = msgspec.json.encode({"quantization_config": quantized}).decode()
+    many = replace(config, layers=config.layers[:1] * 4, quantization=said)
+    attention = ShapeAttention()
+    decoder = Decoder(many, TorchKernels(), attention, torch.bfloat16, META)
+    leave_empty(decoder.groups)
+    shapes_alone(decoder, rehearsal=True)
+    assert len(attention.windows) == 3  # as they are, in FP8, and the last
 
 
 def test_bfloat16_stays_near_float32(folder: Path, config: ModelConfig) -> None:

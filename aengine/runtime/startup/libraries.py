@@ -13,9 +13,9 @@ def load_libraries(device: torch.device, dtype: torch.dtype, reads: bool) -> Non
     """cuBLAS, and if weights will be read the pinned memory that they come through: torch keeps both for the next who
     asks. None of it holds the interpreter.
     """
-    torch.cuda.set_device(device)  # of this thread
-    square = torch.zeros((64, 64), dtype=dtype, device=device)
-    F.linear(square, square)
-    square.addmm_(square, square)
+    with torch.cuda.device(device):
+        square = torch.zeros((64, 64), dtype=dtype, device=device)
+        F.linear(square, square)
+        square.addmm_(square, square)
     if reads:
         staging_ring(device)

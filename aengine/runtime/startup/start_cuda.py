@@ -158,7 +158,11 @@ def start_cuda(
         rows_alone = states_of_rows(config, model, dtype)
         trial = partial(make, sizes=sizes.largest, states=rows_alone, windows=trial_windows(config, model, kv_dtype))
         known = ahead.needs(gpus)
-        room, needs = room_for_kv(config, decoders, steps.most, trial, more_graphs, rows_alone, known)
+        try:
+            room, needs = room_for_kv(config, decoders, steps.most, trial, more_graphs, rows_alone, known)
+        except ConfigError:
+            ahead.forget()  # others may have taken a part of what an earlier start-up measured
+            raise
         pool = size_pool(config, model, kv_dtype, room, dtype=dtype)
         with _pool_size_errors(config, steps.most, ahead):
             pools = nullcontext if memory is None else memory.kv.use
@@ -172,8 +176,8 @@ def start_cuda(
             torch.cuda.empty_cache()
             phases.end("memory")
             capture(executors, config.progress)
-        # Compiles what no graph holds: draws that decide something on the host.
-        executors.warm_up(with_adapters(greediest_steps(), lora))
+            # Compiles what no graph holds: draws that decide something on the host.
+            executors.warm_up(with_adapters(greediest_steps(), lora))
         if collectives:  # torch keeps what steps take: to take more of a device may wait for others'
             largest = greediest_largest_step(config, steps.most, pool.max_model_len)
             with _pool_size_errors(config, steps.most, ahead):
