@@ -125,11 +125,11 @@ def capture(executors: Executors, progress: bool = False) -> None:
     """Record every graph of every rank, those of the largest steps first. Waits."""
     hidden = None if progress else True  # None: unless stderr is a terminal
     todo = list(zip(*(_graphs(rank) for rank in executors.ranks), strict=True))
-    for ranks in todo:
+    for number, ranks in enumerate(tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False)):
         executors.devices([partial(graphs.rehearse, size) for graphs, size in ranks])
         executors.devices.synchronize()
-    give_back()  # before graphs have memory of their own
-    for ranks in tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
+        if not number:
+            give_back()  # the largest step's, which the graphs will have as their own
         executors.devices([partial(graphs.record, size) for graphs, size in ranks], short=True)
     give_back()
 

@@ -94,8 +94,7 @@ def uncaptured_steps(
         borders |= set(adapter_borders(model.lora.places + 1))
     if model.ranks > 1:
         borders |= sum_borders(model.hidden_size * dtype.itemsize // LANE, model.ranks)
-    # The largest first: the others' memory is then cut out of theirs.
-    return border_steps(config, max_step_tokens, max_model_len, borders, launched)[::-1] + steps
+    return steps + border_steps(config, max_step_tokens, max_model_len, borders, launched)
 
 
 def border_steps(
