@@ -165,11 +165,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """About how many bytes the weights, adapters included, take on each rank, where floats are of `dtype`."""
         quantized = self.quantized
         inner = 8 if self.to_fp8 else 8 * dtype.itemsize if quantized is None else quantized.bits
-        tables = self.end_parameters + self.second_embedding
-        ends = tables * dtype.itemsize
+        floats = self.end_parameters + self.second_embedding
+        floats += sum(one.absorbed for one in self.attending if isinstance(one, LatentSpec))
+        kept = floats * dtype.itemsize
         if self.lora is not None:
-            ends += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
-        return (ends + (self.parameters - tables) * inner // 8) // self.ranks
+            kept += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
+        return (kept + (self.parameters - floats) * inner // 8) // self.ranks
 
     def kv_shape(self, page_size: int, dtype: torch.dtype) -> KVShape:
         """What pages of so many tokens hold for this model, on each rank."""

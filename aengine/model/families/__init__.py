@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aengine.model.families import (
-    deepseek,
-    gemma,
-    gemma4,
-    glm4_moe,
-    gpt_oss,
+from aengine.model.families.hybrids import qwen3_5, qwen3_5_moe, qwen3_next
+from aengine.model.families.hybrids.parts import ends as hybrid_ends
+from aengine.model.families.latents import deepseek
+from aengine.model.families.mixtures import glm4_moe, mixtral, olmoe, qwen2_moe, qwen3_moe
+from aengine.model.families.plain import (
     granite,
-    hybrids,
     llama,
     ministral3,
     mistral,
-    mixtral,
     olmo2,
-    olmo3,
-    olmoe,
     phi3,
     qwen2,
-    qwen2_moe,
     qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_moe,
-    qwen3_next,
     seed_oss,
     smollm3,
 )
+from aengine.model.families.sliding import gemma, gemma4, gpt_oss, olmo3
 from aengine.model.fields import Fields
 from aengine.model.spec import EndsSpec, LayerSpec
 
@@ -71,7 +62,7 @@ ENDS: dict[str, Callable[[Fields], EndsSpec]] = {
     "Gemma3ForCausalLM": gemma.ends,
     "Gemma4ForCausalLM": gemma4.ends,
     "Gemma4UnifiedForCausalLM": gemma4.ends,
-    **dict.fromkeys(_HYBRIDS, hybrids.ends),
+    **dict.fromkeys(_HYBRIDS, hybrid_ends),
 }
 # What config.json means where it is silent, where other families mean something else.
 DEFAULTS: dict[str, Mapping[str, object]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.router import Router
 from aengine.model.families.parts import MAX_WIDTH, known_activation, layer_count
 from aengine.model.fields import Fields
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from aengine.model.families.mistral import window_in_all_layers
 from aengine.model.families.parts import attention, layers_of, mlp
+from aengine.model.families.plain.mistral import window_in_all_layers
 from aengine.model.fields import Fields
 from aengine.model.rope import MAX_POSITIONS, QueryGrowth
 from aengine.model.spec import LayerSpec

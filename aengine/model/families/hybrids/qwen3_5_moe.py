@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aengine.model.families.experts import expert_count, expert_width, softmax_router
-from aengine.model.families.hybrids import hybrid_layers
+from aengine.model.families.hybrids.parts import hybrid_layers
 from aengine.model.fields import Fields
 from aengine.model.spec import ExpertsSpec, LayerSpec, MLPSpec
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aengine.model.families.mistral import window_in_all_layers
 from aengine.model.families.parts import attention, layers_of, mlp
+from aengine.model.families.plain.mistral import window_in_all_layers
 from aengine.model.fields import Fields
 from aengine.model.spec import LayerSpec
 

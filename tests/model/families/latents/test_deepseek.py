@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from aengine.attention.torch_backend import TorchAttention
-from aengine.config import EngineConfig
-from aengine.errors import CheckpointError, ConfigError, UnsupportedModelError
-from aengine.kernels.torch_kernels import TorchKernels
+from aengine.errors import CheckpointError, UnsupportedModelError
 from aengine.model.config import ModelConfig
-from aengine.model.decoder import Decoder
 from aengine.model.spec import ExpertsSpec, LatentSpec
 
 VALUES: dict[str, Any] = {
@@ -87,18 +83,3 @@ def test_values_that_no_model_has(changes: dict[str, object], why: str, tmp_path
 def test_another_choice_of_experts_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="topk_method 'noaux_tc'"):
         read(tmp_path, architectures=["DeepseekV2ForCausalLM"], topk_method="noaux_tc")
-
-
-def test_quantised_matrices_that_are_no_linears_are_refused_by_name(tmp_path: Path) -> None:
-    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-    config = read(tmp_path, quantization_config=fp8)
-    with pytest.raises(UnsupportedModelError, match="kv_b_proj: is multiplied with queries"):
-        Decoder(config, TorchKernels(), TorchAttention())
-
-
-def test_latents_in_fp8_are_refused_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_cuda = pytest.importorskip("aengine.runtime.startup.start_cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    config = EngineConfig(model=str(tmp_path), device="cuda", kv_cache_dtype="fp8_e4m3")
-    with pytest.raises(ConfigError, match="kv_cache_dtype: latents of DeepseekV3ForCausalLM are kept in FP8 on a CPU"):
-        start_cuda.start_cuda(config, tmp_path, read(tmp_path), torch.device("cuda"), lambda: None)

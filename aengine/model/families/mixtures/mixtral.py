@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aengine.model.families.experts import expert_count, expert_width, softmax_router
-from aengine.model.families.mistral import window_in_all_layers
 from aengine.model.families.parts import attention, layers_of
+from aengine.model.families.plain.mistral import window_in_all_layers
 from aengine.model.fields import Fields
 from aengine.model.spec import ExpertsSpec, LayerSpec
 

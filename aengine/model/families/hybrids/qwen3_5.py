@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.model.families.hybrids import hybrid_layers
+from aengine.model.families.hybrids.parts import hybrid_layers
 from aengine.model.families.parts import mlp
 from aengine.model.fields import Fields
 from aengine.model.spec import LayerSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.router import Router
 from aengine.model.families.experts import MAX_EXPERTS, expert_width
 from aengine.model.families.parts import attention, layers_of, mlp
 from aengine.model.fields import Fields

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aengine.model.families.experts import sparse_layers
-from aengine.model.families.hybrids import hybrid_layers
+from aengine.model.families.hybrids.parts import hybrid_layers
+from aengine.model.families.hybrids.qwen3_5_moe import experts
 from aengine.model.families.parts import mlp
-from aengine.model.families.qwen3_5_moe import experts
 from aengine.model.fields import Fields
 from aengine.model.spec import LayerSpec
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aengine.model.families import qwen3
 from aengine.model.families.experts import expert_count, expert_width, softmax_router, sparse_layers
 from aengine.model.families.parts import layers_of, mlp
+from aengine.model.families.plain import qwen3
 from aengine.model.families.windows import sliding_window
 from aengine.model.fields import Fields
 from aengine.model.spec import ExpertsSpec, LayerSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import GateClamp
 from aengine.model.families.experts import expert_count, expert_width
 from aengine.model.families.parts import attention, layer_count, layers_of

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.model.families.experts import expert_count, expert_width, softmax_router
-from aengine.model.families.gemma import GELU, NORMS, cap
 from aengine.model.families.parts import MAX_WIDTH, attention, hidden_size, layer_count, mlp
+from aengine.model.families.sliding.gemma import GELU, NORMS, cap
 from aengine.model.families.windows import rope_sections, slides_by_layer, sliding_window
 from aengine.model.fields import Fields, shown
 from aengine.model.spec import (

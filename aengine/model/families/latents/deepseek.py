@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from aengine.errors import UnsupportedModelError
-from aengine.kernels.experts.routing import Router
-from aengine.model.families import glm4_moe
+from aengine.kernels.experts.routing.router import Router
+from aengine.model.families.mixtures import glm4_moe
 from aengine.model.families.parts import MAX_WIDTH, layer_count, mlp
 from aengine.model.fields import Fields, shown
 from aengine.model.rope import read_rope, sharpening

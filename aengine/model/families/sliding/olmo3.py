@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aengine.model.families import olmo2
 from aengine.model.families.parts import layers_of, mlp
+from aengine.model.families.plain import olmo2
 from aengine.model.families.windows import rope_sections, slides_by_layer, sliding_window
 from aengine.model.fields import Fields
 from aengine.model.spec import LayerSpec

@@ -1,0 +1,1 @@
+"""Layers of linear attention, which keep a state, and of full attention by turns."""

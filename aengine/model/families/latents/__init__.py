@@ -1,0 +1,1 @@
+"""Attention over latents, from which each head makes keys and values of its own."""

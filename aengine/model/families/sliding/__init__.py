@@ -1,0 +1,1 @@
+"""Layers with a sliding window, and layers that see everything, by turns."""
