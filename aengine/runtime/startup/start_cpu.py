@@ -25,9 +25,9 @@ from aengine.runtime.runner import CpuRunner, StepExecutor
 from aengine.runtime.sleep import HostSleep
 from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
-from aengine.runtime.startup.sizing import CPU_KV_GIB, host_slots, size_pool
-from aengine.runtime.startup.step_sizes import CPU_STEP_TOKENS, mixed_limit, step_tokens
-from aengine.runtime.startup.window_sizing import sliding_layers
+from aengine.runtime.startup.sizing.pool import CPU_KV_GIB, host_slots, size_pool
+from aengine.runtime.startup.sizing.steps import CPU_STEP_TOKENS, mixed_limit, step_tokens
+from aengine.runtime.startup.sizing.windows import sliding_layers
 from aengine.runtime.step.executor import Executor
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.weights import Weights
@@ -37,7 +37,7 @@ from aengine.sampling.sampler import Sampler
 def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
     """Load the model. Raises `ConfigError` and `CheckpointError`. wait_for_text: as `start_runtime`."""
     phases = Phases()
-    model = make_room(config, model, experts=True)
+    model = make_room(config, model)
     model = model.over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     device = torch.device("cpu")
     if config.attention not in ("auto", "torch"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,12 +15,14 @@ pytest.importorskip("triton")  # comes with the runner's kernels
 
 from triton import knobs
 
+import aengine
 from aengine.config import EngineConfig
 from aengine.kernels.launch import Launch
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model
-from aengine.runtime.startup import compile_ahead, needs
-from aengine.runtime.startup.job import Job
+from aengine.runtime.startup.compiling import compile_ahead
+from aengine.runtime.startup.compiling.job import Job
+from aengine.runtime.startup.sizing import needs
 
 GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 JOB = Job(
@@ -67,6 +71,7 @@ def test_each_process_is_told_its_share(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert {job.model for job in jobs} == {JOB.model}
 
 
+@pytest.mark.slow
 def test_a_start_up_that_went_through_needs_none_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     run(monkeypatch, "pass")
     assert processes(JOB)
@@ -80,6 +85,32 @@ def test_a_start_up_that_went_through_needs_none_the_next_time(monkeypatch: pyte
         msgspec.structs.replace(JOB, capability=(10, 0)),
     ):
         assert processes(other)
+
+
+def test_the_processes_program_is_there() -> None:
+    found = re.search(r"from (\S+) import (\w+); \2\(\)$", compile_ahead._PROGRAM)
+    assert found
+    assert callable(getattr(importlib.import_module(found[1]), found[2]))
+
+
+def test_what_is_known_is_known_of_these_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every room that kernels and steps follow from, wherever in the package the reader of them stands."""
+    run(monkeypatch, "pass")
+    package, read = Path(aengine.__file__).parent, set[str]()
+    read_bytes = Path.read_bytes
+
+    def recorded(path: Path) -> bytes:
+        if path.is_relative_to(package):
+            read.add(path.relative_to(package).parts[0])
+        return read_bytes(path) + (b"# changed" if path.name in changed else b"")
+
+    changed: tuple[str, ...] = ()
+    monkeypatch.setattr(Path, "read_bytes", recorded)
+    processes(JOB, keep=True)
+    assert read == {"attention", "cache", "kernels", "model", "runtime", "sampling"}
+    assert processes(JOB) == []
+    changed = ("norms.py",)
+    assert processes(JOB)
 
 
 def test_processes_that_fail_are_survived(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.runtime.device import host_memory
-from aengine.runtime.startup.state_sizing import room_for_states
-from aengine.runtime.startup.window_sizing import PageGroups
+from aengine.runtime.startup.sizing.states import room_for_states
+from aengine.runtime.startup.sizing.windows import PageGroups
 
 CPU_KV_GIB = 1.0
 

@@ -39,11 +39,12 @@ from aengine.model.ranks.shard import Shard
 from aengine.model.spec import AttentionSpec
 from aengine.runtime.cuda.capture import GraphSizes, make_executor, rehearse
 from aengine.runtime.device import resolve_kv_dtype
-from aengine.runtime.startup.cuda_memory import trial_pool
-from aengine.runtime.startup.job import Job
-from aengine.runtime.startup.sizing import size_pool
-from aengine.runtime.startup.state_sizing import states_of_rows
-from aengine.runtime.startup.step_sizes import StepSizes
+from aengine.runtime.startup.compiling.job import Job
+from aengine.runtime.startup.sizing.cuda_memory import trial_pool
+from aengine.runtime.startup.sizing.pool import size_pool
+from aengine.runtime.startup.sizing.states import states_of_rows
+from aengine.runtime.startup.sizing.steps import StepSizes
+from aengine.runtime.startup.sizing.windows import trial_windows
 from aengine.runtime.startup.warm_up import (
     greediest_steps,
     largest_steps,
@@ -51,7 +52,6 @@ from aengine.runtime.startup.warm_up import (
     widest_step,
     with_adapters,
 )
-from aengine.runtime.startup.window_sizing import trial_windows
 
 META = torch.device("meta")
 

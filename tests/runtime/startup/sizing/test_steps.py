@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from aengine.runtime.startup.step_sizes import default_mixed_tokens, default_step_tokens, device_speed
+from aengine.runtime.startup.sizing.steps import default_mixed_tokens, default_step_tokens, device_speed
 
 H200, A100, RTX_4090 = ((9, 0), 132), ((8, 0), 108), ((8, 9), 128)
 

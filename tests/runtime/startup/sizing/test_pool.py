@@ -11,8 +11,8 @@ from aengine.configure import configure
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model
-from aengine.runtime.startup.sizing import size_pool
-from aengine.runtime.startup.step_sizes import step_tokens
+from aengine.runtime.startup.sizing.pool import size_pool
+from aengine.runtime.startup.sizing.steps import step_tokens
 
 MODEL = ModelConfig.from_folder(resolve_model(None, None))
 PAGE_BYTES = sum(2 * 16 * layer.attention.keys * 4 for layer in MODEL.layers)

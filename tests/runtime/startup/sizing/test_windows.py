@@ -13,7 +13,7 @@ from aengine.config import EngineConfig
 from aengine.configure import configure
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
-from aengine.runtime.startup.sizing import size_pool
+from aengine.runtime.startup.sizing.pool import size_pool
 
 GEMMA = {
     "architectures": ["Gemma3ForCausalLM"],

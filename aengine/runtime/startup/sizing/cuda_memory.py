@@ -12,8 +12,8 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.capture import Executors, capture
+from aengine.runtime.startup.sizing.windows import trial_bytes
 from aengine.runtime.startup.warm_up import largest_steps, row_share, with_adapters
-from aengine.runtime.startup.window_sizing import trial_bytes
 
 MARGIN = 256 * 2**20  # what libraries allocate on first use, beyond what a trial step shows
 MOST_CODE = 2**30  # bytes that kernels and libraries have taken on a device once all are loaded; more is others'

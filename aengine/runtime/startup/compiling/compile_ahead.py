@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.resources
 import logging
 import os
 import subprocess
@@ -27,8 +28,8 @@ import torch
 from triton import knobs
 
 from aengine.attention.flash_backend import HALVES, flash4_cache, flash4_runs_on, keep_compiled
-from aengine.runtime.startup.job import Job
-from aengine.runtime.startup.needs import read_needs, write_needs
+from aengine.runtime.startup.compiling.job import Job
+from aengine.runtime.startup.sizing.needs import read_needs, write_needs
 
 log = logging.getLogger("aengine")
 
@@ -37,7 +38,7 @@ MOST_PROCESSES = 6  # each imports torch and runs through all steps before it co
 FLASH_PROCESSES = 4  # flash-attn-4 needs as many variants, and twice as many of a model with windows
 LONGEST = 300.0  # seconds; then the start-up goes on by itself
 # Without the collector, which takes a third of the time until compiling begins.
-_PROGRAM = "import gc; gc.disable(); from aengine.runtime.startup.rehearsal import main; main()"
+_PROGRAM = "import gc; gc.disable(); from aengine.runtime.startup.compiling.rehearsal import main; main()"
 _PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels")
 
 
@@ -144,7 +145,7 @@ def _marks(job: Job) -> list[Path]:
             digest.update(importlib.metadata.version(name).encode())
         except importlib.metadata.PackageNotFoundError:
             digest.update(b"-")
-    package = Path(__file__).resolve().parents[2]
+    package = Path(str(importlib.resources.files("aengine")))
     for room in ("attention", "cache", "kernels", "model", "runtime", "sampling"):
         for source in sorted((package / room).rglob("*.py")):
             digest.update(source.read_bytes())

@@ -11,8 +11,8 @@ import torch
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
-from aengine.runtime.startup import cuda_memory
-from aengine.runtime.startup.cuda_memory import MARGIN, room_for_kv
+from aengine.runtime.startup.sizing import cuda_memory
+from aengine.runtime.startup.sizing.cuda_memory import MARGIN, room_for_kv
 
 MB = 2**20
 TOTAL, OTHERS, WEIGHTS, POOL, ROWS = 80_000 * MB, 500 * MB, 16_000 * MB, 300 * MB, 20 * MB
