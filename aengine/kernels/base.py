@@ -10,7 +10,7 @@ from torch import Tensor
 from aengine.kernels.attention.latent_heads import LatentHeads
 from aengine.kernels.delta.base import DeltaNet, DeltaWeights
 from aengine.kernels.experts.base import Experts
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
@@ -61,7 +61,7 @@ class Kernels(Protocol):
         ...
 
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
-        """The same of experts of these kernels. Raises `NotImplementedError` where there are no such kernels."""
+        """The same of experts of these kernels."""
         ...
 
     def quantized_experts(

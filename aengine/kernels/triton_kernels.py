@@ -14,9 +14,9 @@ from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
-from aengine.kernels.experts.route import Route, TritonRoute
-from aengine.kernels.experts.route_rows import RouteRows
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.route import Route, TritonRoute
+from aengine.kernels.experts.routing.route_rows import RouteRows
+from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
@@ -77,8 +77,8 @@ class TritonKernels:
         return TritonAdapted(linear, weights, tokens, order, self._adapter_parts)
 
     def adapted_experts(self, experts: Experts, weights: ExpertAdapters, tokens: TokenAdapters) -> Experts:
-        if not isinstance(experts, TritonExperts) or not experts.rule.plain:
-            raise NotImplementedError("adapters of experts that are quantised, or clamped or biased, have no kernels")
+        if not isinstance(experts, (TritonExperts, Fp8Experts, PackedExperts)):
+            raise TypeError(f"these experts are of other kernels: {type(experts).__name__}")
         return TritonAdaptedExperts(experts, weights, tokens)
 
     def quantized_experts(
@@ -154,5 +154,4 @@ class TritonKernels:
         self, latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor,
         slots: Tensor, out: Tensor, scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """scale means nothing: a cache in FP8 raises ValueError."""
-        latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out)
+        latent_inputs(latents, q, heads, cos_sin, positions, cache, slots, out, scale)

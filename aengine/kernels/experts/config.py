@@ -11,18 +11,19 @@ from aengine.kernels.experts.fp8.many_rows import Fp8ManyConfig
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut
 from aengine.kernels.experts.packed.rows import PackedConfig, PackedCut
 from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, PackedSingleCut
-from aengine.kernels.experts.plan import AT_ONCE
-from aengine.kernels.experts.route import route_borders
+from aengine.kernels.experts.routing.plan import AT_ONCE
+from aengine.kernels.experts.routing.route import route_borders
 from aengine.kernels.experts.single_rows import SingleConfig, SingleCut
 from aengine.kernels.launch import Launch, power_of_two
 
 HEIGHTS = (16, 32, 64)  # rows of a tile, of few rows
 SINGLE_TOKENS = 4  # up to which every pair is read for itself
-PACKED_SINGLE_TOKENS = 2  # the same of 4-bit codes
+PACKED_SINGLE_TOKENS = 4  # the same of 4-bit codes
 FEW_AVERAGE = 32  # rows of an expert on average, up to which the weights are what takes time
 TALL_AVERAGE = 96  # the same, beyond which tiles are twice as high
 PACKED_AVERAGE = 192  # the same of 4-bit codes, beyond which tiles are four times as high
-GATHERED_AVERAGE = 768  # the same, beyond which a sorted copy of the rows takes longer than it saves
+GATHERED_AVERAGE = 448  # the same, beyond which a sorted copy of the rows takes longer than it saves
+LARGE_MEMORY = 224 * 1024  # bytes of shared memory, for a tile that leaves beside those that come
 Config = SingleConfig | FewConfig | ManyConfig
 Fp8Config = SingleConfig | FewConfig | Fp8ManyConfig
 PackedAnyConfig = PackedSingleConfig | PackedConfig
@@ -31,17 +32,19 @@ _C = TypeVar("_C", FewConfig, ManyConfig, Fp8ManyConfig, PackedConfig)
 
 @lru_cache
 def experts_config(
-    tokens: int, top_k: int, experts: int, hidden: int, inter: int, element_size: int, launch: Launch
-) -> Config:
+    tokens: int, top_k: int, experts: int, hidden: int, inter: int, element_size: int, launch: Launch,
+    single: bool = True,
+) -> Config:  # fmt: skip
     """How to compute `experts` of `inter` for so many tokens, of which each goes to top_k of them.
 
-    Where there is less shared memory, fewer copies are on their way at once.
+    Where there is less shared memory, fewer copies are on their way at once. single: whether the kernels for single
+    rows may be chosen.
     """
     pairs, height = tokens * top_k, _height(tokens * top_k, experts)
     if element_size > 2:
         cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
         return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch)
-    if tokens <= SINGLE_TOKENS:
+    if tokens <= SINGLE_TOKENS and single:
         columns = _columns(2048, hidden)
         return SingleConfig(
             gate_up=SingleCut(2, columns, 2048 // columns, columns // 256),
@@ -53,7 +56,10 @@ def experts_config(
     if pairs <= TALL_AVERAGE * experts:
         return _fitting(ManyConfig(64, ManyCut(128, 64, 4, 8), ManyCut(128, 64, 4, 4, 2)), element_size, launch)
     gather = pairs > GATHERED_AVERAGE * experts
-    return _fitting(ManyConfig(128, ManyCut(128, 64, 4, 8), ManyCut(256, 64, 3, 8), gather), element_size, launch)
+    # Of few columns a tile is a few steps, and its end takes as long as they do, unless the next one's begin before it.
+    flat = launch.shared_memory >= LARGE_MEMORY
+    gate_up, down = ManyCut(128, 64, 4, 8, flatten=flat), ManyCut(256, 64, 3, 8, flatten=flat)
+    return _fitting(ManyConfig(128, gate_up, down, gather), element_size, launch)
 
 
 def beside_shared(config: Config, hidden: int) -> Config:
@@ -65,20 +71,21 @@ def beside_shared(config: Config, hidden: int) -> Config:
 
 @lru_cache
 def fp8_experts_config(
-    tokens: int, top_k: int, experts: int, hidden: int, inter: int, element_size: int, launch: Launch
-) -> Fp8Config:
+    tokens: int, top_k: int, experts: int, hidden: int, inter: int, element_size: int, launch: Launch,
+    single: bool = True,
+) -> Fp8Config:  # fmt: skip
     """The same for matrices in FP8, of rows of `element_size` bytes an element."""
     pairs, height = tokens * top_k, _height(tokens * top_k, experts)
     if element_size > 2:
         cut = FewCut(block_n=16, block_k=32, stages=2, warps=4)
         return _fitting(FewConfig(min(32, height), cut, cut), element_size, launch, weight_size=1)
-    if tokens <= SINGLE_TOKENS:
+    if tokens <= SINGLE_TOKENS and single:
         columns = _columns(1024, hidden)
         return SingleConfig(
             gate_up=SingleCut(8, columns, 2048 // columns, columns // 256),
             down=_single_down(24, top_k),
         )
-    if not launch.overlap:
+    if not launch.overlap or tokens <= SINGLE_TOKENS:
         return _fitting(
             FewConfig(height, FewCut(32, 128, 5, 4), FewCut(64, 128, 3, 4)), element_size, launch, weight_size=1
         )
@@ -99,7 +106,8 @@ def packed_experts_config(
         cut = PackedCut(16, 2, 4)
         return _fitting(PackedConfig(min(32, height), cut, cut), element_size, launch)
     if tokens <= PACKED_SINGLE_TOKENS and single:
-        return PackedSingleConfig(PackedSingleCut(16, 8, registers=96), PackedSingleCut(16, 8, 6, registers=128))
+        gate_up = PackedSingleCut(16, 4, 6, registers=168) if tokens == 1 else PackedSingleCut(16, 4, 4, registers=128)
+        return PackedSingleConfig(gate_up, PackedSingleCut(16, 8, 6, registers=128))
     if not launch.warp_groups:
         return _fitting(PackedConfig(height, PackedCut(32, 4, 4), PackedCut(64, 4, 4)), element_size, launch)
     # One product a block everywhere: four of 64 rows gave sums that differed from call to call.
@@ -115,7 +123,7 @@ def row_borders(top_k: int, experts: int, launch: Launch) -> list[int]:
     pairs = [*AT_ONCE, FEW_AVERAGE * experts, TALL_AVERAGE * experts]
     pairs += [PACKED_AVERAGE * experts, GATHERED_AVERAGE * experts]
     pairs += [((height + 1) * experts - 1) // 2 for height in HEIGHTS[:-1]]  # see `_height`
-    return sorted({SINGLE_TOKENS, PACKED_SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
+    return sorted({1, SINGLE_TOKENS, PACKED_SINGLE_TOKENS, *route_borders(launch), *(most // top_k for most in pairs)})
 
 
 def _height(pairs: int, experts: int) -> int:

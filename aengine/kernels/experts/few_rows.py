@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
 from aengine.kernels.experts.matrices import Matrices
-from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.routing.plan import Plan, make_plan
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
@@ -35,7 +35,7 @@ def _few_rows_kernel(
     order_ptr,  # [pairs]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
-    out_ptr,  # [pairs, N]
+    out_ptr,  # [pairs, N]; APART: [pairs, 2 * N], gate, then up
     capacity,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -45,6 +45,7 @@ def _few_rows_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
+    APART: tl.constexpr,  # GATED only: gate and up are stored as they are
     SCALE_ROWS: tl.constexpr,  # rows of a matrix that share scales; 0: there are none
     SCALE_COUNT: tl.constexpr,
     GROUPED: tl.constexpr,  # scales are of 128 columns, of which BLOCK_K is a part
@@ -72,16 +73,21 @@ def _few_rows_kernel(
             x_ptr, w_ptr, scale_ptr, expert, pair // TOP_K if GATED else pair, used, block,
             N, K, M, BLOCK_N, BLOCK_K, STAGES, GATED, SCALE_ROWS, SCALE_COUNT, GROUPED, PRECISION,
         )  # fmt: skip
+        out = out_ptr + pair.to(tl.int64)[None, :] * (2 * N if APART else N) + n[:, None]
+        inside = used[None, :] & (n < N)[:, None]
         if GATED:
             gate, up = tl.split(tl.permute(tl.reshape(product, (2, BLOCK_N, M)), (1, 2, 0)))
             if BIASES:
                 of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
                 gate, up = gate + of_gate[:, None], up + of_up[:, None]
-            product = activated(gate, up, ALPHA, LIMIT, GELU)
+            if APART:
+                tl.store(out + N, up.to(out_ptr.dtype.element_ty), mask=inside)
+                product = gate
+            else:
+                product = activated(gate, up, ALPHA, LIMIT, GELU)
         elif BIASES:
             product += down_biases(biases_ptr, expert, n, N)[:, None]
-        out = out_ptr + pair.to(tl.int64)[None, :] * N + n[:, None]
-        tl.store(out, product.to(out_ptr.dtype.element_ty), mask=used[None, :] & (n < N)[:, None])
+        tl.store(out, product.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -169,15 +175,44 @@ def few_rows(
     return weighted_sum(rows, ids, weights, residual, experts)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FewApart:
+    """`Apart` of these products."""
+
+    h: Tensor
+    ids: Tensor
+    plan: Plan
+    _gate_up: Matrices
+    _down: Matrices
+    _config: FewConfig
+    _rule: ExpertRule
+
+    @property
+    def sorted(self) -> bool:
+        return False
+
+    def gate_up(self) -> Tensor:
+        w, config, top_k = self._gate_up, self._config, self.ids.shape[1]
+        out = self.h.new_empty(self.ids.numel(), w.weight.shape[1])
+        _launch(self.h, w, self._rule, self.plan, out, top_k, config.height, config.gate_up, gated=True, apart=True)
+        return out
+
+    def down(self, inner: Tensor) -> Tensor:
+        w, config, top_k = self._down, self._config, self.ids.shape[1]
+        out = inner.new_empty(len(inner), w.weight.shape[1])
+        _launch(inner, w, self._rule, self.plan, out, top_k, config.height, config.down, gated=False)
+        return out
+
+
 def _launch(
     x: Tensor, w: Matrices, rule: ExpertRule, plan: Plan, out: Tensor, top_k: int, height: int, cut: FewCut, *,
-    gated: bool,
+    gated: bool, apart: bool = False,
 ) -> None:  # fmt: skip
     launch = launch_for(x.device)
-    n = out.shape[1]
+    n = out.shape[1] // (2 if apart else 1)
     _few_rows_kernel[(plan.capacity * -(-n // cut.block_n),)](
         x, *w.pointers, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out, plan.capacity,
         N=n, K=x.shape[1], TOP_K=top_k, M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, STAGES=cut.stages,
-        GATED=gated, **w.constants, **rule.gate_up, PRECISION="ieee" if x.element_size() > 2 else "tf32",
+        GATED=gated, APART=apart, **w.constants, **rule.gate_up, PRECISION="ieee" if x.element_size() > 2 else "tf32",
         OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
     )  # fmt: skip

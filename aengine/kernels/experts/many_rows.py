@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
-from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.routing.plan import Plan, make_plan
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for, power_of_two
@@ -31,8 +31,8 @@ from aengine.kernels.variants import keep_variants
 def _many_rows_kernel(
     x_ptr,  # [tokens, K], GATHER only
     x_rows,  # descriptor of [pairs, K], sorted; without GATHER
-    w_rows,  # descriptor of [E * 2 * N, K] (GATED: each expert's gate, then up), otherwise [E * N, K]
-    out_ptr,  # [pairs, N], sorted
+    w_rows,  # descriptor of [E * 2, N, K] (GATED: each expert's gate, then up), otherwise [E, N, K]
+    out_ptr,  # [pairs, N], sorted; APART: [pairs, 2 * N], gate, then up
     biases_ptr,  # [E, 2 * N or N], BIASES only
     order_ptr,  # [pairs], GATHER only
     tiles_ptr,  # [3, capacity]
@@ -45,6 +45,7 @@ def _many_rows_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
+    APART: tl.constexpr,  # GATED only: gate and up are stored as they are
     GATHER: tl.constexpr,  # rows of x are read where they are
     FLATTEN: tl.constexpr,  # the next item's first loads are on their way before this one ends
     ALPHA: tl.constexpr,
@@ -55,7 +56,7 @@ def _many_rows_kernel(
     OVERLAP: tl.constexpr,
 ):
     blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    WEIGHT_ROWS: tl.constexpr = 2 * N if GATED else N
+    PARTS: tl.constexpr = 2 if GATED else 1
     rows = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)[None, :]
     if OVERLAP:
@@ -66,15 +67,12 @@ def _many_rows_kernel(
         tile = item // blocks
         column = item % blocks * BLOCK_N
         expert = tl.load(tiles_ptr + tile)
-        weight_row = expert * WEIGHT_ROWS + column
         start = tl.load(tiles_ptr + capacity + tile)
         end = tl.load(tiles_ptr + 2 * capacity + tile)
         if GATHER:
             token = tl.load(order_ptr + start + rows, mask=start + rows < end, other=0) // TOP_K
             gathered = x_ptr + token.to(tl.int64)[:, None] * K + k
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        if GATED:
-            up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        acc = tl.zeros([BLOCK_M, PARTS * BLOCK_N], tl.float32)
         for step in tl.range(0, K, BLOCK_K):
             if not GATHER:
                 x = x_rows.load([start, step])
@@ -82,20 +80,25 @@ def _many_rows_kernel(
                 x = tl.load(gathered + step)
             else:
                 x = tl.load(gathered + step, mask=step + k < K, other=0.0)
-            acc = tl.dot(x, w_rows.load([weight_row, step]).T, acc, input_precision=PRECISION)
-            if GATED:
-                up = tl.dot(x, w_rows.load([weight_row + N, step]).T, up, input_precision=PRECISION)
+            w = w_rows.load([expert * PARTS, column, step]).reshape(PARTS * BLOCK_N, BLOCK_K)
+            acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
         row = start + rows
         n = column + tl.arange(0, BLOCK_N)
+        out = out_ptr + row.to(tl.int64)[:, None] * (2 * N if APART else N) + n[None, :]
+        inside = (row < end)[:, None] & (n < N)[None, :]
         if GATED:
+            gate, up = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1)))
             if BIASES:
                 of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
-                acc, up = acc + of_gate[None, :], up + of_up[None, :]
-            acc = activated(acc, up, ALPHA, LIMIT, GELU)
+                gate, up = gate + of_gate[None, :], up + of_up[None, :]
+            if APART:
+                tl.store(out + N, up.to(out_ptr.dtype.element_ty), mask=inside)
+                acc = gate
+            else:
+                acc = activated(gate, up, ALPHA, LIMIT, GELU)
         elif BIASES:
             acc += down_biases(biases_ptr, expert, n, N)[None, :]
-        out = out_ptr + row.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=(row < end)[:, None] & (n < N)[None, :])
+        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @keep_variants
@@ -159,9 +162,11 @@ class ManyConfig:
     gather: bool = False
 
     def shared_memory(self, element_size: int, weight_size: int) -> int:
-        """Bytes at most: copies on their way, with those that are being multiplied. Sizes: bytes of an element."""
+        """Bytes at most: copies on their way, with those that are being multiplied, and where the next tile's loads
+        begin early, what leaves this one. Sizes: bytes of an element."""
         return max(
             cut.stages * (parts * cut.block_n * weight_size + self.height * element_size) * cut.block_k
+            + cut.flatten * self.height * cut.block_n * element_size
             for cut, parts in ((self.gate_up, 2), (self.down, 1))
         )
 
@@ -185,24 +190,58 @@ def many_rows(
     return weighted_sum(rows, ids, weights, residual, experts, plan.places)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ManyApart:
+    """`Apart` of these products."""
+
+    h: Tensor
+    ids: Tensor
+    plan: Plan
+    _gate_up: Tensor
+    _down: Tensor
+    _config: ManyConfig
+    _rule: ExpertRule
+
+    @property
+    def sorted(self) -> bool:
+        return True
+
+    def gate_up(self) -> Tensor:
+        w, config, top_k = self._gate_up, self._config, self.ids.shape[1]
+        rows = None if config.gather else sort_rows(self.h, self.plan, self.ids)
+        out = self.h.new_empty(self.ids.numel(), w.shape[1])
+        cut = config.gate_up
+        grouped_product(self.h, rows, w, self.plan, out, top_k, config.height, cut, self._rule, apart=True)
+        return out
+
+    def down(self, inner: Tensor) -> Tensor:
+        w, config, top_k = self._down, self._config, self.ids.shape[1]
+        out = inner.new_empty(len(inner), w.shape[1])
+        grouped_product(None, inner, w, self.plan, out, top_k, config.height, config.down, self._rule)
+        return out
+
+
 def grouped_product(
     gathered: Tensor | None, x: Tensor | None, w: Tensor, plan: Plan, out: Tensor, top_k: int, height: int,
-    cut: ManyCut, rule: ExpertRule = SILU,
+    cut: ManyCut, rule: ExpertRule = SILU, *, apart: bool = False,
 ) -> None:  # fmt: skip
     """Sorted rows times the matrix of each one's expert, w [E, n, k] or [E, 2 * n, k] -> out [pairs, n].
 
-    Of the latter, gate and up, what the rule makes of both. x [pairs, k]: the sorted rows; None: rows of `gathered`.
+    Of the latter, gate and up, what the rule makes of both; apart: both as they are, out [pairs, 2 * n].
+    x [pairs, k]: the sorted rows; None: rows of `gathered`.
     """
-    n, k = out.shape[1], w.shape[2]
+    n, k = out.shape[1] // (2 if apart else 1), w.shape[2]
     launch = launch_for(w.device)
     gated = w.shape[1] == 2 * n
     most = plan.capacity * -(-n // cut.block_n)
-    weights = TensorDescriptor.from_tensor(w.view(-1, k), [cut.block_n, cut.block_k])
+    parts = w.shape[1] // n
+    weights = TensorDescriptor.from_tensor(w.view(-1, n, k), [parts, cut.block_n, cut.block_k])
     rows = weights if x is None else TensorDescriptor.from_tensor(x, [height, cut.block_k])
     _many_rows_kernel[(min(most, cut.crowd * launch.processors) if cut.crowd else most,)](
         w if gathered is None else gathered, rows, weights, out, rule.pointers(w)[0 if gated else 1],
         plan.order, plan.tiles, plan.count, plan.capacity,
         N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, GATED=gated,
-        GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up, PRECISION="ieee" if w.element_size() > 2 else "tf32",
-        OVERLAP=launch.overlap, num_warps=cut.warps, num_stages=cut.stages, launch_pdl=launch.overlap,
+        APART=apart, GATHER=x is None, FLATTEN=cut.flatten, **rule.gate_up,
+        PRECISION="ieee" if w.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
+        num_stages=cut.stages, launch_pdl=launch.overlap,
     )  # fmt: skip

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from aengine.kernels.experts.apart import Apart
 from aengine.kernels.experts.config import Config, beside_shared, experts_config
-from aengine.kernels.experts.few_rows import FewConfig, few_rows
-from aengine.kernels.experts.many_rows import many_rows
+from aengine.kernels.experts.few_rows import FewApart, FewConfig, few_rows
+from aengine.kernels.experts.many_rows import ManyApart, many_rows
 from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.routing.plan import make_plan
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig, single_rows
 from aengine.kernels.launch import launch_for
@@ -57,6 +59,16 @@ class TritonExperts:
         if isinstance(config, FewConfig):
             return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
         return many_rows(h, self._gate_up.weight, self._down.weight, ids, weights, residual, config, self.rule)
+
+    def apart(self, h: Tensor, ids: Tensor, *, config: Config | None = None) -> Apart:
+        sizes = self.experts, self.hidden, self._inter, h.element_size()
+        config = config or experts_config(*ids.shape, *sizes, launch_for(h.device), single=False)
+        if isinstance(config, SingleConfig):
+            raise TypeError("single rows come with their activation")
+        plan = make_plan(ids, self.experts, config.height)
+        if isinstance(config, FewConfig):
+            return FewApart(h, ids, plan, self._gate_up, self._down, config, self.rule)
+        return ManyApart(h, ids, plan, self.gate_up, self.down, config, self.rule)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

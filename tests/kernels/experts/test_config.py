@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("triton")
 
 from aengine.kernels.experts.config import experts_config, fp8_experts_config, packed_experts_config, row_borders
-from aengine.kernels.experts.plan import AT_ONCE
-from aengine.kernels.experts.route import route_config
-from aengine.kernels.experts.route_rows import MAX_TOKENS
+from aengine.kernels.experts.routing.plan import AT_ONCE
+from aengine.kernels.experts.routing.route import route_config
+from aengine.kernels.experts.routing.route_rows import MAX_TOKENS
 from aengine.kernels.experts.single_rows import SingleConfig
 from aengine.kernels.launch import Launch
 

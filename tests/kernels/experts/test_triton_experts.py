@@ -30,7 +30,7 @@ CUTS = {
     "few": FewConfig(16, FewCut(16, 32, 2, 4), FewCut(32, 32, 2, 4)),
     "few-tall": FewConfig(32, FewCut(32, 32, 2, 4), FewCut(64, 32, 2, 4)),
     "many": ManyConfig(16, ManyCut(16, 32, 2, 4), ManyCut(32, 32, 2, 4, crowd=0), gather=True),
-    "many-sorted-flat": ManyConfig(32, ManyCut(32, 32, 2, 4, flatten=True), ManyCut(32, 32, 2, 4, 2)),
+    "many-sorted-flat": ManyConfig(32, ManyCut(32, 32, 2, 4, flatten=True), ManyCut(32, 32, 2, 4, 2, flatten=True)),
 }
 # tokens, experts, top_k, hidden, inter
 SHAPES = [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.kernels.experts.apart import Apart
 from aengine.kernels.experts.config import Fp8Config, fp8_experts_config
-from aengine.kernels.experts.few_rows import FewConfig, few_rows
-from aengine.kernels.experts.fp8.many_rows import fp8_many_rows
+from aengine.kernels.experts.few_rows import FewApart, FewConfig, few_rows
+from aengine.kernels.experts.fp8.many_rows import Fp8ManyApart, fp8_many_rows
 from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.routing.plan import make_plan
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.single_rows import SingleConfig, single_rows
 from aengine.kernels.launch import launch_for
@@ -27,7 +29,7 @@ class Fp8Experts:
         if gate_up.weight.shape != (self.experts, 2 * self._inter, self.hidden):
             raise ValueError(f"gate_up {list(gate_up.weight.shape)} does not belong to down {list(down.weight.shape)}")
         self._gate_up, self._down = Matrices.of_fp8(gate_up), Matrices.of_fp8(down)
-        self._rule = rule
+        self.rule = rule
 
     @staticmethod
     def fits(gate_up: Fp8Weight, down: Fp8Weight) -> bool:
@@ -46,7 +48,17 @@ class Fp8Experts:
         h, ids, weights = h.contiguous(), ids.contiguous(), weights.contiguous()
         residual = None if residual is None else residual.contiguous()
         if isinstance(config, SingleConfig):
-            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._rule)
+            return single_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
         if isinstance(config, FewConfig):
-            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._rule)
-        return fp8_many_rows(h, self._gate_up, self._down, ids, weights, residual, config, self._rule)
+            return few_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
+        return fp8_many_rows(h, self._gate_up, self._down, ids, weights, residual, config, self.rule)
+
+    def apart(self, h: Tensor, ids: Tensor, *, config: Fp8Config | None = None) -> Apart:
+        sizes = self.experts, self.hidden, self._inter, h.element_size()
+        config = config or fp8_experts_config(*ids.shape, *sizes, launch_for(h.device), single=False)
+        if isinstance(config, SingleConfig):
+            raise TypeError("single rows come with their activation")
+        plan = make_plan(ids, self.experts, config.height)
+        if isinstance(config, FewConfig):
+            return FewApart(h, ids, plan, self._gate_up, self._down, config, self.rule)
+        return Fp8ManyApart(h, ids, plan, self._gate_up, self._down, config)

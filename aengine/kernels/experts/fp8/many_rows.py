@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from aengine.kernels.experts.activation import activated
 from aengine.kernels.experts.many_rows import ManyConfig, ManyCut, sort_rows
 from aengine.kernels.experts.matrices import Matrices
-from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.routing.plan import Plan, make_plan
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
@@ -32,13 +32,13 @@ from aengine.kernels.variants import keep_variants
 @keep_variants
 @triton.jit(do_not_specialize=["capacity", "height", "pairs"])
 def _product_kernel(
-    x_scale_ptr,  # [K / 128, height] if X_GROUPED, [height] if X_TOKEN, else []; GATED: of tokens, else of sorted rows
+    x_scale_ptr,  # [K / 128, height] if X_GROUPED, [height] if X_TOKEN, else []; of tokens or of sorted rows
     x_rows,  # descriptor of [pairs, K] e4m3, sorted
     w_rows,  # descriptor of [E * 2 * N, K] e4m3 (GATED: each expert's gate, then up), otherwise [E * N, K]
     scale_ptr,  # [E, SCALE_COUNT, K / 128], or 1 in place of K / 128 where not GROUPED
     out_ptr,  # [pairs, N], sorted; e4m3 where ROUND
     out_scale_ptr,  # [N / 128, pairs], ROUND only
-    order_ptr,  # [pairs], GATED only
+    order_ptr,  # [pairs], X_TOKENS only
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
     capacity,
@@ -56,6 +56,7 @@ def _product_kernel(
     X_GROUPED: tl.constexpr,
     X_TOKEN: tl.constexpr,
     GATED: tl.constexpr,
+    X_TOKENS: tl.constexpr,  # scales of x are of tokens
     ROUND: tl.constexpr,
     GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -77,7 +78,7 @@ def _product_kernel(
         x_scales = x_scale_ptr
         if X_GROUPED or X_TOKEN:
             x_row = row
-            if GATED:
+            if X_TOKENS:
                 x_row = tl.load(order_ptr + row, mask=used, other=0) // TOP_K
             x_scales += x_row
         value = _block(
@@ -191,7 +192,7 @@ def fp8_many_rows(
     grouped = down.activations == "group"
     inner = h.new_empty(pairs, inter, dtype=E4M3 if grouped else h.dtype)
     inner_scale = scale.new_empty(inter // GROUP, pairs) if grouped else scale
-    _launch(x, scale, gate_up, plan, inner, inner_scale, top_k, config.height, config.gate_up, rule)
+    _launch(x, scale, gate_up, plan, inner, inner_scale, top_k, config.height, config.gate_up, rule, of_tokens=True)
     if not grouped:
         inner, inner_scale = round_inputs(inner, down.activations, down.input_scale)
     rows = h.new_empty(pairs, hidden)
@@ -199,11 +200,44 @@ def fp8_many_rows(
     return weighted_sum(rows, ids, weights, residual, experts, plan.places)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8ManyApart:
+    """`Apart` of these products, whose inputs are rounded as the format says."""
+
+    h: Tensor
+    ids: Tensor
+    plan: Plan
+    _gate_up: Matrices
+    _down: Matrices
+    _config: Fp8ManyConfig
+
+    @property
+    def sorted(self) -> bool:
+        return True
+
+    def gate_up(self) -> Tensor:
+        w, config = self._gate_up, self._config
+        rounded, scale = round_inputs(self.h, w.activations, w.input_scale)
+        x = sort_rows(rounded.view(torch.int16), self.plan, self.ids).view(E4M3)
+        out = self.h.new_empty(len(x), w.weight.shape[1])
+        top_k = self.ids.shape[1]
+        _launch(x, scale, w, self.plan, out, None, top_k, config.height, config.down, SILU, of_tokens=True)
+        return out
+
+    def down(self, inner: Tensor) -> Tensor:
+        w, config = self._down, self._config
+        x, scale = round_inputs(inner, w.activations, w.input_scale)
+        out = inner.new_empty(len(x), w.weight.shape[1])
+        _launch(x, scale, w, self.plan, out, None, self.ids.shape[1], config.height, config.down, SILU)
+        return out
+
+
 def _launch(
     x: Tensor, x_scale: Tensor, w: Matrices, plan: Plan, out: Tensor, out_scale: Tensor | None, top_k: int,
-    height: int, cut: ManyCut, rule: ExpertRule,
+    height: int, cut: ManyCut, rule: ExpertRule, *, of_tokens: bool = False,
 ) -> None:  # fmt: skip
-    """out_scale: None for the second product."""
+    """out_scale: None where a product is stored as it is; of_tokens: whether x_scale is of tokens, not of sorted
+    rows."""
     (pairs, n), k = out.shape, x.shape[1]
     launch = launch_for(x.device)
     gated, rounded = out_scale is not None, out.dtype == E4M3
@@ -216,6 +250,6 @@ def _launch(
         scale, out, x_scale if out_scale is None else out_scale, plan.order, plan.tiles, plan.count,
         plan.capacity, x_scale.shape[-1] if x_scale.dim() else 1, pairs,
         N=n, K=k, TOP_K=top_k, BLOCK_M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, **w.constants,
-        X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=gated, ROUND=rounded, GELU=rule.gelu,
-        OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
+        X_GROUPED=x_scale.dim() == 2, X_TOKEN=x_scale.dim() == 1, GATED=gated, X_TOKENS=of_tokens,
+        ROUND=rounded, GELU=rule.gelu, OVERLAP=launch.overlap, num_warps=cut.warps, launch_pdl=launch.overlap,
     )  # fmt: skip

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aengine.kernels.experts.apart import Apart
 from aengine.kernels.experts.config import PackedAnyConfig, packed_experts_config
 from aengine.kernels.experts.packed.matrices import PackedMatrices
-from aengine.kernels.experts.packed.rows import packed_rows
+from aengine.kernels.experts.packed.rows import PackedApart, packed_rows
 from aengine.kernels.experts.packed.single_rows import PackedSingleConfig, fits_single_rows, packed_single_rows
+from aengine.kernels.experts.routing.plan import make_plan
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
@@ -26,7 +28,7 @@ class PackedExperts:
             raise ValueError(f"gate_up {list(gate_up.shape)} does not belong to down {list(down.shape)}")
         self._gate_up, self._down = PackedMatrices.of(gate_up, parts=2), PackedMatrices.of(down)
         self._single = fits_single_rows(self._gate_up) and fits_single_rows(self._down)
-        self._rule = rule
+        self.rule = rule
 
     @staticmethod
     def fits(gate_up: Int4Weight | Mxfp4Weight, down: Int4Weight | Mxfp4Weight) -> bool:
@@ -46,5 +48,13 @@ class PackedExperts:
         residual = None if residual is None else residual.contiguous()
         matrices = h, self._gate_up, self._down, ids, weights, residual, self.experts
         if isinstance(config, PackedSingleConfig):
-            return packed_single_rows(*matrices, config, self._rule)
-        return packed_rows(*matrices, config, self._rule)
+            return packed_single_rows(*matrices, config, self.rule)
+        return packed_rows(*matrices, config, self.rule)
+
+    def apart(self, h: Tensor, ids: Tensor, *, config: PackedAnyConfig | None = None) -> Apart:
+        sizes = self.experts, h.element_size()
+        config = config or packed_experts_config(*ids.shape, *sizes, launch_for(h.device), single=False)
+        if isinstance(config, PackedSingleConfig):
+            raise TypeError("single rows come with their activation")
+        plan = make_plan(ids, self.experts, config.height)
+        return PackedApart(h, ids, plan, self._gate_up, self._down, config, self.rule)

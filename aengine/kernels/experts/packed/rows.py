@@ -17,13 +17,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.experts.activation import activated, down_biases, gate_up_biases
 from aengine.kernels.experts.packed.matrices import PackedMatrices
-from aengine.kernels.experts.plan import Plan, make_plan
+from aengine.kernels.experts.routing.plan import Plan, make_plan
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.experts.weighted_sum import weighted_sum
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.int4.block import add_block, load_scales, load_strips, load_x, one_after_another, unpack
 from aengine.kernels.linear.int4.unpacking import unpacking
 from aengine.kernels.variants import keep_variants
+
+LEAST = tl.constexpr(64)  # rows that a quarter of a tile has at least: below, products take as long
 
 
 @keep_variants
@@ -36,7 +38,7 @@ def _packed_rows_kernel(
     order_ptr,  # [pairs]
     tiles_ptr,  # [3, capacity]
     count_ptr,  # [1]
-    out_ptr,  # [pairs, N]
+    out_ptr,  # [pairs, N]; APART: [pairs, 2 * N], gate, then up
     capacity,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -45,6 +47,7 @@ def _packed_rows_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
+    APART: tl.constexpr,  # GATED only: gate and up are stored as they are
     AHEAD: tl.constexpr,  # a block is one product
     BLOCKS: tl.constexpr,
     STRIPS: tl.constexpr,
@@ -62,54 +65,90 @@ def _packed_rows_kernel(
     OVERLAP: tl.constexpr,
 ):
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    PARTS: tl.constexpr = 2 if GATED else 1
-    ROWS: tl.constexpr = PARTS * BLOCK_N
     tile = tl.program_id(0) // columns
     column = tl.program_id(0) % columns
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
     if tile < tl.load(count_ptr):
-        expert = tl.load(tiles_ptr + tile)
-        row = tl.load(tiles_ptr + capacity + tile) + tl.arange(0, M)
-        used = row < tl.load(tiles_ptr + 2 * capacity + tile)
-        pair = tl.load(order_ptr + row, mask=used, other=0)
-        # Rows past the end read the last ones, and are not stored.
-        index = tl.arange(0, ROWS // 16)
-        strip = tl.minimum(column * (BLOCK_N // 16) + index % (BLOCK_N // 16), STRIPS - 1)
-        strip += (expert * PARTS + index // (BLOCK_N // 16)) * STRIPS
-        index = tl.arange(0, ROWS)
-        of_part = tl.minimum(column * BLOCK_N + index % BLOCK_N, STRIPS * 16 - 1)
-        scale_row = (expert * PARTS + index // BLOCK_N) * (STRIPS * 16) + of_part
-        x_row = pair // TOP_K if GATED else pair
-        x_columns = x_ptr + x_row.to(tl.int64)[None, :] * K
-        k = tl.arange(0, 128)[:, None]
-        acc = tl.zeros([ROWS, M], tl.float32)
-        for block in tl.range(0, BLOCKS, num_stages=STAGES):
-            words = load_strips(words_ptr, strip, block, BLOCKS, ROWS)
-            scales = load_scales(scales_ptr, block, scale_row, MXFP4, GROUP, ALL_ROWS)
-            if AHEAD:
-                inside = used[None, :] & (block * 128 + k < K) if K % 128 else used[None, :]
-                x = tl.load(x_columns + k + block * 128, mask=inside, other=0.0)
-                w0, w1, w2, w3 = unpack(words, scales, x, MXFP4, True, ASM, BASE, LIFT)
-                acc = tl.dot(one_after_another(w0, w1, w2, w3, ROWS), x, acc, input_precision=PRECISION)
-            else:
-                x0 = load_x(x_columns, block, used[None, :], 0, K)
-                x1 = load_x(x_columns, block, used[None, :], 1, K)
-                x2 = load_x(x_columns, block, used[None, :], 2, K)
-                x3 = load_x(x_columns, block, used[None, :], 3, K)
-                acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, True, GROUP, ASM, BASE, LIFT, PRECISION)
-        n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-        if GATED:
-            gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BLOCK_N, M)), (1, 2, 0)))
-            if BIASES:
-                of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
-                gate, up = gate + of_gate[:, None], up + of_up[:, None]
+        rows = tl.load(tiles_ptr + 2 * capacity + tile) - tl.load(tiles_ptr + capacity + tile)
+        if M < 4 * LEAST:
+            _tile(
+                x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
+                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, APART, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
+            )  # fmt: skip
+        elif rows <= M // 4:  # the last ones of an expert
+            _tile(
+                x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
+                N, K, TOP_K, M // 4, BLOCK_N, STAGES, GATED, APART, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
+            )  # fmt: skip
+        else:
+            _tile(
+                x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
+                N, K, TOP_K, M, BLOCK_N, STAGES, GATED, APART, AHEAD, BLOCKS, STRIPS, ALL_ROWS, GROUP, MXFP4,
+                ALPHA, LIMIT, GELU, BIASES, ASM, BASE, LIFT, PRECISION,
+            )  # fmt: skip
+
+
+@triton.jit
+def _tile(
+    x_ptr, words_ptr, scales_ptr, biases_ptr, order_ptr, tiles_ptr, out_ptr, capacity, tile, column,
+    N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, GATED: tl.constexpr, APART: tl.constexpr, AHEAD: tl.constexpr, BLOCKS: tl.constexpr,
+    STRIPS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr, MXFP4: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, GELU: tl.constexpr, BIASES: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr,
+    LIFT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The first M rows of a tile, which has no more, times a block of their expert's columns."""
+    PARTS: tl.constexpr = 2 if GATED else 1
+    ROWS: tl.constexpr = PARTS * BLOCK_N
+    expert = tl.load(tiles_ptr + tile)
+    row = tl.load(tiles_ptr + capacity + tile) + tl.arange(0, M)
+    used = row < tl.load(tiles_ptr + 2 * capacity + tile)
+    pair = tl.load(order_ptr + row, mask=used, other=0)
+    # Rows past the end read the last ones, and are not stored.
+    index = tl.arange(0, ROWS // 16)
+    strip = tl.minimum(column * (BLOCK_N // 16) + index % (BLOCK_N // 16), STRIPS - 1)
+    strip += (expert * PARTS + index // (BLOCK_N // 16)) * STRIPS
+    index = tl.arange(0, ROWS)
+    of_part = tl.minimum(column * BLOCK_N + index % BLOCK_N, STRIPS * 16 - 1)
+    scale_row = (expert * PARTS + index // BLOCK_N) * (STRIPS * 16) + of_part
+    x_row = pair // TOP_K if GATED else pair
+    x_columns = x_ptr + x_row.to(tl.int64)[None, :] * K
+    k = tl.arange(0, 128)[:, None]
+    acc = tl.zeros([ROWS, M], tl.float32)
+    for block in tl.range(0, BLOCKS, num_stages=STAGES):
+        words = load_strips(words_ptr, strip, block, BLOCKS, ROWS)
+        scales = load_scales(scales_ptr, block, scale_row, MXFP4, GROUP, ALL_ROWS)
+        if AHEAD:
+            inside = used[None, :] & (block * 128 + k < K) if K % 128 else used[None, :]
+            x = tl.load(x_columns + k + block * 128, mask=inside, other=0.0)
+            w0, w1, w2, w3 = unpack(words, scales, x, MXFP4, True, ASM, BASE, LIFT)
+            acc = tl.dot(one_after_another(w0, w1, w2, w3, ROWS), x, acc, input_precision=PRECISION)
+        else:
+            x0 = load_x(x_columns, block, used[None, :], 0, K)
+            x1 = load_x(x_columns, block, used[None, :], 1, K)
+            x2 = load_x(x_columns, block, used[None, :], 2, K)
+            x3 = load_x(x_columns, block, used[None, :], 3, K)
+            acc = add_block(acc, words, scales, x0, x1, x2, x3, MXFP4, True, GROUP, ASM, BASE, LIFT, PRECISION)
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    out = out_ptr + pair.to(tl.int64)[None, :] * (2 * N if APART else N) + n[:, None]
+    stored = used[None, :] & (n < N)[:, None]
+    if GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BLOCK_N, M)), (1, 2, 0)))
+        if BIASES:
+            of_gate, of_up = gate_up_biases(biases_ptr, expert, n, N)
+            gate, up = gate + of_gate[:, None], up + of_up[:, None]
+        if APART:
+            tl.store(out + N, up.to(out_ptr.dtype.element_ty), mask=stored)
+            acc = gate
+        else:
             acc = activated(gate, up, ALPHA, LIMIT, GELU)
-        elif BIASES:
-            acc += down_biases(biases_ptr, expert, n, N)[:, None]
-        out = out_ptr + pair.to(tl.int64)[None, :] * N + n[:, None]
-        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=used[None, :] & (n < N)[:, None])
+    elif BIASES:
+        acc += down_biases(biases_ptr, expert, n, N)[:, None]
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +193,38 @@ def packed_rows(
     return weighted_sum(rows, ids, weights, residual, experts)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedApart:
+    """`Apart` of these products."""
+
+    h: Tensor
+    ids: Tensor
+    plan: Plan
+    _gate_up: PackedMatrices
+    _down: PackedMatrices
+    _config: PackedConfig
+    _rule: ExpertRule
+
+    @property
+    def sorted(self) -> bool:
+        return False
+
+    def gate_up(self) -> Tensor:
+        w, config, top_k = self._gate_up, self._config, self.ids.shape[1]
+        out = self.h.new_empty(self.ids.numel(), 2 * w.rows)
+        _launch(self.h, w, self._rule, self.plan, out, top_k, config.height, config.gate_up, gated=True, apart=True)
+        return out
+
+    def down(self, inner: Tensor) -> Tensor:
+        w, config, top_k = self._down, self._config, self.ids.shape[1]
+        out = inner.new_empty(len(inner), w.rows)
+        _launch(inner, w, self._rule, self.plan, out, top_k, config.height, config.down, gated=False)
+        return out
+
+
 def _launch(
     x: Tensor, w: PackedMatrices, rule: ExpertRule, plan: Plan, out: Tensor, top_k: int, height: int, cut: PackedCut, *,
-    gated: bool,
+    gated: bool, apart: bool = False,
 ) -> None:  # fmt: skip
     launch = launch_for(x.device)
     # Without assembly on a CPU.
@@ -167,7 +235,7 @@ def _launch(
         x, w.words, w.scales, rule.pointers(x)[0 if gated else 1], plan.order, plan.tiles, plan.count, out,
         plan.capacity,
         N=w.rows, K=w.columns, TOP_K=top_k, M=height, BLOCK_N=cut.block_n, STAGES=cut.stages, GATED=gated,
-        AHEAD=cut.ahead, **w.constants, **rule.gate_up, ASM=how.assembly, BASE=how.base, LIFT=how.lift,
+        APART=apart, AHEAD=cut.ahead, **w.constants, **rule.gate_up, ASM=how.assembly, BASE=how.base, LIFT=how.lift,
         PRECISION="ieee" if x.element_size() > 2 else "tf32", OVERLAP=launch.overlap, num_warps=cut.warps,
         launch_pdl=launch.overlap,
     )  # fmt: skip

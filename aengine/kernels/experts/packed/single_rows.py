@@ -19,8 +19,8 @@ from aengine.kernels.experts.activation import activated, down_biases, gate_up_b
 from aengine.kernels.experts.packed.matrices import PackedMatrices
 from aengine.kernels.experts.rule import SILU, ExpertRule
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.int4.block import offset
-from aengine.kernels.linear.int4.one_row import load_row, operand, quarters
+from aengine.kernels.linear.int4.block import e2m1, offset
+from aengine.kernels.linear.int4.one_row import load_row, operand, parted, quarters
 from aengine.kernels.linear.int4.packed_codes import BLOCK
 from aengine.kernels.linear.int4.unpacking import Unpacking, unpacking
 from aengine.kernels.variants import keep_variants
@@ -50,19 +50,56 @@ def _load(
 
 
 @triton.jit
-def _rows_of(scales, ROWS: tl.constexpr, WARPS: tl.constexpr, WIDTH: tl.constexpr):
-    """scales [32, WARPS, T, 2] -> [WARPS, ROWS, 4 * WIDTH], the same in each of a row's columns."""
+def _load_x(row_ptr, first: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr, PAIRS: tl.constexpr):
+    """The row's block for each warp. PAIRS: each lane's own pairs of numbers, [32, WARPS, 16] int32."""
+    if PAIRS:
+        # Nobody is to know that neighbours lie side by side: each lane loads one word of each piece.
+        t = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [tl.arange(0, 32) % 4], dtype=tl.int32, is_pure=True, pack=1
+        )
+        place = ((first + tl.arange(0, WARPS))[None, :] * 64 + t[:, None])[:, :, None]
+        piece = tl.arange(0, 16)[None, None, :] * 4
+        pointers = row_ptr.to(tl.pointer_type(tl.int32)) + place + piece
+        row = (
+            tl.load(pointers) if (first + WARPS) * 128 <= K else tl.load(pointers, mask=place + piece < K // 2, other=0)
+        )
+    else:
+        row = load_row(row_ptr, first, K, WARPS, 1, False)
+    return row
+
+
+@triton.jit
+def _operands(row, like, WARPS: tl.constexpr, PAIRS: tl.constexpr):
+    """A row's blocks, as `_load_x` has them -> the right operands of the four quarters, each [WARPS, 32, 8]."""
+    if PAIRS:
+        low, high = parted(row, like)
+        # eight times the same, t, warp, two and two quarters, half, eight of words, pair
+        row = tl.reshape(tl.join(low, high), [8, 4, WARPS, 2, 2, 2, 2, 2])
+        # warp, half, t, eight of words, pair, eight times the same, two and two quarters
+        even, odd = tl.split(tl.permute(row, [2, 5, 1, 6, 7, 0, 3, 4]))
+        x0, x2 = tl.split(even)
+        x1, x3 = tl.split(odd)
+        x0, x1 = tl.reshape(x0, [WARPS, 32, 8]), tl.reshape(x1, [WARPS, 32, 8])
+        x2, x3 = tl.reshape(x2, [WARPS, 32, 8]), tl.reshape(x3, [WARPS, 32, 8])
+    else:
+        x0, x1, x2, x3 = quarters(row, WARPS, 1, False)
+        x0, x1 = operand(x0, like, WARPS, 1, False), operand(x1, like, WARPS, 1, False)
+        x2, x3 = operand(x2, like, WARPS, 1, False), operand(x3, like, WARPS, 1, False)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _by_row(scales, ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """scales [32, WARPS, T, 2] -> [WARPS, ROWS, 4], four times the same."""
     lanes = tl.permute(tl.reshape(scales, [8, 4, WARPS, ROWS // 16, 2]), [2, 3, 4, 0, 1])
-    wide = tl.broadcast_to(tl.reshape(lanes, [WARPS, ROWS, 4, 1]), [WARPS, ROWS, 4, WIDTH])
-    return tl.reshape(wide, [WARPS, ROWS, 4 * WIDTH])
+    return tl.reshape(lanes, [WARPS, ROWS, 4])
 
 
 @triton.jit
 def _zeros_of(scales, ROWS: tl.constexpr, WARPS: tl.constexpr):
     """The same for the columns of a quarter, [WARPS, ROWS, 32]."""
-    lanes = tl.permute(tl.reshape(scales, [8, 4, WARPS, ROWS // 16, 2]), [2, 3, 4, 0, 1])
-    wide = tl.broadcast_to(tl.reshape(lanes, [WARPS, ROWS, 1, 4, 1]), [WARPS, ROWS, 2, 4, 4])
-    return tl.reshape(wide, [WARPS, ROWS, 32])
+    wide = tl.reshape(_by_row(scales, ROWS, WARPS), [WARPS, ROWS, 1, 4, 1])
+    return tl.reshape(tl.broadcast_to(wide, [WARPS, ROWS, 2, 4, 4]), [WARPS, ROWS, 32])
 
 
 @triton.jit
@@ -73,9 +110,8 @@ def _unpacked(
     """Four quarters of blocks [WARPS, ROWS, 32], without their scales."""
     if MXFP4:
         if ASM == "":
-            wide = words.to(tl.int32)
-            w0, w1 = _e2m1(wide & 15, like), _e2m1(wide >> 4 & 15, like)
-            w2, w3 = _e2m1(wide >> 8 & 15, like), _e2m1(wide >> 12 & 15, like)
+            w0, w1 = e2m1(words, 0).to(like.dtype), e2m1(words, 1).to(like.dtype)
+            w2, w3 = e2m1(words, 2).to(like.dtype), e2m1(words, 3).to(like.dtype)
             return w0, w1, w2, w3
         added = tl.zeros([1, 1, 1], like.dtype)  # nothing is
     else:
@@ -93,41 +129,43 @@ def _unpacked(
 
 
 @triton.jit
-def _e2m1(code, like):
-    magnitude = ((code & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126
-    return tl.where(code > 7, -magnitude, magnitude).to(like.dtype)
-
-
-@triton.jit
 def _product(
-    words, scales, row, like, ROWS: tl.constexpr, WARPS: tl.constexpr, MXFP4: tl.constexpr, PAIRS: tl.constexpr,
-    ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
+    words, scales, x0, x1, x2, x3, ROWS: tl.constexpr, WARPS: tl.constexpr, MXFP4: tl.constexpr, ASM: tl.constexpr,
+    BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of words, as `_load` has them, times those of a row: [WARPS, ROWS, 8], all columns the same."""
+    """Blocks of words, as `_load` has them, times those of a row: [WARPS, ROWS, 4], all columns the same."""
     words = tl.reshape(words, [WARPS, ROWS // 16, 2, 8, 4, 2, 2, 2])
     # warp, tile, eight of rows, r, half, t, eight of words, pair
     words = tl.reshape(tl.permute(words, [0, 1, 5, 3, 2, 4, 6, 7]), [WARPS, ROWS, 32])
-    w0, w1, w2, w3 = _unpacked(words, scales, like, ROWS, WARPS, MXFP4, ASM, BASE, LIFT)
-    x0, x1, x2, x3 = quarters(row, WARPS, 1, PAIRS)
+    w0, w1, w2, w3 = _unpacked(words, scales, x0, ROWS, WARPS, MXFP4, ASM, BASE, LIFT)
     if MXFP4:
-        bits = _rows_of(scales, ROWS, WARPS, 2)
-        part = _times(tl.dot(w0, operand(x0, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits, LIFT)
-        part += _times(tl.dot(w1, operand(x1, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 8, LIFT)
-        part += _times(tl.dot(w2, operand(x2, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 16, LIFT)
-        part += _times(tl.dot(w3, operand(x3, like, WARPS, 1, PAIRS), input_precision=PRECISION), bits >> 24, LIFT)
+        bits = _by_row(scales, ROWS, WARPS)
+        if LIFT > 1:  # where 2 ** 126 times a scale is a number of float32, none of the four bytes carries
+            bits += 0x7E7E7E7E
+        part = _one_of_two(tl.dot(w0, x0, input_precision=PRECISION), ROWS, WARPS) * _power(bits << 23)
+        part += _one_of_two(tl.dot(w1, x1, input_precision=PRECISION), ROWS, WARPS) * _power(bits << 15)
+        part += _one_of_two(tl.dot(w2, x2, input_precision=PRECISION), ROWS, WARPS) * _power(bits << 7)
+        part += _one_of_two(tl.dot(w3, x3, input_precision=PRECISION), ROWS, WARPS) * _power(bits >> 1)
     else:
-        part = tl.dot(w0, operand(x0, like, WARPS, 1, PAIRS), input_precision=PRECISION)
-        part = tl.dot(w1, operand(x1, like, WARPS, 1, PAIRS), part, input_precision=PRECISION)
-        part = tl.dot(w2, operand(x2, like, WARPS, 1, PAIRS), part, input_precision=PRECISION)
-        part = tl.dot(w3, operand(x3, like, WARPS, 1, PAIRS), part, input_precision=PRECISION)
-        part *= _rows_of((scales & ~255).to(tl.float32, bitcast=True) * LIFT, ROWS, WARPS, 2)
+        part = tl.dot(w0, x0, input_precision=PRECISION)
+        part = tl.dot(w1, x1, part, input_precision=PRECISION)
+        part = tl.dot(w2, x2, part, input_precision=PRECISION)
+        part = _one_of_two(tl.dot(w3, x3, part, input_precision=PRECISION), ROWS, WARPS)
+        part *= _by_row((scales & ~255).to(tl.float32, bitcast=True) * LIFT, ROWS, WARPS)
     return part
 
 
 @triton.jit
-def _times(part, exponent, LIFT: tl.constexpr):
-    """part * 2 ** (the lowest byte - 127) * LIFT, which is a number of float32."""
-    return part * (((exponent & 255) << 23).to(tl.float32, bitcast=True) * LIFT)
+def _one_of_two(product, ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """[WARPS, ROWS, 8], all columns the same -> [WARPS, ROWS, 4]: a lane has two of them, one is enough."""
+    first, _ = tl.split(tl.reshape(product, [WARPS, ROWS, 4, 2]))
+    return first
+
+
+@triton.jit
+def _power(bits):
+    """2 ** (bits 23 to 30 - 127), of which 2 ** -127 counts as nothing."""
+    return (bits & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @keep_variants
@@ -145,6 +183,7 @@ def _gate_up_kernel(
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
+    EARLY: tl.constexpr,  # blocks of each warp that are on their way before one is multiplied
     BLOCKS: tl.constexpr,
     STRIPS: tl.constexpr,
     ALL_ROWS: tl.constexpr,
@@ -164,6 +203,7 @@ def _gate_up_kernel(
 ):
     columns: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     ROWS: tl.constexpr = 2 * BLOCK_N
+    TURNS: tl.constexpr = (BLOCKS + WARPS - 1) // WARPS
     pair = tl.program_id(0) // columns
     column = tl.program_id(0) % columns
     if OVERLAP:
@@ -176,16 +216,23 @@ def _gate_up_kernel(
         index = tl.arange(0, ROWS // 16)
         strip = tl.minimum(column * (BLOCK_N // 16) + index % (BLOCK_N // 16), STRIPS - 1)
         strip += (expert * 2 + index // (BLOCK_N // 16)) * STRIPS
-        loaded = ()
-        for first in tl.static_range(0, BLOCKS, WARPS):
-            loaded = loaded + (_load(words_ptr, scales_ptr, strip, first, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005 (Triton knows no other way)
         like = tl.zeros([1], x_ptr.dtype.element_ty)
         x_row = x_ptr + (pair // TOP_K).to(tl.int64) * K
-        acc = tl.zeros([WARPS, ROWS, 8], tl.float32)
-        for first in tl.static_range(0, BLOCKS, WARPS):
-            row = load_row(x_row, first, K, WARPS, 1, PAIRS)
-            words, scales = loaded[first // WARPS]
-            acc += _product(words, scales, row, like, ROWS, WARPS, MXFP4, PAIRS, ASM, BASE, LIFT, PRECISION)
+        loaded = ()
+        for turn in tl.static_range(EARLY):
+            at = turn * WARPS
+            loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005 (Triton knows no other way)
+        x = _load_x(x_row, 0, K, WARPS, PAIRS)
+        acc = tl.zeros([WARPS, ROWS, 4], tl.float32)
+        for turn in tl.static_range(TURNS):
+            if turn + EARLY < TURNS:
+                at = (turn + EARLY) * WARPS
+                loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005
+            words, scales = loaded[turn]
+            x0, x1, x2, x3 = _operands(x, like, WARPS, PAIRS)
+            if turn + 1 < TURNS:
+                x = _load_x(x_row, (turn + 1) * WARPS, K, WARPS, PAIRS)
+            acc += _product(words, scales, x0, x1, x2, x3, ROWS, WARPS, MXFP4, ASM, BASE, LIFT, PRECISION)
         result = tl.sum(tl.max(acc, axis=2), axis=0)
         gate, up = tl.split(tl.permute(tl.reshape(result, (2, BLOCK_N)), (1, 0)))
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -213,7 +260,7 @@ def _down_kernel(
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
-    EARLY: tl.constexpr,  # blocks of each warp that are loaded before the wait, of the experts one after the other
+    EARLY: tl.constexpr,  # as above, of the experts one after the other: the first ones before the wait
     BLOCKS: tl.constexpr,
     STRIPS: tl.constexpr,
     ALL_ROWS: tl.constexpr,
@@ -248,25 +295,28 @@ def _down_kernel(
     if OVERLAP:
         gdc_wait()
     like = tl.zeros([1], x_ptr.dtype.element_ty)
-    total = tl.zeros([WARPS, BLOCK_N, 8], tl.float32)
+    total = tl.zeros([WARPS, BLOCK_N, 4], tl.float32)
     result = tl.zeros([BLOCK_N], tl.float32)
     if ADD:
         result = tl.load(residual_ptr + token.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)
+    x_rows = x_ptr + token.to(tl.int64) * (TOP_K * K)
+    x = _load_x(x_rows, 0, K, WARPS, PAIRS)
     for j in tl.static_range(TOP_K):
-        pair = token * TOP_K + j
-        expert = tl.load(ids_ptr + pair, cache_modifier=".cg")
+        expert = tl.load(ids_ptr + token * TOP_K + j, cache_modifier=".cg")
         known = (expert >= 0) & (expert < E)
-        weight = tl.load(weights_ptr + pair)
-        strip = own + tl.where(known, expert, 0) * STRIPS
-        x_row = x_ptr + pair.to(tl.int64) * K
-        acc = tl.zeros([WARPS, BLOCK_N, 8], tl.float32)
+        weight = tl.load(weights_ptr + token * TOP_K + j)
+        acc = tl.zeros([WARPS, BLOCK_N, 4], tl.float32)
         for turn in tl.static_range(TURNS):
-            if j * TURNS + turn < EARLY:
-                words, scales = loaded[j * TURNS + turn]
-            else:
-                words, scales = _load(words_ptr, scales_ptr, strip, turn * WARPS, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS)
-            row = load_row(x_row, turn * WARPS, K, WARPS, 1, PAIRS)
-            acc += _product(words, scales, row, like, BLOCK_N, WARPS, MXFP4, PAIRS, ASM, BASE, LIFT, PRECISION)
+            if j * TURNS + turn + EARLY < TOP_K * TURNS:
+                later = tl.load(ids_ptr + token * TOP_K + (j * TURNS + turn + EARLY) // TURNS, cache_modifier=".cg")
+                strip = own + tl.where((later >= 0) & (later < E), later, 0) * STRIPS
+                at = (turn + EARLY) % TURNS * WARPS
+                loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, MXFP4, WARPS),)  # noqa: RUF005
+            words, scales = loaded[j * TURNS + turn]
+            x0, x1, x2, x3 = _operands(x, like, WARPS, PAIRS)
+            if j * TURNS + turn + 1 < TOP_K * TURNS:
+                x = _load_x(x_rows + (j * TURNS + turn + 1) // TURNS * K, (turn + 1) % TURNS * WARPS, K, WARPS, PAIRS)
+            acc += _product(words, scales, x0, x1, x2, x3, BLOCK_N, WARPS, MXFP4, ASM, BASE, LIFT, PRECISION)
         # What an expert that is not there gives may be no number, as nobody wrote it.
         total += tl.where(known, acc * weight, 0.0)
         if BIASES:
@@ -277,12 +327,12 @@ def _down_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PackedSingleCut:
-    """How one of the two products is cut up. block_n: columns of the result; early: see the kernel of down; registers:
-    of a thread at most, 0: as many as the compiler likes."""
+    """How one of the two products is cut up. block_n: columns of the result; early: blocks of each warp that are on
+    their way at once, at least 1; registers: of a thread at most, 0: as many as the compiler likes."""
 
     block_n: int
     warps: int
-    early: int = 0
+    early: int = 1
     registers: int = 0
 
 
@@ -313,10 +363,11 @@ def packed_single_rows(
     gate_up_bias, down_bias = rule.pointers(h)
     prescaled = 2.0**64 if _bare(h, down) else 1.0
     cut, how = config.gate_up, _unpacking(h, gate_up)
+    turns = -(-gate_up.words.shape[1] // cut.warps)
     _gate_up_kernel[(tokens * top_k * -(-gate_up.rows // cut.block_n),)](
         h, gate_up.words, gate_up.scales, gate_up_bias, ids, inner,
         E=experts, N=gate_up.rows, K=gate_up.columns, TOP_K=top_k, BLOCK_N=cut.block_n, WARPS=cut.warps,
-        **gate_up.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled, **rule.gate_up,
+        EARLY=min(cut.early, turns), **gate_up.constants, PAIRS=bool(how.assembly), PRESCALED=prescaled, **rule.gate_up,
         ASM=how.assembly, BASE=how.base, LIFT=how.lift,
         PRECISION=precision, OVERLAP=overlap, num_warps=cut.warps, maxnreg=cut.registers or None, launch_pdl=overlap,
     )  # fmt: skip

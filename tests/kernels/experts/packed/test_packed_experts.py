@@ -27,8 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
 ]
 CUTS = {
-    "single": PackedSingleConfig(PackedSingleCut(16, 2), PackedSingleCut(16, 2, 3)),
-    "single-wide": PackedSingleConfig(PackedSingleCut(32, 4), PackedSingleCut(32, 8, 0)),
+    "single": PackedSingleConfig(PackedSingleCut(16, 2, 2), PackedSingleCut(16, 2, 3)),
+    "single-wide": PackedSingleConfig(PackedSingleCut(32, 4), PackedSingleCut(32, 8, 2)),
     "tiles": PackedConfig(16, PackedCut(16, 2, 4), PackedCut(32, 2, 4)),
     "tiles-ahead": PackedConfig(32, PackedCut(32, 2, 4, ahead=True), PackedCut(64, 2, 4, ahead=True)),
     "tiles-ahead-high": PackedConfig(128, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True)),
@@ -125,6 +125,23 @@ def test_gelu_instead_of_silu_tiny(cut: str, dtype: torch.dtype, device: torch.d
     out = PackedExperts(gate_up, down, GELU).add_to(h, ids, weights, residual.clone(), config=CUTS[cut])
     expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, residual, GELU)
     assert relative_error(out, expected) < tolerance(dtype)
+
+
+@pytest.mark.thinned(where=lambda dtype, **_: dtype != "float32")
+@pytest.mark.parametrize("kind", ["int4-128", "mxfp4"])
+def test_tall_tiles_of_few_rows_give_the_same_sum(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Of three experts one has a whole tile and 44 rows, one a tile that is not full, one a single row."""
+    counts, hidden, inter = (300, 100, 1), 256, 384
+    config = PackedConfig(256, PackedCut(64, 3, 8, ahead=True), PackedCut(128, 3, 8, ahead=True))
+    ids = torch.arange(3).repeat_interleave(torch.tensor(counts))[torch.randperm(401)].int()[:, None].to(device)
+    gate_up, down = (packed_weight(3, *size, kind, device) for size in ((2 * inter, hidden), (hidden, inter)))
+    h = torch.randn(401, hidden, device=device).div(16).to(dtype)
+    weights = torch.rand(401, 1, device=device)
+    layer = PackedExperts(gate_up, down)
+    outs = [layer.add_to(h, ids, weights, torch.zeros_like(h), config=config) for _ in range(2)]
+    expected = reference(h, dequantize(gate_up), dequantize(down), ids, weights, torch.zeros_like(h))
+    assert relative_error(outs[0], expected) < tolerance(dtype)
+    assert torch.equal(*outs)
 
 
 def test_groups_of_less_than_a_block_are_not_for_single_rows_tiny(device: torch.device) -> None:

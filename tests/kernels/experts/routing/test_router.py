@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from aengine.kernels.experts.routing import Router, route_reference
+from aengine.kernels.experts.routing.router import Router, route_reference
 
 pytest.importorskip("transformers")
 

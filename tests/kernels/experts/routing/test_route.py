@@ -9,8 +9,8 @@ from tests.kernels.conftest import tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.route import Route, RouteConfig
-from aengine.kernels.experts.routing import Router, route_reference
+from aengine.kernels.experts.routing.route import Route, RouteConfig
+from aengine.kernels.experts.routing.router import Router, route_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]
 

@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.choice import choose
-from aengine.kernels.experts.route_rows import MAX_TOKENS, RouteRows
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.choice import choose
+from aengine.kernels.experts.routing.route_rows import MAX_TOKENS, RouteRows
+from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.launch import Launch, launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.parts import Parts
@@ -143,7 +143,7 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
             height = 16
         elif tokens <= 64 * launch.processors:
             height //= 2
-        stages = min(3, max(1, (launch.shared_memory - 1024) // ((height + padded) * 64 * 2)))
+        stages = min(5, max(1, (launch.shared_memory - 1024) // ((height + padded) * 64 * 2)))
         return RouteConfig(height, 64, 1, stages, 8 if padded > 128 else 4)
     height = 16 if TALL_TOKENS < tokens <= FEW_TOKENS else min(32, max(16, power_of_two(tokens)))
     piece = 256 if padded <= 128 else 128 if padded <= 256 else 64

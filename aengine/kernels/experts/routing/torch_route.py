@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.experts.routing import Router, route_reference
+from aengine.kernels.experts.routing.router import Router, route_reference
 from aengine.kernels.linear.base import Norm
 
 

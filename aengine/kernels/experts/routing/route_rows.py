@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.experts.choice import choose_one
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.choice import choose_one
+from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.variants import keep_variants
@@ -24,7 +24,7 @@ MAX_TOKENS = 4
 MAX_EXPERTS = 256  # every expert is compared with every other
 MAX_HIDDEN = 8192  # a program holds a whole row
 PROGRAM = 4096  # elements of the router's weight that a program has in its registers, where it can choose
-WARPS = 4
+WARPS = 8
 
 
 @keep_variants

@@ -13,9 +13,9 @@ from tests.kernels.conftest import relative_error, tolerance
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts.route import Route, TritonRoute
-from aengine.kernels.experts.route_rows import MAX_TOKENS, RouteRows
-from aengine.kernels.experts.routing import Router, route_reference
+from aengine.kernels.experts.routing.route import Route, TritonRoute
+from aengine.kernels.experts.routing.route_rows import MAX_TOKENS, RouteRows
+from aengine.kernels.experts.routing.router import Router, route_reference
 from aengine.kernels.norms import TritonNorm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from aengine.kernels.experts import plan as plan_module
-from aengine.kernels.experts.plan import make_plan, most_tiles
+from aengine.kernels.experts.routing import plan as plan_module
+from aengine.kernels.experts.routing.plan import make_plan, most_tiles
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aengine.kernels.experts.routing import TINY
+from aengine.kernels.experts.routing.router import TINY
 
 _TINY = tl.constexpr(TINY)
 
@@ -88,9 +88,15 @@ def choose_one(
         choice += tl.load(correction_ptr + e, mask=e < E, other=0.0).to(tl.float32)
     # What is no number has a rank as well: the lowest.
     choice = tl.where((e < E) & (choice == choice), choice, float("-inf"))
-    own, other = choice[None, :], choice[:, None]
-    before = (other > own) | ((other == own) & (e[:, None] < e[None, :]))
-    rank = tl.sum(before.to(tl.int32), axis=0)  # [EXPERTS]
+    rank = tl.sum((choice[:, None] > choice[None, :]).to(tl.int32), axis=0)  # [EXPERTS]
+    # Equals have the same rank, which their sum tells; it is rare, and comparing ids as well takes twice as long.
+    if tl.sum(tl.where(e < E, rank, 0)) != E * (E - 1) // 2:
+        # As integers of the same order, so that the compiler does not keep the comparisons above for these.
+        bits = (choice + 0.0).to(tl.int32, bitcast=True)
+        order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        earlier = (order[:, None] == order[None, :]) & (e[:, None] < e[None, :])
+        before = (order[:, None] > order[None, :]) | earlier
+        rank = tl.sum(before.to(tl.int32), axis=0)
     chosen = rank < TOP_K
     weights = _weights(scores, chosen, SCORING, RENORMALISE)
     tl.store(ids_ptr + rank, tl.where(nowhere, -1, e), mask=chosen)

@@ -1,0 +1,1 @@
+"""From hidden states to experts: the router, the choice of each token's experts, and the order of rows by expert."""
