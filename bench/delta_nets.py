@@ -14,7 +14,7 @@ import torch
 from aengine.kernels.delta.across import carry_across
 from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
-from aengine.kernels.delta.config import across_config
+from aengine.kernels.delta.config import across_config, convolve_config
 from aengine.kernels.delta.convolve import convolve
 from aengine.kernels.delta.triton_delta import TritonDelta
 from aengine.kernels.delta.within import solve_within
@@ -72,11 +72,13 @@ def chunks(lens: Sequence[int]) -> dict[str, object]:
     own, pool, batch = weights(), state(len(lens) + 1, torch.float32), step(range(1, len(lens) + 1), lens)
     qkv, z, b, a = random_half(sum(lens), sum(COLUMNS)).split(COLUMNS, dim=1)
     net, blocks, out = TritonDelta(own), Blocks.of(batch), random_half(sum(lens), HEADS.values)
-    parts = convolve(qkv, pool, own, batch, blocks)
+    launch = launch_for(DEVICE)
+    turns = convolve_config(HEADS, WIDTH, blocks.most, launch)
+    parts = convolve(qkv, pool, own, batch, blocks, turns)
     within = solve_within(qkv, parts, b, a, pool, own, batch, blocks)
-    config = across_config(HEADS, 2, launch_for(DEVICE))
+    config = across_config(HEADS, 2, launch)
     us = {
-        "convolution": graph_time([lambda: convolve(qkv, pool, own, batch, blocks)] * 4),
+        "convolution": graph_time([lambda: convolve(qkv, pool, own, batch, blocks, turns)] * 4),
         "within": graph_time([lambda: solve_within(qkv, parts, b, a, pool, own, batch, blocks)] * 4),
         "across": graph_time([lambda: carry_across(out, parts, z, within, pool, own, batch, blocks, config)] * 4),
         "all": graph_time([lambda: net(qkv, z, b, a, pool, batch)] * 4),

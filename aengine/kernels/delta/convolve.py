@@ -1,11 +1,14 @@
 """The convolution of chunks: q, k and v of their tokens, q and k of length 1.
 
-The inputs of tokens before a chunk lie in the ring of the slot that it begins with. That ring may be the one it ends
-in, which is written by a later kernel therefore.
+A program has some heads of q, of k or of v, and goes from token to token with the inputs of the last three in
+registers: each is read once, and the next four are on their way. The inputs of tokens before a chunk lie in the ring of
+the slot that it begins with. That ring may be the one it ends in, which is written by a later kernel therefore.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -58,13 +61,15 @@ def _convolve_kernel(
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,  # of a program; a divisor of BLOCK
     BLOCK_D: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    PIECES: tl.constexpr = BLOCK // TOKENS
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    block = tl.program_id(0)
+    block = tl.program_id(0) // PIECES
     part = tl.program_id(1)  # heads of q, of k, of v
     chunk = tl.load(blocks_ptr + block)
     if chunk < 0:
@@ -76,7 +81,7 @@ def _convolve_kernel(
     known = source > 0
     start = tl.load(starts_ptr + chunk)
     end = tl.load(starts_ptr + chunk + 1)
-    first_token = tl.load(block_tokens_ptr + block)
+    first_token = tl.load(block_tokens_ptr + block) + tl.program_id(0) % PIECES * TOKENS
     begin = tl.load(positions_ptr + start).to(tl.int32)  # the position of the chunk's first token
     d = tl.arange(0, BLOCK_D)
     is_value = part >= 2 * KEY_HEADS
@@ -84,9 +89,9 @@ def _convolve_kernel(
     first_channel = tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + (part - 2 * KEY_HEADS) * VALUE_DIM, part * KEY_DIM)
     channels = first_channel + d
     ring = conv_ptr + source * conv_stride
-    token = first_token + tl.arange(0, BLOCK)
+    token = first_token + tl.arange(0, TOKENS)
     there = (token >= start) & (token < end)
-    total = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    total = tl.zeros([TOKENS, BLOCK_D], tl.float32)
     for back in tl.static_range(WIDTH):
         weight = tl.load(weight_ptr + channels * WIDTH + (WIDTH - 1 - back), mask=inside, other=0.0).to(tl.float32)
         ours = there & (token - back >= start)
@@ -113,25 +118,182 @@ def _convolve_kernel(
         out_ptr + token.to(tl.int64)[:, None] * CHANNELS + channels[None, :], total.to(out_ptr.dtype.element_ty),
         mask=there[:, None] & inside[None, :],
     )  # fmt: skip
-    last = tl.minimum(first_token + BLOCK, end) - 1
-    save = tl.load(saves_ptr + last).to(tl.int64)
+    last = tl.minimum(first_token + TOKENS, end) - 1
+    if (last >= first_token) & (last >= start):
+        save = tl.load(saves_ptr + last).to(tl.int64)
+        if save > 0:
+            keep_inputs(
+                conv_ptr + save * conv_stride, ring, x_ptr, x_stride, channels, inside, known, True,
+                last, begin + last - start, start, CHANNELS, WIDTH,
+            )  # fmt: skip
+
+
+@keep_variants
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "saves_ptr"])
+def _convolve_in_turn_kernel(
+    x_ptr,  # [tokens, CHANNELS]
+    out_ptr,  # [tokens, CHANNELS]
+    conv_ptr,  # [slots, 4, CHANNELS]
+    weight_ptr,  # [CHANNELS, 4]
+    slots_ptr,  # of chunks, as the next one
+    sources_ptr,
+    starts_ptr,
+    positions_ptr,
+    saves_ptr,
+    blocks_ptr,
+    block_tokens_ptr,
+    x_stride,
+    conv_stride,
+    KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program; a divisor of KEY_HEADS and of the number of value heads
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,  # of a program; a divisor of BLOCK
+    BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Token by token, with the three before it in registers; the width is 4."""
+    PIECES: tl.constexpr = BLOCK // TOKENS
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    block = tl.program_id(0) // PIECES
+    first_head = tl.program_id(1) * HEADS  # of q, of k, of v
+    chunk = tl.load(blocks_ptr + block)
+    if chunk < 0:
+        return
+    slot = tl.load(slots_ptr + chunk)
+    if slot <= 0:
+        return
+    source = tl.load(sources_ptr + chunk).to(tl.int64)
+    known = source > 0
+    start = tl.load(starts_ptr + chunk)
+    end = tl.load(starts_ptr + chunk + 1)
+    begin = tl.load(positions_ptr + start).to(tl.int32)  # the position of the chunk's first token
+    first_token = tl.load(block_tokens_ptr + block) + tl.program_id(0) % PIECES * TOKENS
+    stop = tl.minimum(first_token + TOKENS, end)
+    first_token = tl.maximum(first_token, start)
+    if first_token >= stop:
+        return
+    is_value = first_head >= 2 * KEY_HEADS
+    dim = tl.where(is_value, VALUE_DIM, KEY_DIM)
+    first_channel = tl.where(
+        is_value, 2 * KEY_HEADS * KEY_DIM + (first_head - 2 * KEY_HEADS) * VALUE_DIM, first_head * KEY_DIM
+    )
+    inner = tl.arange(0, BLOCK_D)[None, :]
+    inside = inner + tl.zeros([HEADS, BLOCK_D], tl.int32) < dim
+    channels = first_channel + tl.arange(0, HEADS)[:, None] * dim + inner
+    ring = conv_ptr + source * conv_stride
+    w0 = tl.load(weight_ptr + channels * 4 + 3, mask=inside, other=0.0).to(tl.float32)
+    w1 = tl.load(weight_ptr + channels * 4 + 2, mask=inside, other=0.0).to(tl.float32)
+    w2 = tl.load(weight_ptr + channels * 4 + 1, mask=inside, other=0.0).to(tl.float32)
+    w3 = tl.load(weight_ptr + channels * 4, mask=inside, other=0.0).to(tl.float32)
+    x1 = _before(x_ptr, x_stride, ring, channels, inside, first_token - 1, start, begin, known, CHANNELS)
+    x2 = _before(x_ptr, x_stride, ring, channels, inside, first_token - 2, start, begin, known, CHANNELS)
+    x3 = _before(x_ptr, x_stride, ring, channels, inside, first_token - 3, start, begin, known, CHANNELS)
+    length = tl.where(first_head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
+    # Four tokens at a time, the next four on their way.
+    a = _token(x_ptr, x_stride, channels, inside, first_token, stop)
+    b = _token(x_ptr, x_stride, channels, inside, first_token + 1, stop)
+    c = _token(x_ptr, x_stride, channels, inside, first_token + 2, stop)
+    d = _token(x_ptr, x_stride, channels, inside, first_token + 3, stop)
+    for behind in tl.range(0, stop - first_token, 4):
+        token = first_token + behind
+        next_a = _token(x_ptr, x_stride, channels, inside, token + 4, stop)
+        next_b = _token(x_ptr, x_stride, channels, inside, token + 5, stop)
+        next_c = _token(x_ptr, x_stride, channels, inside, token + 6, stop)
+        next_d = _token(x_ptr, x_stride, channels, inside, token + 7, stop)
+        out = out_ptr + token.to(tl.int64) * CHANNELS + channels
+        x0 = a.to(tl.float32)
+        _finish(out, x0 * w0 + x1 * w1 + x2 * w2 + x3 * w3, is_value, length, inside, True)
+        x3 = b.to(tl.float32)
+        _finish(out + CHANNELS, x3 * w0 + x0 * w1 + x1 * w2 + x2 * w3, is_value, length, inside, token + 1 < stop)
+        x2 = c.to(tl.float32)
+        _finish(out + 2 * CHANNELS, x2 * w0 + x3 * w1 + x0 * w2 + x1 * w3, is_value, length, inside, token + 2 < stop)
+        x1 = d.to(tl.float32)
+        _finish(out + 3 * CHANNELS, x1 * w0 + x2 * w1 + x3 * w2 + x0 * w3, is_value, length, inside, token + 3 < stop)
+        a = next_a
+        b = next_b
+        c = next_c
+        d = next_d
+    save = tl.load(saves_ptr + stop - 1).to(tl.int64)
     if save > 0:
         keep_inputs(
             conv_ptr + save * conv_stride, ring, x_ptr, x_stride, channels, inside, known, True,
-            last, begin + last - start, start, CHANNELS, WIDTH,
+            stop - 1, begin + stop - 1 - start, start, CHANNELS, 4,
         )  # fmt: skip
 
 
-def convolve(qkv: Tensor, state: DeltaState, weights: DeltaWeights, batch: StateBatch, blocks: Blocks) -> Tensor:
+@triton.jit
+def _token(x_ptr, x_stride, channels, inside, token, stop):
+    """Its inputs; zeros behind the last one."""
+    return tl.load(x_ptr + token.to(tl.int64) * x_stride + channels, mask=only_if(token < stop, inside), other=0.0)
+
+
+@triton.jit
+def _finish(out_ptr, total, is_value, length, inside, there):
+    """SiLU, and of q and k the length, of a token [HEADS, BLOCK_D]."""
+    total = silu(total)
+    scale = tl.math.rsqrt(tl.sum(total * total, axis=1) + 1e-6) * length
+    total *= tl.where(is_value, 1.0, scale)[:, None]
+    tl.store(out_ptr, total.to(out_ptr.dtype.element_ty), mask=only_if(there, inside))
+
+
+@triton.jit
+def _before(x_ptr, x_stride, ring_ptr, channels, inside, token, start, begin, known, CHANNELS: tl.constexpr):
+    """The inputs of a token up to three before a chunk's first, which came before the step; float32."""
+    position = begin + token - start
+    theirs = known & (token < start) & (position >= 0)
+    at = x_ptr + token.to(tl.int64) * x_stride + channels
+    x = tl.load(at, mask=only_if(token >= start, inside), other=0.0)
+    x += tl.load(ring_ptr + (position + 4) % 4 * CHANNELS + channels, mask=only_if(theirs, inside), other=0.0)
+    return x.to(tl.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolveConfig:
+    """How one shape is cut up. heads, tokens: of a program, which takes the tokens in turn; heads 0: one, whose tokens
+    it takes at once. heads is a power of two."""
+
+    heads: int
+    tokens: int
+    warps: int
+    registers: int | None = None
+
+
+def convolve(
+    qkv: Tensor,
+    state: DeltaState,
+    weights: DeltaWeights,
+    batch: StateBatch,
+    blocks: Blocks,
+    config: ConvolveConfig,
+) -> Tensor:
     """qkv [tokens, channels] -> q / sqrt(key_dim), k, v of the same shape, where a chunk has tokens. Saves rings."""
     heads, first = weights.heads, batch.num_decodes
     overlap = launch_for(qkv.device).overlap
     out = torch.empty((len(qkv), heads.channels), dtype=qkv.dtype, device=qkv.device)
-    _convolve_kernel[(blocks.most, 2 * heads.key_heads + heads.value_heads)](
+    programs, parts = blocks.most * (BLOCK // config.tokens), 2 * heads.key_heads + heads.value_heads
+    pointers = (
         qkv, out, state.conv, weights.conv, batch.slots[first:], batch.sources[first:], batch.starts, batch.positions,
-        batch.saves, blocks.chunks, blocks.tokens, qkv.stride(0), state.conv.stride(0),
-        KEY_HEADS=heads.key_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim, CHANNELS=heads.channels,
-        WIDTH=weights.conv.shape[1], BLOCK=BLOCK, BLOCK_D=power_of_two(max(heads.key_dim, heads.value_dim)),
-        OVERLAP=overlap, num_warps=4, maxnreg=128, launch_pdl=overlap,
+        batch.saves, blocks.chunks, blocks.tokens,
     )  # fmt: skip
+    common: dict[str, int | None] = {
+        "KEY_HEADS": heads.key_heads,
+        "KEY_DIM": heads.key_dim,
+        "VALUE_DIM": heads.value_dim,
+    }
+    common |= {"CHANNELS": heads.channels, "BLOCK": BLOCK, "TOKENS": config.tokens, "OVERLAP": overlap}
+    common |= {"BLOCK_D": power_of_two(max(heads.key_dim, heads.value_dim))}
+    common |= {"num_warps": config.warps, "maxnreg": config.registers, "launch_pdl": overlap}
+    if config.heads:
+        _convolve_in_turn_kernel[(programs, parts // config.heads)](
+            *pointers, qkv.stride(0), state.conv.stride(0), HEADS=config.heads, **common
+        )
+    else:
+        _convolve_kernel[(programs, parts)](
+            *pointers, qkv.stride(0), state.conv.stride(0), WIDTH=weights.conv.shape[1], **common
+        )
     return out

@@ -7,7 +7,7 @@ from torch import Tensor
 from aengine.kernels.delta.across import carry_across
 from aengine.kernels.delta.base import DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.delta.blocks import Blocks
-from aengine.kernels.delta.config import across_config, decode_config
+from aengine.kernels.delta.config import across_config, convolve_config, decode_config
 from aengine.kernels.delta.convolve import convolve
 from aengine.kernels.delta.decode import delta_decode
 from aengine.kernels.delta.within import solve_within
@@ -32,8 +32,10 @@ class TritonDelta:
             )
         if batch.num_chunks and len(qkv):
             blocks = batch.plan(Blocks, lambda: Blocks.of(batch))
-            parts = convolve(qkv, state, weights, batch, blocks)
+            launch = launch_for(qkv.device)
+            turns = convolve_config(weights.heads, weights.conv.shape[1], blocks.most, launch)
+            parts = convolve(qkv, state, weights, batch, blocks, turns)
             within = solve_within(qkv, parts, b, a, state, weights, batch, blocks)
-            config = across_config(weights.heads, qkv.element_size(), launch_for(qkv.device))
+            config = across_config(weights.heads, qkv.element_size(), launch)
             carry_across(out, parts, z, within, state, weights, batch, blocks, config)
         return out

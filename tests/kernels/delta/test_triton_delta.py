@@ -8,7 +8,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from aengine.kernels.delta import triton_delta
 from aengine.kernels.delta.base import DeltaHeads, DeltaState, StateBatch
+from aengine.kernels.delta.convolve import ConvolveConfig
 from aengine.kernels.delta.triton_delta import TritonDelta
 from tests.kernels.delta.reference import Entry, World, reference
 
@@ -110,6 +112,28 @@ def test_steps_mix_decodes_chunks_and_padding(
     assert max(errors) < exactness(dtype)
     assert it.state.recurrence[0].isnan().all()
     assert it.state.conv[0].isnan().all()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("turns", [(0, 64, 4), (0, 16, 2), (1, 64, 1), (2, 16, 4)])
+def test_every_cut_of_the_convolution(
+    heads: DeltaHeads,
+    turns: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if heads.key_heads % max(1, turns[0]):
+        pytest.skip("not for so many heads")
+    monkeypatch.setattr(triton_delta, "convolve_config", lambda *_: ConvolveConfig(*turns))
+    it = World(heads, [140, 70], dtype, device)
+    net = TritonDelta(it.weights)
+    for at, tokens in ((0, 2), (2, 3), (5, 66), (71, 57), (128, 12)):
+        last = [Entry(1, 70, 6, 0, saves={64: 5})] if at else []
+        _, errors = it.run(net, [], [Entry(0, tokens, 3, 3 if at else 0, at=at), Entry(-1, 5, 0, 0), *last])
+        assert max(errors) < exactness(dtype)
+    _, errors = it.run(net, [], [Entry(1, 6, 7, 5, at=64)])
+    assert max(errors) < exactness(dtype)
 
 
 @pytest.mark.parametrize("heads", HEADS)
