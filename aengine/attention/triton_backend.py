@@ -105,21 +105,23 @@ class TritonAttention:
     def over_latents(
         self, q: Tensor, cache: Tensor, rank: int, batch: AttentionBatch, scale: float, value_scale: float = 1.0
     ) -> Tensor:
-        """Raises ValueError where the cache is not of q's dtype."""
         decodes = batch.num_decodes
         if decodes == len(batch.query_lens) and batch.chunks is None:
-            return self._decode_latents(q, cache, rank, batch.page_table, batch.seq_lens, scale)
+            return self._decode_latents(
+                q, cache, rank, batch.page_table, batch.seq_lens, scale, value_scale=value_scale
+            )
         # Zeros: of a captured step some tokens belong to nobody.
         out = q.new_zeros(len(q), q.shape[1], rank)
         known = batch.chunks
         chunks, first = (_chunks(batch), decodes) if known is None else (known, 0)
         attend_chunks(
             q[first:], cache, cache[..., :rank], chunks.page_table, chunks.seq_lens, chunks.query_starts, scale,
-            out=out[first:],
+            out=out[first:], value_scale=value_scale,
         )  # fmt: skip
         self._decode_latents(
-            q[:decodes], cache, rank, batch.page_table[:decodes], batch.seq_lens[:decodes], scale, out=out[:decodes]
-        )
+            q[:decodes], cache, rank, batch.page_table[:decodes], batch.seq_lens[:decodes], scale, out[:decodes],
+            value_scale=value_scale,
+        )  # fmt: skip
         return out
 
 

@@ -38,7 +38,11 @@ def expected() -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     "knobs",
-    [{}, {"num_pages": 45, "page_size": 3, "max_model_len": 128}, {"max_step_tokens": 16}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"num_pages": 45, "page_size": 3, "max_model_len": 128},
+        pytest.param({"max_step_tokens": 16}, marks=pytest.mark.slow),
+    ],
     ids=["together", "preempted", "in chunks"],
 )
 async def test_ids_are_those_of_requests_alone(knobs: dict[str, object], expected: list[tuple[int, ...]]) -> None:

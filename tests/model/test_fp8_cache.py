@@ -87,7 +87,7 @@ def spelled(keys: str, values: str, shape: tuple[int, ...] = ()) -> dict[str, Te
 
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen2-window-upper-layer"])
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("scaled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ids_and_logits_are_those_of_a_rounded_cache(case: str, scaled: bool, tmp_path: Path) -> None:
     model = write_checkpoint(case, tmp_path)
     if scaled:
@@ -179,3 +179,30 @@ def test_a_scale_for_each_head_is_refused_by_its_shape(folder: Path) -> None:
     add(folder, {f"{LAYER.format(0)}.k_scale": torch.ones(2, 1, 1)})
     with pytest.raises(WeightsError, match=r"self_attn\.k_scale has shape \[2, 1, 1\]"):
         load(folder)
+
+
+# ---- latents -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.02])
+def test_latents_are_read_as_they_were_rounded(scale: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one scale a layer, of what is key and value at once: the same as over floats that were rounded so."""
+    write_checkpoint("deepseek-v3", tmp_path)
+    add(tmp_path, {f"{LAYER.format(layer)}.k_scale": torch.tensor(scale) for layer in range(3)})
+
+    def logits(kv_dtype: torch.dtype | None) -> list[Tensor]:
+        sequences = Harness(load(tmp_path, kv_dtype), page_size=5).generate(prompts(), 6, chunk=7)
+        return [torch.stack(sequence.logits) for sequence in sequences]
+
+    exact, found, write = logits(None), logits(FP8), TorchKernels.latent_inputs
+
+    def rounding(self: TorchKernels, *inputs: Any) -> None:
+        *rest, cache, slots, out, _ = inputs
+        write(self, *rest, cache, slots, out, 1.0)
+        kept = cache.view(-1, cache.shape[-1])
+        kept[slots] = (kept[slots] / scale).clamp(-448, 448).to(FP8).float() * scale
+
+    monkeypatch.setattr(TorchKernels, "latent_inputs", rounding)
+    for ours, expected, plain in zip(found, logits(None), exact, strict=True):
+        assert (expected - plain).abs().median() > 0.01  # it can be seen
+        assert (ours - expected).abs().median() < 1e-4

@@ -14,9 +14,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.attention.codes import LEAST, both_in_float16, divisor
 from aengine.kernels.attention.latent_config import LatentConfig, chunk_config, chunk_rows
 from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.attention.softmax import softmax_step
+from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -44,6 +46,7 @@ def _chunks_kernel(
     q_stride,
     window,
     scale,
+    value_scale,
     cap,  # with SOFTCAP, in base 2 as `scale`
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -99,6 +102,12 @@ def _chunks_kernel(
         q = tl.load(q_rows + columns[None, :], mask=used[:, None] & (columns < DIM)[None, :], other=0.0)
         if MORE:
             q_more = tl.load(q_rows + DIM + more[None, :], mask=used[:, None] & (more < MORE)[None, :], other=0.0)
+        else:
+            q_more = q
+        row_scale = tl.full([BLOCK_M], scale, tl.float32)
+        if k_ptr.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16:  # which FP8 becomes in several instructions
+            q, q_more, power = both_in_float16(q, q_more)
+            row_scale = tl.maximum(row_scale * power, LEAST)
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
@@ -118,16 +127,17 @@ def _chunks_kernel(
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
             visible = (at < most)[:, None]
             inside = visible if DIM == DIM_PAD else visible & (columns < DIM)[None, :]
-            k = tl.load(k_ptr + slots * WIDTH + columns[None, :], mask=inside, other=0.0)
+            k = tl.load(k_ptr + slots * WIDTH + columns[None, :], mask=inside, other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             if MORE:
                 inside_more = visible if MORE == MORE_PAD else visible & (more < MORE)[None, :]
                 k_more = tl.load(k_ptr + slots * WIDTH + DIM + more[None, :], mask=inside_more, other=0.0)
+                k_more = k_more.to(q.dtype)
                 scores = tl.dot(q_more, tl.trans(k_more), scores, input_precision=PRECISION)
             if SOFTCAP:
-                scores = (2 * tl.sigmoid(2 * scores * (scale / cap)) - 1) * cap  # the hyperbolic tangent
+                scores = (2 * tl.sigmoid(2 * scores * (row_scale / cap)[:, None]) - 1) * cap  # the hyperbolic tangent
             else:
-                scores *= scale
+                scores *= row_scale[:, None]
             seen = at[None, :] <= limit[:, None]
             if WINDOWED:
                 seen &= at[None, :] > limit[:, None] - window
@@ -135,13 +145,13 @@ def _chunks_kernel(
             best, total, acc, weights = softmax_step(scores, best, total, acc)
             v = k
             if VALUES:
-                v = tl.load(v_ptr + slots * DIM + columns[None, :], mask=inside, other=0.0)
+                v = tl.load(v_ptr + slots * DIM + columns[None, :], mask=inside, other=0.0).to(q.dtype)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
 
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=used, other=0.0) * 1.4426950408889634
             total += tl.math.exp2(sink - tl.where(best == float("-inf"), 0.0, best))
-        safe = tl.where(total == 0.0, 1.0, total)
+        safe = divisor(total, v_ptr, value_scale)
         out = out_ptr + ((start + token).to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * DIM + columns[None, :]
         inside = used[:, None] & (columns < DIM)[None, :]
         tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
@@ -159,18 +169,20 @@ def attend_chunks(
     scores: Scores = PLAIN,
     out: Tensor | None = None,
     config: LatentConfig | None = None,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """q [tokens, heads, width] (heads contiguous), k_cache [pages, page_size, kv_heads, width] (contiguous), v_cache
-    [pages, page_size, kv_heads, width], contiguous, or the first dim < width of each key; all of one dtype. page_table
-    [seqs, ...] int32, seq_lens [seqs] int32, query_starts [seqs + 1] int32: each sequence's queries are the last ones
-    of its context -> [tokens, heads, dim].
+    [pages, page_size, kv_heads, width], contiguous, or the first dim < width of each key; all of one dtype, or the
+    caches of FP8. page_table [seqs, ...] int32, seq_lens [seqs] int32, query_starts [seqs + 1] int32: each sequence's
+    queries are the last ones of its context -> [tokens, heads, dim].
 
-    scores: what becomes of them. Tokens outside of query_starts are left alone. Nothing is read on the host. Raises
-    ValueError where the layout is not this one.
+    FP8 caches hold codes: the scale of keys is part of `scale`, which is above 0, and values are codes times
+    `value_scale`. scores: what becomes of them. Tokens outside of query_starts are left alone. Nothing is read on the
+    host. Raises ValueError where the layout is not this one.
     """
     tokens, heads, width = q.shape
     page_size, kv_heads, dim = v_cache.shape[1:]
-    if k_cache.dtype != q.dtype or k_cache.shape[2:] != (kv_heads, width):
+    if k_cache.dtype not in (q.dtype, FP8) or v_cache.dtype != k_cache.dtype or k_cache.shape[2:] != (kv_heads, width):
         raise ValueError(f"keys of {k_cache.dtype} {list(k_cache.shape[2:])} for queries of {q.dtype} [{width}]")
     values = dim == width
     if not (k_cache.is_contiguous() and q.stride(1) == width and q.stride(2) == 1) or (
@@ -189,7 +201,7 @@ def attend_chunks(
     _chunks_kernel[(tiles * kv_heads,)](
         q, k_cache, v_cache, out, page_table, seq_lens, query_starts,
         seq_lens if scores.sinks is None else scores.sinks,
-        seqs, tiles, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E,
+        seqs, tiles, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, value_scale,
         (scores.softcap or 0.0) * LOG2_E,
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, MORE=width - dim, VALUES=values, PAGE=page_size,
         SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), DIM_PAD=dim_pad, MORE_PAD=more_pad, BLOCK_M=height,

@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LEAST = tl.constexpr(1e-37)  # of a scale: zero times minus infinity, the score of what is hidden, is NaN
+
 # Two neighbours' pairs of codes in one register become two registers of two float16 each.
 PAIRS_ASM = """{
     .reg .b32 sorted;
@@ -18,13 +20,27 @@ PAIRS_ASM = """{
 
 
 @triton.jit
+def power_below(largest):
+    """The power of two that brings each number [rows] float32, none below zero, between 1 and 2; 1 for what is zero."""
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000  # all ones where one is not finite
+    return tl.where(exponent == 0, 1.0, exponent.to(tl.float32, bitcast=True))
+
+
+@triton.jit
 def in_float16(q):
     """q [rows, dim] bfloat16 -> float16, exactly but for what is tiny beside its row's largest, and [rows] powers of
     two that it was divided by. FP8 becomes float16 in one instruction and bfloat16 in several."""
     q = q.to(tl.float32)
-    exponent = tl.max(tl.abs(q), axis=1).to(tl.int32, bitcast=True) & 0x7F800000  # all ones where one is not finite
-    power = tl.where(exponent == 0, 1.0, exponent.to(tl.float32, bitcast=True))
+    power = power_below(tl.max(tl.abs(q), axis=1))
     return (q / power[:, None]).to(tl.float16), power
+
+
+@triton.jit
+def both_in_float16(q, more):
+    """The same of rows in two parts, [rows, dim] and [rows, more], with one power for both."""
+    q, more = q.to(tl.float32), more.to(tl.float32)
+    power = power_below(tl.maximum(tl.max(tl.abs(q), axis=1), tl.max(tl.abs(more), axis=1)))
+    return (q / power[:, None]).to(tl.float16), (more / power[:, None]).to(tl.float16), power
 
 
 @triton.jit
@@ -47,3 +63,14 @@ def divisor(total, v_ptr, value_scale):
     if v_ptr.dtype.element_ty.is_fp8():
         safe /= value_scale
     return safe
+
+
+@triton.jit
+def as_kept(x, inverse, dtype: tl.constexpr):
+    """What the cache keeps of x: as `encode` makes codes of an FP8 cache, or as it is."""
+    kept = x
+    if dtype.is_fp8():
+        wide = x.to(tl.float32)
+        code = tl.clamp(wide * inverse, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        kept = tl.where(tl.abs(wide) == float("inf"), float("nan"), code).to(dtype)
+    return kept

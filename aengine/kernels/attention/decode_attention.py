@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aengine.kernels.attention.codes import PAIRS_ASM, code_pairs, divisor, in_float16
+from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, code_pairs, divisor, in_float16
 from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
 from aengine.kernels.attention.row_parts import add_up_parts, finish_row, is_last, store_part, unpadded
 from aengine.kernels.attention.scores import PLAIN, Scores
@@ -32,7 +32,6 @@ from aengine.kernels.variants import keep_variants
 
 LOG2_E = math.log2(math.e)
 REGISTERS = 65536  # of a processor
-LEAST = tl.constexpr(1e-37)  # of a scale: zero times minus infinity, the score of what is hidden, is NaN
 
 
 @triton.jit

@@ -28,9 +28,15 @@ class LatentConfig:
 
 
 @lru_cache
-def decode_config(rows: int, queries: int, width: int, element_size: int, launch: Launch) -> LatentConfig:
-    """queries: heads of a tile, as they are padded. Measured on an H200 for 2-byte elements (bench/KERNELS.md)."""
+def decode_config(
+    rows: int, queries: int, width: int, element_size: int, launch: Launch, codes: bool = False
+) -> LatentConfig:
+    """queries: heads of a tile, as they are padded; codes: latents are FP8, which takes more threads to turn into
+    numbers. Measured on an H200 for queries of 2-byte elements (bench/KERNELS.md).
+    """
     config = LatentConfig(block=32, stages=4 if rows <= 8 else 3, warps=4, crowd=1 if rows <= 8 else 2)
+    if codes and rows <= 8:
+        config = LatentConfig(block=32, stages=3, warps=8)
     if element_size > 2:
         config = LatentConfig(block=16, stages=2, warps=4)
     # Blocks of less than 64 rows are multiplied out of registers: the last copy's room is free by then.

@@ -16,9 +16,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, both_in_float16, code_pairs, divisor
 from aengine.kernels.attention.latent_config import LatentConfig, decode_config, tile_heads
 from aengine.kernels.attention.row_parts import store_part
 from aengine.kernels.attention.softmax import merge_parts, softmax_down
+from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -59,6 +61,7 @@ def _decode_kernel(
     table_stride,
     q_stride,
     scale,
+    value_scale,
     workers,
     TILES: tl.constexpr,  # of heads
     GROUP: tl.constexpr,
@@ -74,9 +77,15 @@ def _decode_kernel(
     STAGES: tl.constexpr,
     WIDE: tl.constexpr,  # the cache has 2 ** 31 elements or more
     PRECISION: tl.constexpr,
+    ASM: tl.constexpr,  # how `code_pairs` takes codes apart
     OVERLAP: tl.constexpr,
 ):
     WIDTH: tl.constexpr = RANK + TURNED
+    # Of FP8 latents pairs of neighbours are loaded, and made two numbers of half the columns each: so both products
+    # read them as they lie, of which the second wants rows side by side.
+    CODES: tl.constexpr = cache_ptr.dtype.element_ty.is_fp8()
+    cache_pairs = cache_ptr.to(tl.pointer_type(tl.int16)) if CODES else cache_ptr
+    half = tl.arange(0, RANK_PAD // 2)
     tile = tl.program_id(0) % TILES
     worker = tl.program_id(0) // TILES
     if OVERLAP:
@@ -111,15 +120,22 @@ def _decode_kernel(
         position = from_block * BLOCK
         pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
         q_rows = q_ptr + row.to(tl.int64) * q_stride + head[:, None] * WIDTH
-        # Latents are the rows of every product and queries its columns: of these there are few.
-        q = tl.trans(tl.load(q_rows + columns[None, :], mask=known[:, None] & (columns < RANK)[None, :], other=0.0))
-        q_turned = tl.trans(
-            tl.load(q_rows + RANK + turned[None, :], mask=known[:, None] & (turned < TURNED)[None, :], other=0.0)
-        )
         row_scale = tl.full([GROUP_PAD], scale, tl.float32)
+        # Latents are the rows of every product and queries its columns: of these there are few.
+        q_turned = tl.load(q_rows + RANK + turned[None, :], mask=known[:, None] & (turned < TURNED)[None, :], other=0.0)
+        q = tl.load(q_rows + columns[None, :], mask=known[:, None] & (columns < RANK)[None, :], other=0.0)
+        if CODES and q.dtype == tl.bfloat16:
+            q, q_turned, power = both_in_float16(q, q_turned)
+            row_scale = tl.maximum(row_scale * power, LEAST)
+        if CODES:
+            q_0, q_1 = tl.split(tl.reshape(q, [GROUP_PAD, RANK_PAD // 2, 2]))
+            q_0, q_1 = tl.trans(q_0), tl.trans(q_1)
+        q, q_turned = tl.trans(q), tl.trans(q_turned)
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         totals = tl.zeros([BLOCK, GROUP_PAD], tl.float32)
         acc = tl.zeros([RANK_PAD, GROUP_PAD], tl.float32)
+        acc_0 = tl.zeros([RANK_PAD // 2, GROUP_PAD], tl.float32)
+        acc_1 = acc_0
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
             visible = position + tl.arange(0, BLOCK) < seq_len
             if WIDE:
@@ -130,21 +146,33 @@ def _decode_kernel(
             position += BLOCK
             pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
-            kept = cache_ptr + (slots * WIDTH)[:, None]
-            inside = visible[:, None] if RANK == RANK_PAD else visible[:, None] & (columns < RANK)[None, :]
-            latent = tl.load(kept + columns[None, :], mask=inside, other=0.0)
+            if CODES:
+                inside = visible[:, None] if RANK == RANK_PAD else visible[:, None] & (2 * half < RANK)[None, :]
+                pairs = tl.load(cache_pairs + (slots * (WIDTH // 2))[:, None] + half[None, :], mask=inside, other=0)
+                latent_0, latent_1 = code_pairs(pairs, q_0.dtype, ASM)
+                scores = tl.dot(latent_0, q_0, input_precision=PRECISION)
+                scores = tl.dot(latent_1, q_1, scores, input_precision=PRECISION)
+            else:
+                inside = visible[:, None] if RANK == RANK_PAD else visible[:, None] & (columns < RANK)[None, :]
+                latent = tl.load(cache_ptr + (slots * WIDTH)[:, None] + columns[None, :], mask=inside, other=0.0)
+                scores = tl.dot(latent, q, input_precision=PRECISION)
             inside = visible[:, None] if TURNED == TURNED_PAD else visible[:, None] & (turned < TURNED)[None, :]
-            key = tl.load(kept + RANK + turned[None, :], mask=inside, other=0.0)
-            scores = tl.dot(latent, q, input_precision=PRECISION)
+            key = tl.load(cache_ptr + (slots * WIDTH)[:, None] + RANK + turned[None, :], mask=inside, other=0.0)
+            key = key.to(q_turned.dtype)
             scores = tl.dot(key, q_turned, scores, input_precision=PRECISION)
             scores = tl.where(visible[:, None], scores, float("-inf"))
             best, totals, shrink, weights = softmax_down(scores, row_scale, best, totals)
-            acc = tl.dot(tl.trans(latent), weights.to(latent.dtype), acc * shrink[None, :], input_precision=PRECISION)
+            weights = weights.to(key.dtype)
+            if CODES:
+                acc_0 = tl.dot(tl.trans(latent_0), weights, acc_0 * shrink[None, :], input_precision=PRECISION)
+                acc_1 = tl.dot(tl.trans(latent_1), weights, acc_1 * shrink[None, :], input_precision=PRECISION)
+            else:
+                acc = tl.dot(tl.trans(latent), weights, acc * shrink[None, :], input_precision=PRECISION)
 
         total = tl.sum(totals, axis=0)
-        acc = tl.trans(acc)
+        acc = tl.interleave(tl.trans(acc_0), tl.trans(acc_1)) if CODES else tl.trans(acc)
         if (from_block == 0) & (to_block == count):
-            safe = tl.where(total == 0.0, 1.0, total)
+            safe = divisor(total, cache_ptr, value_scale)
             out = out_ptr + (row.to(tl.int64) * heads + head)[:, None] * RANK + columns[None, :]
             inside = known[:, None] & (columns < RANK)[None, :]
             tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
@@ -165,6 +193,7 @@ def _merge_kernel(
     weight_ptr,
     out_ptr,
     seq_lens_ptr,
+    value_scale,
     rows,
     heads,
     workers,
@@ -216,7 +245,7 @@ def _merge_kernel(
             head += tile * GROUP
             out = out_ptr + (row.to(tl.int64) * heads + head)[:, None] * RANK + column[None, :]
             inside = (known & (head < heads))[:, None] & (column < RANK)[None, :]
-            safe = tl.where(total == 0.0, 1.0, total)  # of heads that are not there
+            safe = tl.where(total == 0.0, 1.0, total) / value_scale  # zero: of heads that are not there
             tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -236,15 +265,19 @@ class LatentDecode:
         scale: float,
         out: Tensor | None = None,
         config: LatentConfig | None = None,
+        value_scale: float = 1.0,
     ) -> Tensor:
-        """q [rows, heads, width] (heads contiguous), cache [pages, page_size, 1, width] (contiguous) of q's dtype, of
-        which the first `rank` of each latent are its value; page_table [rows, ...] int32, seq_lens [rows] int32 ->
-        [rows, heads, rank]; rows of length 0 give zeros, rows of length -1, which must come last, are left alone.
+        """q [rows, heads, width] (heads contiguous), cache [pages, page_size, 1, width] (contiguous) of q's dtype, or
+        FP8, of which the first `rank` of each latent are its value; page_table [rows, ...] int32, seq_lens [rows] int32
+        -> [rows, heads, rank]; rows of length 0 give zeros, rows of length -1, which must come last, are left alone.
 
-        Lengths are read on the device only. Raises ValueError where the layout is not this one.
+        FP8 caches hold codes, for even `rank` and width: the scale of keys is part of `scale`, which is above 0, and
+        values are codes times `value_scale`, which is 1 for other caches. Lengths are read on the device only. Raises
+        ValueError where the layout is not this one.
         """
         rows, heads, width = q.shape
-        if cache.dtype != q.dtype or cache.shape[2:] != (1, width):
+        codes = cache.dtype == FP8
+        if (cache.dtype != q.dtype and not codes) or cache.shape[2:] != (1, width) or (codes and (rank | width) % 2):
             raise ValueError(f"latents of {cache.dtype} {list(cache.shape[2:])} for queries of {q.dtype} [{width}]")
         if not (cache.is_contiguous() and q.stride(1) == width and q.stride(2) == 1):
             raise ValueError("q and the cache must be contiguous")
@@ -254,27 +287,29 @@ class LatentDecode:
             return out
         launch, size = launch_for(q.device), q.element_size()
         group = tile_heads(heads, size)
-        tiles, group_pad, rank_pad = -(-heads // group), max(16, power_of_two(group)), max(16, power_of_two(rank))
+        tiles, group_pad = -(-heads // group), max(16, power_of_two(group))
+        rank_pad = max(32 if codes else 16, power_of_two(rank))
         turned_pad = max(16, power_of_two(width - rank))
-        config = config or decode_config(rows, group_pad, rank_pad + turned_pad, size, launch)
+        config = config or decode_config(rows, group_pad, rank_pad + turned_pad, size, launch, codes)
         workers = max(1, launch.processors * config.crowd // tiles)
         parts, weights = self._scratch_for(q.device, workers, tiles, group, rank_pad)
         page_size = cache.shape[1]
         rows_pad = max(64, power_of_two(rows))
         _decode_kernel[(workers * tiles,)](
             q, cache, out, page_table, seq_lens, parts, weights,
-            rows, heads, page_table.stride(0), q.stride(0), scale * LOG2_E, workers,
+            rows, heads, page_table.stride(0), q.stride(0), scale * LOG2_E, value_scale, workers,
             TILES=tiles, GROUP=group, RANK=rank, TURNED=width - rank, PAGE=page_size, ROWS_PAD=rows_pad,
             GROUP_PAD=group_pad, RANK_PAD=rank_pad, TURNED_PAD=turned_pad,
             BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
-            WIDE=cache.numel() >= 2**31, PRECISION="ieee" if size > 2 else "tf32", OVERLAP=launch.overlap,
+            WIDE=cache.numel() >= 2**31, PRECISION="ieee" if size > 2 else "tf32",
+            ASM=PAIRS_ASM if codes and launch.fp8 and size == 2 else "", OVERLAP=launch.overlap,
             num_warps=config.warps, launch_pdl=launch.overlap,
         )  # fmt: skip
         # Few rows are split into many parts; of many rows each is in a few, and most are in none.
         heads_each, columns = (1, min(128, rank_pad)) if rows <= 16 else (4, rank_pad)
         grid = (rows, tiles * -(-group // heads_each), rank_pad // columns)
         _merge_kernel[grid](
-            parts, weights, out, seq_lens, rows, heads, workers,
+            parts, weights, out, seq_lens, value_scale, rows, heads, workers,
             TILES=tiles, GROUP=group, RANK=rank, RANK_PAD=rank_pad, ROWS_PAD=rows_pad, BLOCK=config.block,
             HEADS=heads_each, COLUMNS=columns, PARTS=max(1, MERGED // (heads_each * columns)), OVERLAP=launch.overlap,
             num_warps=4, launch_pdl=launch.overlap,

@@ -9,7 +9,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.attention.codes import as_kept
 from aengine.kernels.attention.latent_heads import LatentHeads
+from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
@@ -30,6 +32,7 @@ def _latent_inputs_kernel(
     latent_stride,
     q_stride,
     eps,
+    inverse,  # of the scale of an FP8 cache
     HEADS: tl.constexpr,
     PLAIN: tl.constexpr,
     RANK: tl.constexpr,
@@ -60,11 +63,14 @@ def _latent_inputs_kernel(
     wide = tl.load(latent + columns, mask=columns < RANK, other=0.0).to(tl.float32)
     scale = tl.math.rsqrt(tl.sum(wide * wide, axis=0) / RANK + eps)
     # Rounded to the model's dtype before the weight, as the reference does.
-    tl.store(kept + columns, ((wide * scale).to(dtype).to(tl.float32) * weight).to(dtype), mask=columns < RANK)
+    normed = ((wide * scale).to(dtype).to(tl.float32) * weight).to(dtype)
+    kind = cache_ptr.dtype.element_ty
+    tl.store(kept + columns, as_kept(normed, inverse, kind), mask=columns < RANK)
     first = tl.load(latent + RANK + low, mask=half < HALF, other=0.0).to(tl.float32)
     second = tl.load(latent + RANK + high, mask=half < HALF, other=0.0).to(tl.float32)
-    tl.store(kept + RANK + half, (first * cos - second * sin).to(dtype), mask=half < HALF)
-    tl.store(kept + RANK + HALF + half, (second * cos + first * sin).to(dtype), mask=half < HALF)
+    low_end, high_end = (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
+    tl.store(kept + RANK + half, as_kept(low_end, inverse, kind), mask=half < HALF)
+    tl.store(kept + RANK + HALF + half, as_kept(high_end, inverse, kind), mask=half < HALF)
 
     heads = tl.arange(0, HEADS_PAD)[:, None]
     inside = (heads < HEADS) & (half < HALF)[None, :]
@@ -78,18 +84,20 @@ def _latent_inputs_kernel(
 
 def latent_inputs(
     latents: Tensor, q: Tensor, heads: LatentHeads, cos_sin: Tensor, positions: Tensor, cache: Tensor, slots: Tensor,
-    out: Tensor,
+    out: Tensor, scale: float = 1.0,
 ) -> None:  # fmt: skip
-    """As `Kernels.latent_inputs`, of a cache of q's dtype."""
+    """As `Kernels.latent_inputs`, of a cache of q's dtype or of FP8."""
     tokens = len(latents)
-    if cache.dtype != q.dtype or not (cache.is_contiguous() and out.is_contiguous() and latents.stride(1) == 1):
+    if cache.dtype not in (q.dtype, FP8) or not (
+        cache.is_contiguous() and out.is_contiguous() and latents.stride(1) == 1
+    ):
         raise ValueError(f"a cache of {cache.dtype} for {q.dtype}, or one that is not contiguous")
     q = q.contiguous()
     overlap = launch_for(q.device).overlap
     if tokens:
         _latent_inputs_kernel[(tokens,)](
             latents, q, heads.weight, cos_sin, positions, slots, cache, out,
-            latents.stride(0), q.stride(0), heads.eps,
+            latents.stride(0), q.stride(0), heads.eps, 1.0 / scale,
             HEADS=q.shape[1], PLAIN=q.shape[2] - heads.rotated, RANK=heads.rank, ROTATED=heads.rotated,
             HEADS_PAD=power_of_two(q.shape[1]), RANK_PAD=power_of_two(heads.rank),
             HALF_PAD=power_of_two(heads.rotated // 2), INTERLEAVED=heads.interleaved, OVERLAP=overlap, num_warps=4,

@@ -52,7 +52,7 @@ class LatentAttention:
         self._heads = LatentHeads(weight, _EPS, spec.rotated, spec.interleaved)
         self._kernels = make.kernels
         # Of each head what makes its keys, and below that what makes its values.
-        up = make.rows(make.floats(f"{name}.kv_b_proj"), Part(spec.heads, spec.plain + spec.value_dim), spec.rank)
+        up = make.matrix(f"{name}.kv_b_proj", Part(spec.heads, spec.plain + spec.value_dim), spec.rank)
         self._to_keys, self._to_values = up.view(-1, spec.plain + spec.value_dim, spec.rank).split(
             [spec.plain, spec.value_dim], dim=1
         )

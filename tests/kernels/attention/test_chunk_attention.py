@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.attention.scores import Scores
+from aengine.kernels.kv_scales import FP8
 from tests.kernels.attention.test_decode_attention import paged
-from tests.kernels.attention.test_latent_decode import latents
+from tests.kernels.attention.test_latent_decode import coded, latents
 from tests.kernels.conftest import relative_error, tolerance
 
 chunks = pytest.importorskip("aengine.kernels.attention.chunk_attention")
@@ -58,6 +59,29 @@ def test_a_query_sees_what_is_before_it(
     out = chunks.attend_chunks(q, cache, cache[..., :rank], table, lens, starts, scale)
     assert relative_error(out, reference(q, cache, table, work, rank, scale)) < tolerance(dtype)
     assert torch.equal(out, chunks.attend_chunks(q, cache, cache[..., :rank], table, lens, starts, scale))
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(("work", "heads", "rank", "turned", "page"), CASES)
+def test_codes_are_latents_in_fp8(
+    work: Work, heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    q, cache, table, lens, starts = step(work, heads, rank, turned, page, dtype, device)
+    codes, exact = coded(cache)
+    scale = 0.05 * (rank + turned) ** -0.5
+    out = chunks.attend_chunks(q, codes, codes[..., :rank], table, lens, starts, scale, value_scale=0.05)
+    assert relative_error(out, 0.05 * reference(q, exact, table, work, rank, scale)) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e5, 1e30])
+def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.device) -> None:
+    """Products of bfloat16 queries with codes run in float16."""
+    work = [(40, 12), (7, 7)]
+    q, cache, table, lens, starts = step(work, 4, 16, 16, 16, torch.bfloat16, device)
+    q[:, 1], q[:, 2, :16], q[:, 3, 16:] = 0.0, 0.0, 0.0
+    q, (codes, exact) = (q.float() * size).to(q.dtype), coded(cache)
+    out = chunks.attend_chunks(q, codes, codes[..., :16], table, lens, starts, 0.01 / size, value_scale=0.05)
+    assert relative_error(out, 0.05 * reference(q, exact, table, work, 16, 0.01 / size)) < 6e-3
 
 
 def test_tokens_of_no_chunk_are_left_alone_tiny(device: torch.device) -> None:
@@ -119,6 +143,10 @@ def test_heads_have_keys_and_values_of_their_own(
     rule = Scores(softcap, torch.randn(heads, device=device) * 3 if sinks else None)
     out = chunks.attend_chunks(q, k, v, table, lens, starts, 0.1, window, rule)
     assert relative_error(out, wide_reference(q, k, v, table, work, window, rule)) < tolerance(dtype)
+    if window is None:
+        (k_codes, k), (v_codes, v) = coded(k / 20), coded(v)
+        out = chunks.attend_chunks(q, k_codes, v_codes, table, lens, starts, 0.1, None, rule, value_scale=0.05)
+        assert relative_error(out, 0.05 * wide_reference(q, k, v, table, work, None, rule)) < tolerance(dtype)
 
 
 def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:
@@ -127,3 +155,5 @@ def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:
         chunks.attend_chunks(q, cache, cache[..., :16].contiguous(), table, lens, starts, 1.0)
     with pytest.raises(ValueError, match="for queries of"):
         chunks.attend_chunks(q, cache.half(), cache[..., :16], table, lens, starts, 1.0)
+    with pytest.raises(ValueError, match="for queries of"):
+        chunks.attend_chunks(q, cache.to(FP8), cache[..., :16], table, lens, starts, 1.0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aengine.kernels.kv_scales import FP8
 from tests.kernels.attention.test_decode_attention import paged, reference
 from tests.kernels.conftest import relative_error, tolerance
 
@@ -53,6 +54,39 @@ def test_every_head_attends_to_the_same_latents(
     assert not out[lens == 0].any()
 
 
+def coded(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """A cache in FP8, and the numbers that its codes are, in float32; what no row owns is NaN in both."""
+    codes = (cache.float() * 20).clamp(-448, 448).to(FP8)
+    return codes, codes.float()
+
+
+@pytest.mark.thinned(strength=1)
+@pytest.mark.parametrize(("lengths", "heads", "rank", "turned", "page"), TINY + FULL)
+def test_codes_are_latents_in_fp8(
+    lengths: list[int], heads: int, rank: int, turned: int, page: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    q, cache, table, lens = latents(lengths, heads, rank, turned, page, dtype, device)
+    codes, exact = coded(cache)
+    scale = 0.05 * (rank + turned) ** -0.5
+    attend = decode.LatentDecode()
+    out = attend(q, codes, rank, table, lens, scale, value_scale=0.05)
+    expected = reference(q, exact, exact, table, lens, scale)[..., :rank] * 0.05
+    assert relative_error(out, expected) < tolerance(dtype)
+    assert torch.equal(out, attend(q, codes, rank, table, lens, scale, value_scale=0.05))
+    assert not out[lens == 0].any()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e5, 1e30])
+def test_queries_beyond_float16_keep_their_size_tiny(size: float, device: torch.device) -> None:
+    """Products of bfloat16 queries with codes run in float16."""
+    q, cache, table, lens = latents([40, 7, 90], 4, 16, 16, 16, torch.bfloat16, device)
+    q[:, 1], q[:, 2, :16], q[:, 3, 16:] = 0.0, 0.0, 0.0
+    q, (codes, exact) = (q.float() * size).to(q.dtype), coded(cache)
+    out = decode.LatentDecode()(q, codes, 16, table, lens, 0.01 / size, value_scale=0.05)
+    expected = reference(q, exact, exact, table, lens, 0.01 / size)[..., :16] * 0.05
+    assert relative_error(out, expected) < 6e-3
+
+
 @pytest.mark.parametrize("crowd", [1, 4])
 def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, device: torch.device) -> None:
     q, cache, table, lens = latents([5, 90, 0, 200, 33], 4, 16, 16, 16, torch.float32, device)
@@ -77,3 +111,5 @@ def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:
         decode.LatentDecode()(q, cache[:, ::2], 16, table, lens, 1.0)
     with pytest.raises(ValueError, match="for queries of"):
         decode.LatentDecode()(q, cache.half(), 16, table, lens, 1.0)
+    with pytest.raises(ValueError, match="for queries of"):
+        decode.LatentDecode()(q, cache.to(FP8), 15, table, lens, 1.0)
