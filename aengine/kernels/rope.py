@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from aengine.kernels.attention.codes import as_kept
 from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for, power_of_two
@@ -38,17 +39,6 @@ def _store_halves(ptr, low, high, heads, offset, mask, low_columns, high_columns
     tl.store(place + high_columns[None, :], high, mask=mask)
 
 
-@triton.jit
-def _kept(x, inverse, dtype: tl.constexpr):
-    """What the cache keeps of x: as `encode` makes codes of an FP8 cache, or as it is."""
-    kept = x
-    if dtype.is_fp8():
-        wide = x.to(tl.float32)
-        code = tl.clamp(wide * inverse, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-        kept = tl.where(tl.abs(wide) == float("inf"), float("nan"), code).to(dtype)
-    return kept
-
-
 @keep_variants
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _qk_norm_rope_store_kernel(
@@ -69,6 +59,7 @@ def _qk_norm_rope_store_kernel(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROTATED: tl.constexpr,  # of a head's elements, the first ones
+    VECTOR: tl.constexpr,  # neighbours among the columns, which begin at a multiple of as many
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     TILE: tl.constexpr,
@@ -87,6 +78,8 @@ def _qk_norm_rope_store_kernel(
         turned = columns < ROTATED // 2
         low_columns = tl.where(turned, columns, columns + ROTATED // 2)
         high_columns = tl.where(turned, columns + ROTATED // 2, columns + DIM // 2)
+        low_columns = tl.max_contiguous(tl.multiple_of(low_columns, VECTOR), VECTOR)
+        high_columns = tl.max_contiguous(tl.multiple_of(high_columns, VECTOR), VECTOR)
     if OVERLAP:
         gdc_launch_dependents()
     position = tl.load(positions_ptr + token)
@@ -117,16 +110,16 @@ def _qk_norm_rope_store_kernel(
     kept: tl.constexpr = v_cache_ptr.dtype.element_ty
     v_offset = slot * KV_HEADS - HEADS - KV_HEADS
     if not V_NORM:
-        v_low = _kept(low, v_inverse, kept)
-        v_high = _kept(high, v_inverse, kept)
+        v_low = as_kept(low, v_inverse, kept)
+        v_high = as_kept(high, v_inverse, kept)
         _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, DIM)
 
     if Q_NORM or K_NORM or V_NORM:
         squares = low.to(tl.float32) * low.to(tl.float32) + high.to(tl.float32) * high.to(tl.float32)
         scale = tl.math.rsqrt(tl.sum(squares, axis=1) / DIM + eps)[:, None]
     if V_NORM:
-        v_low = _kept((low.to(tl.float32) * scale).to(low.dtype), v_inverse, kept)
-        v_high = _kept((high.to(tl.float32) * scale).to(high.dtype), v_inverse, kept)
+        v_low = as_kept((low.to(tl.float32) * scale).to(low.dtype), v_inverse, kept)
+        v_high = as_kept((high.to(tl.float32) * scale).to(high.dtype), v_inverse, kept)
         _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, DIM)
     normed_low = low
     normed_high = high
@@ -141,10 +134,19 @@ def _qk_norm_rope_store_kernel(
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
     high = (wide_high * cos + wide_low * sin).to(high.dtype)
     _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, low_columns, high_columns, DIM)
-    k_low = _kept(low, k_inverse, kept)
-    k_high = _kept(high, k_inverse, kept)
+    k_low = as_kept(low, k_inverse, kept)
+    k_high = as_kept(high, k_inverse, kept)
     k_offset = slot * KV_HEADS - HEADS
     _store_halves(k_cache_ptr, k_low, k_high, heads, k_offset, is_k, low_columns, high_columns, DIM)
+
+
+def _tile(tokens: int, heads: int) -> int:
+    """Heads of a program. Many tokens fill the device with programs of as many as leave no threads idle; few need the
+    heads spread.
+    """
+    if tokens < 64:
+        return min(4, power_of_two(heads))
+    return min((16, 8, 4), key=lambda tile: -(-heads // tile) * tile) if heads > 8 else power_of_two(heads)
 
 
 def qk_norm_rope_store(
@@ -176,17 +178,16 @@ def qk_norm_rope_store(
         raise ValueError(f"head_dim must be a power of two, got {dim}")
     q = qkv.new_empty(tokens, heads.count, dim) if out is None else out
     count = heads.count + 2 * kv_heads
-    # Many tokens fill the device with whole programs each; few need the heads spread.
-    tile = min(16 if tokens >= 64 else 4, power_of_two(count))
-    overlap = launch_for(qkv.device).overlap
+    tile = _tile(tokens, count)
+    overlap, half = launch_for(qkv.device).overlap, cos_sin.shape[1] // 2 or dim // 2
     if tokens:
         _qk_norm_rope_store_kernel[(tokens, triton.cdiv(count, tile))](
             qkv, qkv if heads.q_norm is None else heads.q_norm, qkv if heads.k_norm is None else heads.k_norm,
             cos_sin, positions, slots, k_cache, v_cache, q, heads.eps, 1.0 / scales.key, 1.0 / scales.value,
             qkv.stride(0),
             HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim, ROTATED=cos_sin.shape[1],
-            Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None, TILE=tile, OVERLAP=overlap,
-            GATED=heads.gated, V_NORM=heads.v_norm, KEYS_ARE_VALUES=heads.behind == "keys",
+            VECTOR=min(16, half & -half), Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None,
+            TILE=tile, OVERLAP=overlap, GATED=heads.gated, V_NORM=heads.v_norm, KEYS_ARE_VALUES=heads.behind == "keys",
             num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
         )  # fmt: skip
     return q

@@ -51,3 +51,11 @@ def test_mxfp4_has_sixteen_values_and_powers_of_two_down_to_the_subnormal_one() 
     for row, exponent in zip(out, (0, 1, -127, 125)):
         assert torch.equal(row.double(), values * 2.0**exponent)
     assert out.isfinite().all()
+
+
+def test_mxfp4_keeps_two_codes_in_a_byte() -> None:
+    codes = torch.randint(0, 16, (2, 3, 64), dtype=torch.uint8)
+    weight = Mxfp4Weight.of(codes, torch.zeros(2, 3, 2, dtype=torch.uint8))
+    assert weight.pairs.shape == (2, 3, 32)
+    assert weight.shape == codes.shape
+    assert torch.equal(weight.codes, codes)

@@ -52,14 +52,15 @@ def _one_row(n: int, k: int, processors: int) -> OneRowConfig:
 def _rounded_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:
     groups, tiles = -(-k // GROUP), -(-n // 64)
     if tiles > 2 * processors:
-        return FewRowsConfig(64, 1, 4, 4, 2) if m <= 2 * FEW_ROWS else FewRowsConfig(128, 1, 4, 4, 1)
+        return FewRowsConfig(64, 1, 4, 4, min(2, groups)) if m <= 2 * FEW_ROWS else FewRowsConfig(128, 1, 4, 4, 1)
     most = 4 * processors if m <= FEW_ROWS else 3 * processors
     splits = 1
     while tiles * 2 * splits <= most and groups % (2 * splits) == 0 and groups // (2 * splits) >= 4:
         splits *= 2
     if FEW_ROWS < m <= 2 * FEW_ROWS and n < 6144:
         return FewRowsConfig(64, splits, 6, 4, 1)
-    return FewRowsConfig(64, splits, 4, 4, 1 if splits == 8 else 2)
+    # Beyond the groups of a piece lie another's, or nothing.
+    return FewRowsConfig(64, splits, 4, 4, 1 if splits == 8 else min(2, groups // splits))
 
 
 def _few_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:

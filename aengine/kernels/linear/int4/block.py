@@ -35,13 +35,24 @@ def offset(word, dtype: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr):
 
 
 @triton.jit
+def e2m1(words, QUARTER: tl.constexpr):
+    """The numbers of one quarter, float32, from words as `spread` makes them."""
+    wide = words.to(tl.int32)
+    if QUARTER < 3:
+        magnitude, sign = wide >> (3 * QUARTER) & 7, wide >> (9 + 3 * QUARTER) & 1
+    else:
+        magnitude, sign = (wide >> 13 & 1) | (wide >> 9 & 6), wide >> 14 & 1
+    number = (magnitude << 22).to(tl.float32, bitcast=True) * 2.0**126
+    return tl.where(sign == 1, -number, number)
+
+
+@triton.jit
 def _plain(words, scale, QUARTER: tl.constexpr, MXFP4: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr):
     """One quarter without a word of assembly: any dtype, any device."""
-    code = (words.to(tl.int32) >> (4 * QUARTER)) & 15
     if MXFP4:
-        magnitude = ((code & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126
-        number = tl.where(code > 7, -magnitude, magnitude)
+        number = e2m1(words, QUARTER)
     else:
+        code = (words.to(tl.int32) >> (4 * QUARTER)) & 15
         number = (code - tl.expand_dims(scale & 255, -1)).to(tl.float32)
     if SCALED:
         number *= _scale(scale, QUARTER, MXFP4, 1.0)

@@ -52,7 +52,7 @@ def load_row(row_ptr, first, K: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.con
 
 
 @triton.jit
-def _parted(words, like):
+def parted(words, like):
     return tl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(like.dtype, like.dtype), is_pure=True, pack=1
     )
@@ -75,7 +75,7 @@ def operand(quarter, like, WARPS: tl.constexpr, STEPS: tl.constexpr, PAIRS: tl.c
     Its rows are in an order in which those of a thread are neighbours, as the columns of the weights are.
     """
     if PAIRS:
-        low, high = _parted(quarter, like)
+        low, high = parted(quarter, like)
         quarter = tl.join(low, high)
     quarter = tl.reshape(quarter, [WARPS, STEPS, 2, 2, 4, 2])  # warp, step, half, eight, t, pair
     quarter = tl.reshape(tl.permute(quarter, [1, 0, 2, 4, 3, 5]), [STEPS * WARPS, 32, 1])

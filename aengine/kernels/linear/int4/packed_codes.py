@@ -1,7 +1,8 @@
 """Four codes in a word of 16 bits, so that pairs of words unpack into pairs of numbers in two instructions.
 
 A block of 128 columns is 32 words: word c holds columns c, 32 + c, 64 + c and 96 + c, the first in its lowest bits.
-A register of two neighbouring words, shifted and masked, is two neighbouring columns of one quarter of a block.
+A register of two neighbouring words, shifted and masked, is two neighbouring columns of one quarter of a block. Codes
+of MXFP4 have their bits where one shift or none brings all four into a bfloat16 number: see `spread`.
 
 A tile of 16 rows and a block of columns is 1 KB in one piece, and the tiles of 16 rows follow one another. In a tile,
 words come in the order in which the threads of a warp hold the left operand of a matrix product: for each half of a
@@ -10,6 +11,7 @@ quarter 16 bytes a thread, so that nothing changes places between memory and pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -56,24 +58,40 @@ def pack_codes(weight: Int4Weight | Mxfp4Weight) -> PackedCodes:
         raise ValueError(f"groups of {weight.group} columns have no kernel: 32, 64, multiples of 128, or a whole row")
     padded = -(-k // BLOCK) * BLOCK
     if isinstance(weight, Mxfp4Weight):
-        return PackedCodes(_words(weight.codes, padded), _exponents(weight.scale), None, weight.group, n, k, mxfp4=True)
+        return PackedCodes(
+            _words(weight.codes, padded, spread), _exponents(weight.scale), None, weight.group, n, k, mxfp4=True
+        )
     order = weight.order
     if order is not None and not order.is_meta and torch.equal(order, torch.arange(k, device=order.device)):
         order = None
     group = weight.group if weight.group < k else padded
     scales = _scales_and_zeros(weight.scale, weight.zero, -(-padded // group))
-    return PackedCodes(_words(weight.codes, padded), scales, order, group, n, k, mxfp4=False)
+    return PackedCodes(_words(weight.codes, padded, _side_by_side), scales, order, group, n, k, mxfp4=False)
 
 
-def _words(codes: Tensor, padded: int) -> Tensor:
-    """[n, k] -> [tiles, blocks, 512] int16."""
+def _side_by_side(codes: Tensor) -> Tensor:
+    """[..., 4, 32] uint8 -> [..., 32] int16."""
+    low = codes[..., 0, :] | codes[..., 1, :] << 4
+    high = codes[..., 2, :] | codes[..., 3, :] << 4
+    return torch.stack((low, high), dim=-1).view(torch.int16).squeeze(-1)  # little-endian
+
+
+def spread(codes: Tensor) -> Tensor:
+    """The same of MXFP4. A bfloat16 number takes a code's magnitude at bits 6 to 8 and its sign at 15: six and three
+    bits further down lie those of the first two quarters, in their places those of the third; the last has the rest.
+    """
+    first, second, third, last = codes.short().unbind(-2)
+    words = (first & 7) | (first & 8) << 6 | (second & 7) << 3 | (second & 8) << 9
+    words |= (third & 7) << 6 | (third & 8) << 12
+    return words | (last & 1) << 13 | (last & 6) << 9 | (last & 8) << 11
+
+
+def _words(codes: Tensor, padded: int, in_words: Callable[[Tensor], Tensor]) -> Tensor:
+    """[n, k] -> [tiles, blocks, 512] int16; in_words: [..., 4, 32] uint8 -> [..., 32] int16."""
     n, k = codes.shape
     if padded > k or n % TILE_ROWS:
         codes = F.pad(codes, (0, padded - k, 0, -n % TILE_ROWS))
-    quarters = codes.view(len(codes), -1, 4, QUARTER)  # [n, blocks, 4, 32]
-    low = quarters[:, :, 0] | quarters[:, :, 1] << 4  # [n, blocks, 32]
-    high = quarters[:, :, 2] | quarters[:, :, 3] << 4
-    words = torch.stack((low, high), dim=-1).view(torch.int16)  # [n, blocks, 32, 1], little-endian
+    words = in_words(codes.view(len(codes), -1, 4, QUARTER))  # [n, blocks, 32]
     # Of 16 rows thread 4 * r + t of a warp holds r and 8 + r; of 16 words 2 * t, 2 * t + 1 and the same 8 further on.
     tiles = words.view(-1, 2, 8, words.shape[1], 2, 2, 4, 2)  # [tiles, eight, r, blocks, half, eight, t, pair]
     return tiles.permute(0, 3, 4, 2, 6, 1, 5, 7).reshape(len(tiles), -1, TILE_ROWS * QUARTER)

@@ -16,15 +16,13 @@ class _Narrow:
     """The bits of a 16-bit type, for two numbers side by side."""
 
     pair: str
-    e2m1_shift: int  # from a code's bits 12 to 14 to the last of the exponent and the first of the mantissa
-    e2m1_mask: str
-    e2m1_power: str  # what such a number lacks
+    e2m1_power: str  # what a number lacks that has the bits of e2m1 as last of the exponent and first of the mantissa
     lift: float  # the same
 
 
 _NARROW = {
-    torch.bfloat16: _Narrow("bf16x2", 6, "0x01c001c0", "0x7e807e80", 2.0**126),
-    torch.float16: _Narrow("f16x2", 3, "0x0e000e00", "0x74007400", 2.0**14),
+    torch.bfloat16: _Narrow("bf16x2", "0x7e807e80", 2.0**126),
+    torch.float16: _Narrow("f16x2", "0x74007400", 2.0**14),
 }
 _MINUS_ZERO = "0x80008000"
 
@@ -98,13 +96,22 @@ def _int4() -> list[str]:
 
 
 def _e2m1(narrow: _Narrow, bare: bool) -> list[str]:
-    """A code's bits go where they are a number, subnormal where it is one, that only lacks a power of two."""
+    """A code's bits go where they are a number, subnormal where it is one, that only lacks a power of two.
+
+    `spread` has put them where a bfloat16 number has them, but for a shift; those of the last quarter take three.
+    """
     lines = []
+    for i, shift in enumerate((6, 3, 0)):
+        if shift:
+            lines.append(f"shl.b32 t, $4, {shift};")
+        lines.append(f"and.b32 ${i}, {'t' if shift else '$4'}, 0x81c081c0;")
+    lines += ["shr.u32 t, $4, 3;", "and.b32 $3, t, 0x01800180;"]
+    lines += ["shr.u32 t, $4, 7;", "lop3.b32 $3, t, 0x00400040, $3, 0xEA;"]
+    lines += ["shl.b32 t, $4, 1;", f"lop3.b32 $3, t, {_MINUS_ZERO}, $3, 0xEA;"]
     for i in range(4):
-        lines.append(f"shl.b32 ${i}, $4, {12 - 4 * i};")
-        lines.append(f"shr.u32 t, ${i}, {narrow.e2m1_shift};")
-        lines.append(f"and.b32 t, t, {narrow.e2m1_mask};")
-        lines.append(f"lop3.b32 ${i}, ${i}, {_MINUS_ZERO}, t, 0xEA;")
+        if narrow.pair == "f16x2":  # whose exponent begins three bits further up
+            lines += [f"shl.b32 t, ${i}, 3;", "and.b32 t, t, 0x0e000e00;"]
+            lines.append(f"lop3.b32 ${i}, ${i}, {_MINUS_ZERO}, t, 0xEA;")
         if not bare:
             lines.append(f"fma.rn.{narrow.pair} ${i}, ${i}, power, minus_zero;")
     return lines

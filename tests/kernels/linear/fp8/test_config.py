@@ -7,7 +7,13 @@ import pytest
 pytest.importorskip("triton")
 
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, tile_borders
+from aengine.kernels.linear.fp8.config import (
+    few_rows_config,
+    few_tiles_config,
+    many_rows_config,
+    rounded_rows_config,
+    tile_borders,
+)
 from aengine.kernels.linear.fp8.few_tiles import FewTilesConfig
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
 
@@ -98,3 +104,13 @@ def test_tiles_change_behind_a_border_only(n: int, k: int, launch: Launch) -> No
     assert borders == sorted(set(borders))
     changes = [m for m in range(65, 16384) if cut(m) != cut(m + 1)]
     assert changes == [border for border in borders[1:] if border < 16384]
+
+
+@pytest.mark.parametrize("launch", [H200, SMALL])
+@pytest.mark.parametrize("n", [64, 256, 40_000])
+@pytest.mark.parametrize("k", [64, 128, 256, 512, 4096])
+def test_rounded_rows_ask_for_no_group_early_that_is_not_in_their_piece(n: int, k: int, launch: Launch) -> None:
+    for m in (2, 16, 17, 32, 33, 64):
+        config = rounded_rows_config(m, n, k, launch)
+        assert config is not None
+        assert 0 < config.early <= -(-k // 128) // config.splits

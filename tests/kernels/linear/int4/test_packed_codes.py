@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from aengine.kernels.linear.int4.packed_codes import pack_codes
-from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
+from aengine.kernels.linear.int4.packed_codes import pack_codes, spread
+from aengine.kernels.linear.weights import E2M1, Int4Weight, Mxfp4Weight
 
 
 def codes(n: int, k: int) -> torch.Tensor:
@@ -85,3 +85,14 @@ def test_weights_without_contents_have_the_same_shapes() -> None:
     )
     assert (empty.words.shape, empty.scales.shape) == (there.words.shape, there.scales.shape)
     assert (empty.group, empty.rows, empty.columns) == (there.group, 40, 320)
+
+
+def test_spread_codes_are_bfloat16_numbers_that_lack_a_power_of_two() -> None:
+    each = torch.arange(16, dtype=torch.uint8)
+    for number, own in enumerate(torch.eye(4, dtype=torch.uint8)):  # the quarter's codes among those of others
+        words = spread(own[:, None] * each + (1 - own[:, None]) * each.flip(0)).int()
+        bits = (
+            words << (6, 3, 0)[number] if number < 3 else words >> 3 & 0x180 | words >> 7 & 0x40 | words << 1 & 0x8000
+        )
+        numbers = ((bits & 0x81C0) << 16).view(torch.float32) * 2.0**126
+        assert numbers.tolist() == [*E2M1, *(-value for value in E2M1)]
