@@ -71,6 +71,7 @@ def test_adapters_are_told_apart(alone: dict[str | None, tuple[int, ...]]) -> No
     assert len(set(alone.values())) == COUNT + 1
 
 
+@pytest.mark.slow
 async def test_each_request_of_a_batch_has_its_own(alone: dict[str | None, tuple[int, ...]], written: Written) -> None:
     names = [None, *written.paths] * 3
     async with serving(lora=written.paths, max_loras=8) as engine:
@@ -89,12 +90,12 @@ async def test_by_every_way_of_asking(engine: aengine.Engine) -> None:
     assert tuple(token for one in generated for token in one.token_ids) == whole.token_ids
 
 
-@pytest.mark.parametrize("adapter", ["a9", ""])
-async def test_an_unknown_name_is_refused_at_once(engine: aengine.Engine, adapter: str) -> None:
-    with pytest.raises(ModelNotFoundError):
-        await engine.complete(PROMPT, adapter=adapter)
-    with pytest.raises(ModelNotFoundError):
-        await engine.chat([{"role": "user", "content": "hi"}], adapter=adapter)
+async def test_an_unknown_name_is_refused_at_once(engine: aengine.Engine) -> None:
+    for adapter in ("a9", ""):
+        with pytest.raises(ModelNotFoundError):
+            await engine.complete(PROMPT, adapter=adapter)
+        with pytest.raises(ModelNotFoundError):
+            await engine.chat([{"role": "user", "content": "hi"}], adapter=adapter)
     with pytest.raises(InvalidRequestError, match="adapter"):
         await engine.complete(PROMPT, adapter=3)
 
@@ -124,10 +125,10 @@ async def test_they_are_listed_with_what_they_take(engine: aengine.Engine, writt
 async def test_one_is_loaded_and_unloaded_beside_a_running_stream(
     engine: aengine.Engine, written: Written, alone: dict[str | None, tuple[int, ...]]
 ) -> None:
-    expected = await engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 150})
-    running = asyncio.create_task(engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 150}))
+    expected = await engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 80})
+    running = asyncio.create_task(engine.complete(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 80}))
     for _ in range(2):
-        for name in ("a2", "a3", "a4"):
+        for name in ("a2", "a3"):
             await engine.load_adapter(name, written.paths[name])
             assert (await engine.complete(PROMPT, adapter=name, **GREEDY)).token_ids == alone[name]
             await engine.unload_adapter(name)
@@ -137,7 +138,7 @@ async def test_one_is_loaded_and_unloaded_beside_a_running_stream(
 
 
 async def test_unloading_waits_for_those_who_have_it_and_refuses_everyone_else(engine: aengine.Engine) -> None:
-    stream = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 60})
+    stream = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 30})
     await stream.take()
     unloading = asyncio.create_task(engine.unload_adapter("a0"))
     await anyio.lowlevel.checkpoint()
@@ -179,7 +180,7 @@ async def test_the_last_one_who_waits_may_also_give_up(written: Written) -> None
 
 
 async def test_unloading_that_is_given_up_goes_on_by_itself(engine: aengine.Engine) -> None:
-    stream = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 100})
+    stream = await engine.submit(PROMPT, adapter="a0", **GREEDY | {"max_tokens": 40})
     with anyio.move_on_after(0.01):
         await engine.unload_adapter("a0")
     await _rest(stream)
@@ -218,10 +219,11 @@ async def test_a_failed_load_leaves_all_as_it_was(engine: aengine.Engine, writte
     assert (await engine.complete(PROMPT, adapter="a0", **GREEDY)).usage.cached_tokens == 0
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "a,b", "a=b", "-a", "é", "x" * 201, "a\n", "aengine-demo", None])
-async def test_names_that_cannot_be(engine: aengine.Engine, written: Written, name: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="name"):
-        await engine.load_adapter(name, written.paths["a2"])
+async def test_names_that_cannot_be(engine: aengine.Engine, written: Written) -> None:
+    names: list[Any] = ["", " ", "a b", "a,b", "a=b", "-a", "é", "x" * 201, "a\n", "aengine-demo", None]
+    for name in names:
+        with pytest.raises(InvalidRequestError, match="name"):
+            await engine.load_adapter(name, written.paths["a2"])
 
 
 async def test_what_the_host_has_no_memory_for_is_refused(written: Written) -> None:
@@ -384,7 +386,7 @@ def lone(written: Written) -> list[aengine.Completion]:
 
 
 PREEMPTING: dict[str, Any] = {"num_pages": 60, "page_size": 3, "max_model_len": 128}
-ASKED = requests([None, *(f"a{number}" for number in range(COUNT))], 36, seed=5)
+ASKED = requests([None, *(f"a{number}" for number in range(COUNT))], 24, seed=5)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +442,7 @@ async def test_a_burst_over_a_hundred_adapters_with_sixteen_places(tmp_path: Pat
     assert sum(first[:20]) < sum(first[60:80])
 
 
+@pytest.mark.slow
 async def test_a_stream_of_popular_ones_does_not_starve_a_rare_one(written: Written) -> None:
     async with serving(lora=written.paths, max_loras=2, max_num_seqs=4) as engine:
         popular_served = 0

@@ -84,15 +84,23 @@ class Driver:
         assert torch.equal(torch.tensor(tokens[-NEW_TOKENS:])[clear], best.indices[clear, 0])
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3-bias-untied", "qwen3-moe"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3-moe",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("qwen3", "qwen3-bias-untied", "gpt-oss")),
+    ],
+)
 def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[PreTrainedModel]]:
     """A folder with a base and three adapters, the third of the output matrix; the base and the merged models."""
     folder = tmp_path_factory.mktemp(request.param)
-    base = write_checkpoint(request.param, folder / "base")
+    # The driver plans no windows.
+    sizes = {"layer_types": ["full_attention"] * 2} if request.param == "gpt-oss" else {}
+    base = write_checkpoint(request.param, folder / "base", **sizes)
     head = {"target_modules": ["lm_head", "o_proj"]}
-    layers = EXPERTS if request.param == "qwen3-moe" else {}
+    layers = EXPERTS if request.param in ("qwen3-moe", "gpt-oss") else {}
     return folder, [
         base,
         *(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from aengine.kernels.experts.plan import AT_ONCE as PLANNED_AT_ONCE
+from aengine.kernels.experts.routing.plan import AT_ONCE as PLANNED_AT_ONCE
 from aengine.kernels.launch import Launch, power_of_two
 from aengine.kernels.lora.expand import ExpandConfig
 from aengine.kernels.lora.order import AT_ONCE, LOW_UP_TO, most_tiles_of

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.experts.plan import make_plan, most_tiles
+from aengine.kernels.experts.routing.plan import make_plan, most_tiles
 from aengine.kernels.launch import power_of_two
 from aengine.kernels.lora.base import NO_ADAPTER, TokenAdapters
 from aengine.kernels.variants import keep_variants

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aengine.kernels.experts.many_rows import ManyCut, grouped_product, sort_rows
-from aengine.kernels.experts.plan import make_plan
-from aengine.kernels.experts.triton_experts import TritonExperts
-from aengine.kernels.experts.weighted_sum import weighted_sum
-from aengine.kernels.gelu import gelu_mul
+from aengine.kernels.experts.apart import ApartExperts
 from aengine.kernels.lora.base import TokenAdapters
 from aengine.kernels.lora.experts import ExpertAdapters
-from aengine.kernels.lora.pairs import PairFactors, add_pairs
-from aengine.kernels.norms import silu_mul
+from aengine.kernels.lora.pairs import PairFactors, shrink_pairs
+from aengine.kernels.lora.pairs_gated import gate_pairs
+from aengine.kernels.lora.pairs_sum import sum_pairs
 
 
 class TritonAdaptedExperts:
-    """Without adapters it calls the experts and nothing else; with some, gate and up are written out between products.
+    """Experts of any format: without adapters they are called and nothing else; with some, gate and up are written out
+    by their products, and what adapters add comes with the activation and with the sum.
 
     Everything is enqueued on the current stream; one stream at a time.
     """
 
-    def __init__(self, experts: TritonExperts, weights: ExpertAdapters, tokens: TokenAdapters) -> None:
+    def __init__(self, experts: ApartExperts, weights: ExpertAdapters, tokens: TokenAdapters) -> None:
         self.experts, self.hidden = experts.experts, experts.hidden
         self._experts = experts
         self._weights = weights  # which the factors point into
@@ -33,16 +31,11 @@ class TritonAdaptedExperts:
         if places is None or not len(h):
             return self._experts.add_to(h, ids, weights, residual)
         h, ids, weights, places = h.contiguous(), ids.contiguous(), weights.contiguous(), places.contiguous()
-        height, cut = (64, ManyCut(128, 64, 3, 4)) if h.element_size() == 2 else (16, ManyCut(32, 32, 2, 4))
-        plan, top_k = make_plan(ids, self.experts, height), ids.shape[1]
-        gate_up, down = self._experts.gate_up, self._experts.down
-        rows = sort_rows(h, plan, ids)
-        both = h.new_empty(len(rows), gate_up.shape[1])
-        grouped_product(None, rows, gate_up, plan, both, top_k, height, cut)
-        add_pairs(both, rows, self._gate_up, plan, ids, places)
-        activated = (gelu_mul if self._experts.rule.gelu else silu_mul)(both)
-        grouped_product(None, activated, down, plan, rows, top_k, height, cut)
-        add_pairs(rows, activated, self._down, plan, ids, places)
-        return weighted_sum(
-            rows, ids, weights, None if residual is None else residual.contiguous(), self.experts, plan.places
-        )
+        residual = None if residual is None else residual.contiguous()
+        apart = self._experts.apart(h, ids)
+        both = apart.gate_up()
+        first = shrink_pairs(h, self._gate_up, apart, ids, places, of_tokens=True)
+        inner = gate_pairs(both, first, self._gate_up, self._experts.rule, apart, ids, places)
+        rows = apart.down(inner)
+        second = shrink_pairs(inner, self._down, apart, ids, places, of_tokens=False)
+        return sum_pairs(rows, second, self._down, apart, ids, weights, places, residual)

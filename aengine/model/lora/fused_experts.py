@@ -2,7 +2,8 @@
 
 The factors of all experts stand in one: of `experts * rank` rows, those of an expert one below the other, and of
 `rank * experts` columns, those of an expert `experts` apart. Up to 0.18 PEFT took [experts, outputs, inputs] for
-[experts, inputs, outputs], so that the first factor there is of the outputs and the second of the inputs.
+[experts, inputs, outputs], so that the first factor there is of the outputs and the second of the inputs. Of matrices
+that are stored so, the first is of the inputs in all versions.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class FusedExperts:
                 ("gate_up_proj", 2 * inner, self.hidden),
                 ("down_proj", self.hidden, inner),
             )
-            for turned in (True, False)
+            for turned in ((True,) if self.spec.turned else (True, False))
         ]
         widths = pair.a.shape[1], pair.b.shape[0]
         fitting = [one for one in matrices if one.widths == widths]
@@ -80,12 +81,14 @@ class FusedExperts:
 def unfuse(experts: FusedExperts, matrix: Matrix, rank: int) -> Iterator[tuple[str, Unpack]]:
     """The linears of all experts that the matrix consists of, and how the factors of each come out of those of all."""
     spec = experts.spec
-    rows = {spec.down: (0, experts.hidden)}
+    rows = {spec.down: slice(None)}
     if matrix.parameter == "gate_up_proj":
-        rows = {spec.gate: (0, spec.inner), spec.up: (spec.inner, 2 * spec.inner)}
+        rows = {spec.gate: slice(spec.inner), spec.up: slice(spec.inner, None)}
+        if spec.turned:  # by turns
+            rows = {spec.gate: slice(0, None, 2), spec.up: slice(1, None, 2)}
     for expert in range(spec.count):
-        for part, (first, last) in rows.items():
-            yield f"{experts.name}.{expert}.{part}", _Unpack(expert, spec.count, rank, first, last, matrix.turned)
+        for part, outputs in rows.items():
+            yield f"{experts.name}.{expert}.{part}", _Unpack(expert, spec.count, rank, outputs, matrix.turned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,7 @@ class _Unpack:
     expert: int
     experts: int
     rank: int
-    first: int  # of the matrix's outputs
-    last: int
+    outputs: slice  # of the matrix's
     turned: bool
 
     def __call__(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,4 +104,4 @@ class _Unpack:
         other = b[:, self.expert :: self.experts]  # [outputs, rank]
         if not self.turned:
             own, other = other.t(), own.t()
-        return own, other[self.first : self.last]
+        return own, other[self.outputs]

@@ -40,6 +40,10 @@ class Linears:
         self._fused = {
             name: FusedExperts(name, layer.hidden, layer.spec) for name, layer in memory.layers_of_experts.items()
         }
+        self._routers = {
+            f"{name.removesuffix('experts')}{layer.spec.router_name}"
+            for name, layer in memory.layers_of_experts.items()
+        }
 
     def names(self) -> Iterator[str]:
         """Of all linears, those that are computed as one each by itself."""
@@ -63,6 +67,11 @@ class Linears:
         if self._aside and module.startswith(self._aside):
             return []
         for name in (module, f"model.{module}"):
+            if name in self._routers:
+                raise AdapterError(
+                    f"{pair.a.path}: {pair.a.name} changes {pair.module}, the router of a layer's experts, for which "
+                    f"adapters are not supported; merge it into the base model (PEFT's merge_and_unload) and serve that"
+                )
             if name in self._site_of:
                 return [self._whole(pair, name)]
             if (fused := self._experts(name)) is not None:

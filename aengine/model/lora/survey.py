@@ -23,12 +23,11 @@ def survey(
     places: int,
     max_rank: int | None,
     loading: bool,
-    experts: bool = True,
 ) -> LoraRoom:
     """The room for so many places. folders: of the adapters that are named.
 
     max_rank: None: the highest of theirs. loading: whether others may come, which change any linear of the layers.
-    experts: whether there are kernels for adapters of the experts. Raises `AdapterError`, which names the adapter.
+    Raises `AdapterError`, which names the adapter.
     """
     rank, kinds = LEAST_RANK, set[str]()
     of_experts = {kind_of(site) for site in linears.sites if EXPERTS in site}
@@ -37,11 +36,6 @@ def survey(
             own, changed = kinds_of(folder, linears)
         except AdapterError as error:
             raise AdapterError(f"lora: {name}: {error}") from None
-        if changed & of_experts and not experts:
-            raise AdapterError(
-                f"lora: {name}: {folder} changes the matrices of experts, for which there are no kernels where they "
-                f"are quantised or have biases; leave it out, or merge it into the base model"
-            )
         rank = max(rank, own)
         kinds |= changed
     if kinds & of_experts:  # both of their products

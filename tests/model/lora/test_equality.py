@@ -85,7 +85,12 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
 @pytest.mark.parametrize(
-    "case", ["qwen3-moe", *(pytest.param(case, marks=pytest.mark.slow) for case in ("mixtral", "qwen2-moe", "olmoe"))]
+    "case",
+    [
+        "qwen3-moe",
+        "gpt-oss",  # inputs before outputs, columns of gate and up by turns
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("mixtral", "qwen2-moe", "olmoe")),
+    ],
 )
 @pytest.mark.parametrize("parameters", [EXPERTS, EXPERTS[:1], EXPERTS[1:]], ids=["both", "gate and up", "down"])
 def test_adapters_of_all_experts_in_one(case: str, parameters: list[str], tmp_path: Path) -> None:

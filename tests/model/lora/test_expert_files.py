@@ -107,11 +107,11 @@ def test_shapes_of_no_matrix_are_refused(tmp_path: Path) -> None:
             room_for(config, [tmp_path / "adapter"])
 
 
-def test_experts_are_refused_where_the_device_cannot(tmp_path: Path) -> None:
-    base = write_checkpoint("mixtral", tmp_path / "base")
-    exchanged(tmp_path / "adapter", base)
+@pytest.mark.parametrize(("case", "router"), [("qwen3-moe", "mlp.gate"), ("gpt-oss", "mlp.router")])
+def test_an_adapter_of_a_router_is_refused_as_one(case: str, router: str, tmp_path: Path) -> None:
+    base = write_checkpoint(case, tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", target_modules=["q_proj"], target_parameters=[f"{router}.weight"])
     with pytest.raises(
-        AdapterError,
-        match=r"^lora: adapter: .*no kernels where they are quantised",
+        AdapterError, match=rf"adapter: .*layers\.0\.{router}\.lora_A.* the router of a layer's experts"
     ):
-        room_for(ModelConfig.from_folder(tmp_path / "base"), [tmp_path / "adapter"], experts=False)
+        room_for(ModelConfig.from_folder(tmp_path / "base"), [tmp_path / "adapter"])
