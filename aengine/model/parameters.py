@@ -23,7 +23,7 @@ from aengine.model.lora.memory import AdapterMemory
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.base import LinearFormat
 from aengine.model.quant.formats.mxfp4 import gate_first
-from aengine.model.quant.groups import QuantizedExperts, QuantizedLinear, columns_divide
+from aengine.model.quant.groups import DequantizedMatrix, QuantizedExperts, QuantizedLinear, columns_divide
 from aengine.model.quant.reading import row_multiple
 from aengine.model.quant.scheme import QuantConfig
 from aengine.model.ranks.shard import ExpertsShare, Part, Range, Shard, Split, width
@@ -101,12 +101,17 @@ class Parameters:
         self.groups.append(Plain(name, tensor, entry=Entry((width(parts), *inner), cut=cut)))
         return tensor
 
-    def floats(self, name: str) -> str:
-        """The weight of a matrix that is not used as a linear. Raises `UnsupportedModelError` where it is quantised."""
+    def matrix(self, name: str, parts: Part | tuple[Part, ...], inputs: int) -> Tensor:
+        """The numbers of a matrix that is not used as a linear, in the model's dtype: [outputs, inputs], or a rank's
+        rows of it. Where the checkpoint has it quantised, it is dequantised while it is loaded.
+        """
         form = None if self._quantization is None else self._quantization.format_of(name)
-        if form is not None:
-            raise UnsupportedModelError(f"{name}: is multiplied with queries, for which {form.name} is not read")
-        return f"{name}.weight"
+        if form is None:
+            return self.rows(f"{name}.weight", parts, inputs)
+        stored = Stored(width(parts), inputs, rows=None if self.ranks is None else self.shard.ranges(parts))
+        matrix = self._storage.empty(*stored.kept)
+        self.groups.append(DequantizedMatrix(matrix, name, stored, form, self._storage))
+        return matrix
 
     def norm_weight(self, name: str, part: Part) -> Tensor:
         """The weight of a norm, or a rank's share of it; in float32 where an offset would not survive rounding."""
@@ -257,8 +262,7 @@ class Parameters:
         forms = self._forms(name, spec)
         share = self._share(name, hidden, spec, forms)
         memory = self.adapters
-        # Factors of matrices that are turned round, by turns, are not known.
-        adapters = None if memory is None or spec.turned else memory.experts(name, hidden, spec, share)
+        adapters = None if memory is None else memory.experts(name, hidden, spec, share)
         adapt = None if memory is None or adapters is None else partial(memory.adapted_experts, weights=adapters)
         experts = LoadedExperts(share.count, hidden, adapt)
         biases = self._expert_biases(name, hidden, spec, share) if spec.biases else None

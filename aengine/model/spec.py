@@ -8,7 +8,7 @@ import msgspec
 
 from aengine.cache.kv import KVLayer
 from aengine.kernels.delta.base import DeltaHeads
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.experts.rule import GateClamp
 from aengine.model.ranks.shard import Shard
 from aengine.model.rope import QueryGrowth, RopeConfig
@@ -115,11 +115,15 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
         """What a token leaves in pages, on each rank: the same on all of them."""
         return KVLayer(1, self.latent, both=1)
 
+    @property
+    def absorbed(self) -> int:
+        """How many numbers make keys and values of latents: no linear has them, and they stay in the model's dtype."""
+        return self.heads * (self.plain + self.value_dim) * self.rank
+
     def parameters(self, hidden: int) -> int:
-        up = self.heads * (self.plain + self.value_dim) * self.rank
         first = self.query_rank + self.latent
         biases = (first + hidden) * self.bias
-        return sum(n * k for n, k in self.linears(hidden)) + up + self.query_rank + self.rank + biases
+        return sum(n * k for n, k in self.linears(hidden)) + self.absorbed + self.query_rank + self.rank + biases
 
     def linears(self, hidden: int, ranks: int = 1) -> tuple[tuple[int, int], ...]:
         """Outputs and inputs of each product, on each rank."""

@@ -88,6 +88,7 @@ def test_alone(harness: Harness, prompts: list[list[int]], oracle: PreTrainedMod
     assert_greedy(harness.generate(some, NEW_TOKENS, batch=1), some, oracle)
 
 
+@pytest.mark.slow
 def test_sixteen_at_once_in_chunks(harness: Harness, prompts: list[list[int]], oracle: PreTrainedModel) -> None:
     assert_greedy(harness.generate(prompts, NEW_TOKENS, chunk=5), prompts, oracle)
 

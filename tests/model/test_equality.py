@@ -15,13 +15,7 @@ from .checkpoints import CASES, LONGROPE_CASES, NEW_TOKENS, Reference, reference
 from .harness import Harness, Running
 
 ALWAYS = (
-    "qwen3",
     "qwen3-5-wrapped",
-    "llama3",
-    "mixtral",
-    "phi3",
-    "olmo2",
-    "gemma3",
     "gemma4-small",
     "gpt-oss",
     "deepseek-v3",

@@ -22,11 +22,9 @@ from .harness import Running
 from .ranks import Counted, InPieces, Ranks
 
 ALWAYS = (
-    "qwen3",
     "llama-all-biases",
     "olmoe",
     "qwen2-moe",
-    "phi3",
     "qwen3-5-linear-last",
 )  # the others among the slow tests
 COUNTS = (pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow))
@@ -90,7 +88,7 @@ def test_tokens_in_pieces_whose_sums_are_under_way_while_others_are_computed(cas
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **sizes_of(case)), 2, collective=InPieces)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ranks_without_a_row_of_the_vocabulary(tied: bool, tmp_path: Path) -> None:
     model = write_checkpoint("qwen3", tmp_path, **{**SIZES, "vocab_size": 9, "tie_word_embeddings": tied})
     assert_equal(tmp_path, model, 8, vocab=9)
@@ -104,7 +102,7 @@ def test_experts_whose_columns_do_not_divide_are_dealt_out_whole(count: int, tmp
     assert_equal(tmp_path, model, count)
 
 
-@pytest.mark.parametrize("columns", [32, 33])
+@pytest.mark.parametrize("columns", [pytest.param(32, marks=pytest.mark.slow), 33])
 def test_experts_in_one_tensor(columns: int, tmp_path: Path) -> None:
     """As transformers keeps them in memory: gate above up, for all experts."""
     model = write_checkpoint("qwen3-moe", tmp_path, **{**SIZES, "num_experts": 9, "moe_intermediate_size": columns})

@@ -20,7 +20,14 @@ from .checkpoints import write_checkpoint
 from .harness import Harness
 from .quant.checkpoints import write_quantized
 
-PARTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+PARTS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+ALONE = ("o_proj.weight", "down_proj.weight", "w2.weight", "q_b_proj.weight")
+LATENT = {"kv_lora_rank": 128, "qk_rope_head_dim": 16, "q_lora_rank": 128, "qk_nope_head_dim": 48, "v_head_dim": 32}
 
 
 def logits(folder: Path, config: ModelConfig) -> torch.Tensor:
@@ -36,25 +43,28 @@ def logits(folder: Path, config: ModelConfig) -> torch.Tensor:
 
 
 def rounded(folder: Path) -> None:
-    """What the weights become, written back as floats: the parts of a fused matrix together, the head as it is."""
+    """What the weights become, written back as floats: the parts of a fused matrix together, the head as it is, and
+    what makes keys and values of latents.
+    """
     weights = load_file(folder / "model.safetensors")
     for name in list(weights):
-        alone = name.endswith(("o_proj.weight", "down_proj.weight")) and len(weights[name]) >= 128
-        if alone or name.endswith("w2.weight"):
+        if name.endswith(ALONE) and (len(weights[name]) >= 128 or ".experts." in name):
             weights[name] = dequantize(in_fp8(weights[name]))
     for parts in PARTS:
         for first in [name for name in weights if name.endswith(f"{parts[0]}.weight")]:
             names = [first.replace(parts[0], part) for part in parts]
+            if not all(name in weights for name in names):
+                continue
             whole = torch.cat([weights[name] for name in names])
-            if len(whole) >= 128 or "w1" in parts:
+            if len(whole) >= 128 or ".experts." in first:
                 pieces = dequantize(in_fp8(whole)).split([len(weights[name]) for name in names])
                 weights.update({name: piece.contiguous() for name, piece in zip(names, pieces)})
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize("case", ["qwen3", "mixtral"])
-def test_it_computes_with_the_rounded_weights(case: str, tmp_path: Path) -> None:
-    write_checkpoint(case, tmp_path)
+@pytest.mark.parametrize(("case", "sizes"), [("qwen3", {}), ("mixtral", {}), ("deepseek-v3", LATENT)])
+def test_it_computes_with_the_rounded_weights(case: str, sizes: dict[str, object], tmp_path: Path) -> None:
+    write_checkpoint(case, tmp_path, **sizes)
     config = ModelConfig.from_folder(tmp_path)
     plain, quantized = logits(tmp_path, config), logits(tmp_path, config.in_fp8())
     assert not torch.allclose(plain[0], quantized[0], atol=1e-3)

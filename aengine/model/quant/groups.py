@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aengine.errors import UnsupportedModelError, WeightsError
 from aengine.kernels.experts.rule import SILU, ExpertRule
-from aengine.kernels.linear.weights import Mxfp4Weight, QuantizedWeight
+from aengine.kernels.linear.weights import Mxfp4Weight, QuantizedWeight, dequantize
 from aengine.model.dense import Storage, Stored
 from aengine.model.groups import Entry
 from aengine.model.linear import LoadedExperts, LoadedLinear
@@ -83,8 +83,26 @@ class QuantizedLinear:
         for name, part in self._parts.items():
             tensors = {one.key: self._places.pop(one.name) for one in self._stored[name] if one.name in self._places}
             weights.append(self._readings[name].finish(self._form.unpack([name], part.outputs, part.inputs, tensors)))
-        whole = add_rows(fuse(weights, list(self._parts)), self._linear.outputs - self._height)
+        self._load(add_rows(fuse(weights, list(self._parts)), self._linear.outputs - self._height), bias)
+
+    def _load(self, whole: QuantizedWeight, bias: Tensor | None) -> None:
         self._linear.load(self._storage.kernels.quantized(whole, bias, self._storage.dtype))
+
+
+class DequantizedMatrix(QuantizedLinear):
+    """A matrix in one format that no linear is made of: its numbers go, dequantised, to memory that there is already.
+
+    Beside what the file has of it only the one matrix is there in float32, and no longer than it is closed.
+    """
+
+    def __init__(self, matrix: Tensor, name: str, part: Stored, form: LinearFormat, storage: Storage) -> None:
+        """matrix: of what is kept of `part`."""
+        rows, columns = part.kept
+        super().__init__(LoadedLinear(columns, rows), {name: part}, False, form, storage)
+        self._matrix = matrix
+
+    def _load(self, whole: QuantizedWeight, bias: Tensor | None) -> None:
+        self._matrix.copy_(dequantize(whole))
 
 
 class QuantizedExperts:

@@ -17,6 +17,7 @@ from .schemes import SCHEMES
 _FILE = "model.safetensors"
 # Linears whose columns must be in one order because they are computed as one matrix.
 _FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv"} | dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "in")
+_FUSED |= {"q_a_proj": "down", "kv_a_proj_with_mqa": "down"}
 
 
 def write_quantized(scheme: str | Scheme, case: str, folder: Path, twin: Path, **sizes: object) -> None:
@@ -51,8 +52,8 @@ def write_quantized(scheme: str | Scheme, case: str, folder: Path, twin: Path, *
 
 def is_linear(name: str) -> bool:
     """Whether a parameter is a matrix that formats quantise: not an embedding, norm, bias or router."""
-    endings = ("_proj.weight", "in_proj_qkvz.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight")
-    return name.endswith(endings)
+    endings = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+    return name.endswith((*endings, "in_proj_qkvz.weight", "in_proj_qkv.weight", "in_proj_z.weight"))
 
 
 def is_in(module: str, parts: Iterable[str]) -> bool:

@@ -58,7 +58,7 @@ def test_logits_are_those_of_the_dequantised_twin(folders: tuple[Path, Path]) ->
         torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("columns", [32, 64])
+@pytest.mark.parametrize("columns", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_ranks_compute_the_same(columns: int, tmp_path: Path) -> None:
     """With some of the experts each, or with half of the columns of each, where those are whole groups."""
     write_mxfp4(tmp_path / "quantised", tmp_path / "twin", moe_intermediate_size=columns)

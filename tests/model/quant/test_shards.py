@@ -66,8 +66,8 @@ def test_logits_are_those_of_the_dequantised_twin(dense: tuple[str, Path], count
         assert_equal(folder, count)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("scheme", ["fp8-blocks", "gptq", "ct-int4-zeros"])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scheme", ["fp8-blocks", pytest.param("gptq", marks=pytest.mark.slow), "ct-int4-zeros"])
 def test_rows_that_are_interleaved_by_head(scheme: str, count: int, tmp_path: Path) -> None:
     known = SCHEMES[scheme]
     key = "ignore" if "config_groups" in known.config else "modules_to_not_convert"
@@ -104,9 +104,9 @@ def test_experts_are_dealt_out_whole_where_their_columns_cannot_be(mixture: tupl
 @pytest.mark.parametrize(
     ("columns", "count"),
     [
-        pytest.param(64, 2, id="whole blocks of rows"),
+        pytest.param(64, 2, id="whole blocks of rows", marks=pytest.mark.slow),
         pytest.param(64, 4, id="half a block of rows"),
-        pytest.param(256, 4, id="experts"),
+        pytest.param(256, 4, id="experts", marks=pytest.mark.slow),
     ],
 )
 def test_experts_in_one_tensor(columns: int, count: int, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_experts_in_one_tensor(columns: int, count: int, tmp_path: Path) -> None
     assert_equal(tmp_path, count)
 
 
-@pytest.mark.parametrize("scheme", ["ct-int4-actorder", "gptq-desc-act"])
+@pytest.mark.parametrize("scheme", [pytest.param("ct-int4-actorder", marks=pytest.mark.slow), "gptq-desc-act"])
 def test_experts_with_ordered_columns_are_dealt_out_whole(scheme: str, tmp_path: Path) -> None:
     usual = SCHEMES[scheme]
     unquantised = {"ignore": ["lm_head", "re:.*self_attn.*"], "dynamic": {"-:.*self_attn.*": {}}}
