@@ -113,6 +113,7 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
             timeline=self.timeline,
             between=ready.look,
             observe=None if ready.carriers is None else ready.carriers.observe,
+            recorder=ready.runtime.recorder,
         )
         group = await self._exit.enter_async_context(anyio.create_task_group())
         group.start_soon(self._serve, self._loop, ready)

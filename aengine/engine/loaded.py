@@ -25,6 +25,7 @@ from aengine.model.fields import Fields, read_json_object
 from aengine.model.loading.fingerprint import fingerprint_of
 from aengine.model.loading.hub import resolve_adapter, resolve_model
 from aengine.runtime.driver import open_contexts
+from aengine.runtime.preload import link_torch
 from aengine.sampling_params import SamplingParams, check_token_ids
 from aengine.scheduling.adapters import LoadedAdapter
 from aengine.scheduling.scheduler import Scheduler
@@ -227,14 +228,16 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
     """Load what the config asks for; blocks for as long as that takes. start: makes the runtime; None: `start_runtime`.
 
     What is cheap to check comes first: the grammar library and the tokenizer before torch is imported, which takes
-    longer than both; the device's context is opened beside all of that, and grammars are made before weights are read.
+    longer than both. Beside all of that torch's libraries are linked and the device's context is opened; grammars are
+    made before weights are read.
     """
     folder = resolve_model(config.model, config.revision)
     disk = open_disk(config)
     with without_collections(), _quick_switches(), ThreadPoolExecutor(1, "aengine-text") as beside:
         gpus = 1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size
-        opening = beside.submit(open_contexts, config.device, gpus)
         check_library()
+        beside.submit(link_torch)  # first: whoever else would link something waits for it
+        opening = beside.submit(open_contexts, config.device, gpus)
         tokenizer = _load_tokenizer(config, folder)
         from aengine.engine.pooling.scorer import scorer_of
         from aengine.model.loading.generation import GenerationDefaults

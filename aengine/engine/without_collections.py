@@ -8,6 +8,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_MANY = 100_000  # 15 ms
+
 
 @contextmanager
 def without_collections() -> Iterator[None]:
@@ -17,7 +19,8 @@ def without_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # else what others froze would thaw
+        # Few objects are not worth counting what is frozen, one by one.
+        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():  # else what others froze would thaw
             gc.freeze()
             gc.unfreeze()  # into the oldest generation: the next collection does not look through it, for 0.15 s
         if enabled:

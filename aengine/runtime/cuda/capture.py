@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from aengine.cache.kv import KVPool, SlidingLayers
 from aengine.cache.states import StatePool, StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
+from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes, shareable
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, prefill_sizes
 from aengine.runtime.cuda.ranks import DeviceRanks
-from aengine.runtime.cuda.recording import give_back
+from aengine.runtime.cuda.recorder import Recorder, graph_parts
 from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.ranks import RankedExecutor
 from aengine.runtime.step.executor import Executor
@@ -63,10 +62,13 @@ class GraphSizes:
         """The largest of each alone."""
         return GraphSizes(self.decode[-1:], self.prefill[-1:], self.adapted)
 
-    def more_bytes(self, row_bytes: int) -> int:
-        """What graphs take beside the largest ones, in whose memory they live: nodes, and logits of each row."""
-        graphs = (len(self.decode) + len(self.prefill)) * (1 + self.adapted)
-        return graphs * GRAPH_BYTES + sum(self.decode[:-1]) * row_bytes
+    def more_bytes(self, model: ModelConfig, dtype: torch.dtype) -> int:
+        """What graphs take beside the largest ones, in whose memory they live: nodes, and each its own logits where
+        more than one forward pass of its size writes them.
+        """
+        nodes = (len(self.decode) + len(self.prefill)) * (1 + self.adapted) * GRAPH_BYTES
+        rows = sum(size for size in self.decode[:-1] if shareable(model, size))
+        return nodes + rows * model.vocab_size * dtype.itemsize
 
 
 class Executors:
@@ -121,27 +123,18 @@ def make_executor(
     return executor
 
 
-def capture(executors: Executors, progress: bool = False) -> None:
-    """Record every graph of every rank, those of the largest steps first. Waits."""
-    hidden = None if progress else True  # None: unless stderr is a terminal
-    todo = list(zip(*(_graphs(rank) for rank in executors.ranks), strict=True))
-    for number, ranks in enumerate(tqdm(todo, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False)):
-        executors.devices([partial(graphs.rehearse, size) for graphs, size in ranks])
-        executors.devices.synchronize()
-        if not number:
-            give_back()  # the largest step's, which the graphs will have as their own
-        executors.devices([partial(graphs.record, size) for graphs, size in ranks], short=True)
-    give_back()
+def capture(executors: Executors, progress: bool = False, least: bool = False) -> Recorder:
+    """Record the graphs of every rank, those of the largest steps first. Waits. least: only those that every step can
+    be padded to; the others are left to what this returns.
+    """
+    recorder = Recorder(executors.ranks, executors.devices)
+    recorder.rehearse()
+    # Ranks wait for each other on the device: between two steps that is not to be disturbed.
+    recorder.record(progress, least and len(executors.ranks) == 1)
+    return recorder
 
 
 def rehearse(executor: GraphedExecutor) -> None:
     """What `capture` runs before it records."""
-    for graphs, size in _graphs(executor):
-        graphs.rehearse(size)
-
-
-def _graphs(executor: GraphedExecutor) -> Iterator[tuple[PrefillGraphs | DecodeGraphs, int]]:
-    for graphs in (executor.prefill_graphs, executor.decode_graphs):
-        if graphs is not None:
-            for size in reversed(graphs.sizes):
-                yield graphs, size
+    for graphs, part in graph_parts(executor):
+        graphs.rehearse(part)

@@ -7,6 +7,7 @@ and pages. Between two replays the host sends only what changed.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,8 +24,9 @@ from aengine.kernels.delta.base import StateBatch
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.blocks.step import States
+from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.runtime.cuda.recording import recorded
+from aengine.runtime.cuda.recording import GraphPart, borrowed, recorded
 from aengine.runtime.step.own_tokens import draw_from_own
 from aengine.runtime.step.rows import Rows
 from aengine.sampling.sampler import Draws, Kind, Sampler
@@ -59,7 +61,9 @@ class ForwardKind(NamedTuple):
 @dataclass(slots=True)
 class _Captured:
     forward: dict[ForwardKind, torch.cuda.CUDAGraph]
-    logits: Tensor  # [size, n] in the model's dtype: of the rank's own tokens
+    # [size, n] in the model's dtype: of the rank's own tokens; borrowed where no other pass is still to write it
+    logits: Tensor
+    positions: Tensor  # [size] int64: where the drawn tokens will stand
     draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]]
 
 
@@ -98,8 +102,15 @@ class SharedBuffers:
         self._current = shared
 
 
+def shareable(model: ModelConfig, size: int) -> bool:
+    """Whether a batch of this size is also captured with runs that rows share, which windows may have let go."""
+    return size >= LEAST_SHARERS and model.windows[0] is None
+
+
 class DecodeGraphs:
-    """Captures once, replays for any batch of at most `sizes[-1]` rows. All on the current stream."""
+    """Captures part by part, the largest size first; replays for any batch of at most `sizes[-1]` rows, which is padded
+    to a size that has been captured. All on the current stream.
+    """
 
     def __init__(
         self,
@@ -127,46 +138,70 @@ class DecodeGraphs:
         self._graphs: dict[int, _Captured] = {}
         self._shared = SharedBuffers(sizes[-1], rows)
         self._pool = pool
+        self.missed: GraphPart | None = None  # what the newest step would have taken, had it been recorded
 
-    def rehearse(self, size: int) -> None:
-        """Launch what one size launches once, so that it is compiled and loaded before it is recorded."""
-        plain, *others = self._kinds(size)
-        logits, positions = self._forward(size, plain, rehearsal=True)
-        for kind in CAPTURED_KINDS:
-            self._draw(logits, positions, kind)
-        for other in others:
-            self._forward(size, other, rehearsal=True)
+    @property
+    def parts(self) -> list[GraphPart]:
+        """All that is recorded, the largest sizes first, and plain passes before those with runs that rows share."""
+        plain = [GraphPart(size) for size in self.sizes[::-1]]
+        return plain + [part._replace(shared=True) for part in plain if shareable(self._decoder.config, part.size)]
 
-    def record(self, size: int) -> None:
-        """Record one rehearsed size; the largest should come first, so that the others fit into its memory."""
-        plain, *others = self._kinds(size)
-        forward = {plain: torch.cuda.CUDAGraph()}
-        with recorded(forward[plain], self._pool):
-            logits, positions = self._forward(size, plain)
-        for other in others:
-            forward[other] = torch.cuda.CUDAGraph()
-            with recorded(forward[other], self._pool):
-                other_logits, other_positions = self._forward(size, other)
-                logits.copy_(other_logits)
-                positions.copy_(other_positions)
-        draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]] = {}
-        for kind in CAPTURED_KINDS:
+    def rehearse(self, part: GraphPart) -> None:
+        """Launch what one part launches once, so that it is compiled and loaded before it is recorded. It writes into
+        page 0 and changes no row, so that steps may be on their way.
+        """
+        self._row_index.fill_(self._rows.padding)
+        self._state_slots.zero_()
+        self._current = []
+        self._shared.send(())
+        for kind in self._kinds(part):
+            logits, positions = self._forward(part.size, kind, rehearsal=True)
+        for drawn in () if part.shared else CAPTURED_KINDS:
+            self._draw(logits, positions, drawn)
+
+    def record(self, part: GraphPart) -> None:
+        """Record a part that was rehearsed, one with shared runs behind the plain one of its size. The largest should
+        come first, so that the others fit into its memory.
+        """
+        plain, *others = self._kinds(part._replace(shared=False))
+        if part.shared:
+            captured, others = self._graphs[part.size], self._kinds(part)
+            logits, positions = captured.logits, captured.positions
+        else:
             graph = torch.cuda.CUDAGraph()
             with recorded(graph, self._pool):
-                drawn = self._draw(logits, positions, kind)
-            draws[kind] = (graph, drawn)
-        self._graphs[size] = _Captured(forward, logits, draws)
+                logits, positions = self._forward(part.size, plain)
+            captured = _Captured({plain: graph}, logits, positions, {})
+        for other in others:
+            graph = torch.cuda.CUDAGraph()
+            with recorded(graph, self._pool):
+                other_logits, other_positions = self._forward(part.size, other)
+                logits.copy_(other_logits)
+                positions.copy_(other_positions)
+            captured.forward[other] = graph
+        for drawn in () if part.shared else CAPTURED_KINDS:
+            graph = torch.cuda.CUDAGraph()
+            with recorded(graph, self._pool):
+                captured.draws[drawn] = graph, self._draw(logits, positions, drawn)
+        if not shareable(self._decoder.config, part.size):
+            captured.logits = borrowed(logits)
+        self._graphs[part.size] = captured
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
         """Replay the forward pass for these rows: logits as `Head.own` gives them and the rows as a tensor [n] int64.
 
         The logits stay valid until the next replay.
         """
-        captured = self._graphs[self._size(len(rows))]
+        size = self._size(len(rows))
+        captured = self._graphs[size]
+        best = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
+        self.missed = None if best == size else GraphPart(best)
         self._send(rows)
         kind = ForwardKind(bool(shared), self._rows.adapters_of(rows) is not None)
         if kind not in captured.forward:  # so few rows have nothing to gain from what they share
             kind = kind._replace(shared=False)
+            if best == size and shareable(self._decoder.config, size):
+                self.missed = GraphPart(size, True)
         if kind.shared:
             self._shared.send(shared)
         captured.forward[kind].replay()
@@ -178,17 +213,14 @@ class DecodeGraphs:
         graph.replay()
         return Draws(draws.token_ids[: len(rows)], draws.finite[: len(rows)], None)
 
-    def _kinds(self, size: int) -> list[ForwardKind]:
-        """Of forward passes that are captured, the plainest first."""
-        shareable = size >= LEAST_SHARERS and self._decoder.config.windows[0] is None
-        return [
-            ForwardKind(shared, adapted)
-            for adapted in (False, True)[: 1 + (self._rows.adapter is not None)]
-            for shared in (False, True)[: 1 + shareable]
-        ]
+    def _kinds(self, part: GraphPart) -> list[ForwardKind]:
+        """Of the part's forward passes, the plainest first."""
+        return [ForwardKind(part.shared, adapted) for adapted in (False, True)[: 1 + (self._rows.adapter is not None)]]
 
     def _size(self, n: int) -> int:
-        return self.sizes[bisect.bisect_left(self.sizes, n)]
+        """The smallest recorded one that has room for n rows."""
+        sizes = itertools.islice(self.sizes, bisect.bisect_left(self.sizes, n), None)
+        return next(size for size in sizes if size in self._graphs)
 
     def _send(self, rows: list[int]) -> None:
         if rows == self._current:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
+
+
+class GraphPart(NamedTuple):
+    """What is recorded in one go: the graphs of a size."""
+
+    size: int
+    shared: bool = False  # of decodes: those with runs that rows share; the draws behind them are the others'
 
 
 @contextmanager
@@ -17,13 +25,35 @@ def recorded(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE | None) -> Iterator
     """What is launched on the current stream within becomes `graph`, with memory from `pool`.
 
     torch's own context manager waits for the device and gives memory back before each graph, which the next rehearsal
-    takes again; who records many calls `give_back` where it matters.
+    takes again; who records many calls `give_back` where it matters. Other threads may copy pages and adapters to the
+    device meanwhile.
     """
-    graph.capture_begin(pool=pool)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         yield
     finally:
         graph.capture_end()
+
+
+class _Bytes:
+    """Memory of a CUDA device, as other libraries describe it to torch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def borrowed(tensor: Tensor) -> Tensor:
+    """A contiguous tensor that a recorded graph writes, without a share in its memory: once nobody else has one, the
+    next graph of the same pool may be recorded over it. What is there is valid until one of those is replayed.
+    """
+    if not tensor.is_cuda:
+        return tensor
+    return torch.as_tensor(_Bytes(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
 
 
 def give_back() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.model.config import ModelConfig
-from aengine.runtime.startup.cuda_memory import Budget
+from aengine.runtime.startup.sizing.cuda_memory import Budget
 
 COUNTS = (1, 2, 4, 8)
 LEAST_ROOM = 0.1  # of what the engine may use: beside the weights, for keys, values and a step
@@ -18,22 +20,28 @@ def choose_gpus(
 ) -> list[torch.device]:
     """As many as `config` asks for, or as few as hold the model, from `first` on. Raises `ConfigError`."""
     there = torch.cuda.device_count() - (first.index or 0)
+    gpus = [first, *(torch.device("cuda", (first.index or 0) + rank) for rank in range(1, max(there, 1)))]
     if config.tensor_parallel_size == "auto":
-        count = fewest(model, dtype, Budget.of(first, config.gpu_memory_utilization), there)
-    else:
-        count = int(config.tensor_parallel_size)
+        return gpus[: fewest(model, dtype, gpus, config.gpu_memory_utilization)]
+    count = int(config.tensor_parallel_size)
     if count > there:
         raise ConfigError(
             f"tensor_parallel_size: {count} GPUs were asked for, from {first} on this machine has {there} usable ones"
         )
-    return [first, *(torch.device("cuda", (first.index or 0) + rank) for rank in range(1, count))]
+    return gpus[:count]
 
 
-def fewest(model: ModelConfig, dtype: torch.dtype, budget: Budget, there: int) -> int:
-    """The smallest number of GPUs whose memory holds the weights with some room; the largest possible if none does."""
-    possible = [count for count in COUNTS if count <= there and _can_be_dealt_out(model, count)]
+def fewest(model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device], utilization: float) -> int:
+    """The smallest number of GPUs, from the first on, each of which holds its rank's weights with some room; the
+    largest possible if none does.
+
+    No more of them are asked than that takes: to be asked opens a context.
+    """
+    possible = [count for count in COUNTS if count <= len(gpus) and _can_be_dealt_out(model, count)]
     for count in possible:
-        if budget.left(model.over(count).weight_bytes(dtype)) >= LEAST_ROOM * budget.ours:
+        weights = model.over(count).weight_bytes(dtype)
+        budgets = (Budget.of(gpu, utilization) for gpu in gpus[:count])
+        if all(budget.left(weights) >= LEAST_ROOM * budget.ours for budget in budgets):
             return count
     return possible[-1]
 

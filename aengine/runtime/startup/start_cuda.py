@@ -32,16 +32,17 @@ from aengine.runtime.cuda.runner import CudaRunner
 from aengine.runtime.cuda.sleep import CudaSleep
 from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.page_copies import RankedCopies
-from aengine.runtime.startup.compile_ahead import CompileAhead, compile_ahead
-from aengine.runtime.startup.cuda_memory import GIB, Budget, room_for_kv
+from aengine.runtime.startup.compiling.compile_ahead import CompileAhead, compile_ahead
+from aengine.runtime.startup.compiling.job import Job
 from aengine.runtime.startup.gpus import choose_gpus
-from aengine.runtime.startup.job import Job
 from aengine.runtime.startup.libraries import load_libraries
-from aengine.runtime.startup.lora import adapts_experts, make_room, places_of
+from aengine.runtime.startup.lora import make_room, places_of
 from aengine.runtime.startup.ready import Phases, Runtime, log_ready
-from aengine.runtime.startup.sizing import check_length, host_slots, size_pool
-from aengine.runtime.startup.state_sizing import states_of_rows
-from aengine.runtime.startup.step_sizes import STEP_TOKENS, StepSizes, step_tokens
+from aengine.runtime.startup.sizing.cuda_memory import GIB, Budget, room_for_kv
+from aengine.runtime.startup.sizing.pool import check_length, host_slots, size_pool
+from aengine.runtime.startup.sizing.states import states_of_rows
+from aengine.runtime.startup.sizing.steps import STEP_TOKENS, StepSizes, step_tokens
+from aengine.runtime.startup.sizing.windows import trial_windows
 from aengine.runtime.startup.warm_up import (
     greediest_largest_step,
     greediest_steps,
@@ -49,7 +50,6 @@ from aengine.runtime.startup.warm_up import (
     widest_step,
     with_adapters,
 )
-from aengine.runtime.startup.window_sizing import trial_windows
 from aengine.runtime.weights import Weights
 
 PATIENCE = 2.5  # seconds that a GPU waits for another, far more than a host takes between launching for both
@@ -72,12 +72,10 @@ def start_cuda(
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
-    if model.latents and kv_dtype == FP8:
-        raise ConfigError(f"kv_cache_dtype: latents of {model.architecture} are kept in FP8 on a CPU alone; use auto")
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
     torch.cuda.set_device(device)
-    model = make_room(config, model, experts=adapts_experts(model))
+    model = make_room(config, model)
     gpus = choose_gpus(config, model, dtype, device)
     model = model.over(len(gpus))
     lora = model.lora is not None
@@ -154,7 +152,7 @@ def start_cuda(
             )
             return Executors(ranks, devices)
 
-        more_graphs = sizes.more_bytes(model.vocab_size * dtype.itemsize)
+        more_graphs = sizes.more_bytes(model, dtype)
         rows_alone = states_of_rows(config, model, dtype)
         trial = partial(make, sizes=sizes.largest, states=rows_alone, windows=trial_windows(config, model, kv_dtype))
         known = ahead.needs(gpus)
@@ -175,7 +173,7 @@ def start_cuda(
                 executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()
             phases.end("memory")
-            capture(executors, config.progress)
+            recorder = capture(executors, config.progress, least=True)
             # Compiles what no graph holds: draws that decide something on the host.
             executors.warm_up(with_adapters(greediest_steps(), lora))
         if collectives:  # torch keeps what steps take: to take more of a device may wait for others'
@@ -207,7 +205,7 @@ def start_cuda(
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
     return Runtime(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
-        Weights(decoders, model, config.progress), memory,
+        Weights(decoders, model, config.progress), memory, recorder,
     )  # fmt: skip
 
 

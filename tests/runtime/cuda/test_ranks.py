@@ -33,7 +33,7 @@ class Memory:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_error_that_is_handled_keeps_no_memory_of_the_step(ranks: DeviceRanks, short: bool, failing: int) -> None:
     kept: list[weakref.ref[Memory]] = []
 

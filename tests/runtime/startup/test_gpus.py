@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import pytest
@@ -15,19 +15,28 @@ from aengine.model.loading.hub import resolve_model
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from aengine.runtime.startup.cuda_memory import MARGIN
 from aengine.runtime.startup.gpus import LEAST_ROOM, choose_gpus
+from aengine.runtime.startup.sizing.cuda_memory import MARGIN
 
-Machine = Callable[[int, int], None]
 DTYPE = torch.bfloat16
+
+
+class Machine(Protocol):
+    """Makes the machine that the test is on."""
+
+    def __call__(self, gpus: int, memory: int, *, taken: dict[int, int] | None = None) -> None:
+        """memory: bytes of each GPU; taken: how many of those others have, by GPU."""
+        ...
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    def make(gpus: int, memory: int) -> None:
-        """memory: bytes of each GPU, none of which is taken."""
+    def make(gpus: int, memory: int, *, taken: dict[int, int] | None = None) -> None:
+        def info(device: torch.device) -> tuple[int, int]:
+            return memory - (taken or {}).get(device.index, 0), memory
+
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (memory, memory))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", info)
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
 
     return make
@@ -58,6 +67,14 @@ def just_holds(model: ModelConfig, ranks: int) -> int:
 def test_auto_takes_as_few_as_hold_the_model(ranks: int, model: ModelConfig, machine: Machine) -> None:
     machine(8, just_holds(model, ranks))
     assert chosen(model) == list(range(ranks))
+
+
+def test_auto_takes_as_few_as_hold_it_where_others_have_a_part_of_one(model: ModelConfig, machine: Machine) -> None:
+    """The tightest of those that would share it decides, not the first."""
+    memory = just_holds(model, 2)
+    machine(8, memory, taken={1: (memory - just_holds(model, 4)) // 2})
+    assert chosen(model) == [0, 1, 2, 3]
+    assert chosen(model, first=2) == [2, 3]
 
 
 def test_auto_takes_all_that_can_share_a_model_that_is_too_large(model: ModelConfig, machine: Machine) -> None:

@@ -40,7 +40,15 @@ async def finite(runner: Runner, plan: StepPlan) -> list[bool]:
     return list((await runner.launch(plan).result()).finite)
 
 
-@pytest.mark.parametrize(("rows", "tokens", "context"), [(7, 64, 512), (64, 64, 512), (3, 600, 48), (1, 512, 512)])
+@pytest.mark.parametrize(
+    ("rows", "tokens", "context"),
+    [
+        (7, 64, 512),
+        pytest.param(64, 64, 512, marks=pytest.mark.slow),
+        (3, 600, 48),
+        pytest.param(1, 512, 512, marks=pytest.mark.slow),
+    ],
+)
 async def test_steps_that_need_no_page_of_their_own(rows: int, tokens: int, context: int) -> None:
     config = EngineConfig(device="cpu", max_num_seqs=rows, max_step_tokens=tokens, max_model_len=context, num_pages=40)
     folder = resolve_model(None, None)
