@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from aengine.sampling.parameters import PickedParameters
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
+
+FEW_ROWS = 32  # that there is room for at first; rows are handed out from 0 on
 
 
 def penalize(logits: Tensor, cells: Tensor, picked: PickedParameters) -> Tensor:
@@ -28,21 +30,35 @@ def penalize(logits: Tensor, cells: Tensor, picked: PickedParameters) -> Tensor:
 class TokenCounts:
     """For each row, how often each token is in its output and whether it is in its prompt.
 
-    Both in one int32 cell: twice the one and once the other. Allocated when the first row needs it.
+    Both in one int32 cell: twice the one and once the other. Allocated when the first row needs it, for the first few
+    rows, and for all of them once a row beyond needs it: 256 rows of a large vocabulary are 200 MiB.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._shape = (max_rows, vocab_size)
+        self._max_rows = max_rows
+        self._vocab_size = vocab_size
         self._device = device
         self._table: Tensor | None = None
+
+    def make_room(self, rows: Iterable[int]) -> None:
+        """Have cells for these rows; those that there were keep what they hold."""
+        needed = max(rows, default=-1) + 1
+        old = self._table
+        if needed == 0 or (old is not None and needed <= len(old)):
+            return
+        count = min(FEW_ROWS, self._max_rows) if needed <= FEW_ROWS else self._max_rows
+        self._table = torch.zeros((count, self._vocab_size), dtype=torch.int32, device=self._device)
+        if old is not None:
+            self._table[: len(old)].copy_(old)
 
     def set_rows(self, new_rows: Sequence[NewRow]) -> None:
         """Count the known tokens of these rows anew: the first prompt_len are the prompt, the rest is output."""
         if not new_rows:
             return
+        self.make_room(new.row for new in new_rows)
         rows = upload(np.array([new.row for new in new_rows], dtype=np.int64), self._device)
         self.cells.index_fill_(0, rows, 0)
-        vocab_size = self._shape[1]
+        vocab_size = self._vocab_size
         prompts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         outputs: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         for new in new_rows:
@@ -53,7 +69,7 @@ class TokenCounts:
         self._count(upload(np.concatenate(outputs), self._device))
 
     def copy_rows(self, rows: Tensor, sources: Tensor) -> None:
-        """Give rows[i] what sources[i] has, both [n] int64."""
+        """Give rows[i] what sources[i] has, both [n] int64. There must be room for them."""
         self.cells.index_copy_(0, rows, self.cells.index_select(0, sources))
 
     def pick(self, rows: Tensor) -> Tensor:
@@ -62,14 +78,14 @@ class TokenCounts:
 
     def add(self, rows: Tensor, token_ids: Tensor) -> None:
         """Count one more output token for each of these rows, both [n] int64."""
-        self._count(rows * self._shape[1] + token_ids)
+        self._count(rows * self._vocab_size + token_ids)
 
     def _count(self, places: Tensor) -> None:
         self.cells.view(-1).index_add_(0, places, torch.full_like(places, 2, dtype=torch.int32))
 
     @property
     def cells(self) -> Tensor:
-        """[rows, vocab] int32."""
+        """[rows, vocab] int32, of as many rows as have needed it."""
         if self._table is None:
-            self._table = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+            raise RuntimeError("no row has been counted")
         return self._table

@@ -88,6 +88,7 @@ class Sampler:
         self._stops.set_rows(
             (new.row, dict.fromkeys(new.stop_ids, -torch.inf)) for new in own if needs[new.row] & MIN_TOKENS
         )
+        self._counts.make_room(new.row for new in rows if needs[new.row] & PENALTY)
         self._counts.set_rows([new for new in own if needs[new.row] & PENALTY])
         self._banned.set_rows([new for new in own if needs[new.row] & BANNED])
         self._allowed.set_rows((new.row, new.params.allowed_token_ids or ()) for new in own if needs[new.row] & ALLOWED)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aengine.sampling import Sampler
+from aengine.sampling.penalties import FEW_ROWS
 from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow
 from tests.sampling.build import CPU, draw, draw_one, new_row
@@ -108,3 +109,28 @@ def test_counts_are_allocated_when_the_first_row_needs_them() -> None:
     sampler.set_rows([new_row(1, SamplingParams(temperature=0, presence_penalty=1.0))])
     assert sampler._counts.cells.dtype == torch.int32
     assert sampler._counts.cells.shape == (4, 100)
+
+
+def test_counts_of_the_first_rows_take_no_room_for_all() -> None:
+    counted = SamplingParams(temperature=0, frequency_penalty=1.0)
+    sampler = Sampler(FEW_ROWS + 8, 5, CPU)
+    sampler.set_rows([new_row(FEW_ROWS - 1, counted, output=[3, 3])])
+    assert sampler._counts.cells.shape == (FEW_ROWS, 5)
+    sampler.set_rows([new_row(FEW_ROWS, counted, output=[1])])
+    cells = sampler._counts.cells
+    assert cells.shape == (FEW_ROWS + 8, 5)
+    assert cells[FEW_ROWS - 1].tolist() == [1, 0, 0, 4, 0]  # its prompt is token 0
+    assert cells[FEW_ROWS].tolist() == [1, 2, 0, 0, 0]
+
+
+def test_a_fork_into_a_row_beyond_the_first_few_keeps_its_leaders_counts() -> None:
+    counted = SamplingParams(temperature=0, frequency_penalty=1.0)
+    sampler = Sampler(FEW_ROWS + 1, 3, CPU)
+    sampler.set_rows([new_row(0, counted, output=[0, 0])])
+    fork = NewRow(
+        row=FEW_ROWS, params=counted, seed=1, stop_ids=(), prompt_len=0, tokens=[0, 0], length=2, pages=[], copy_of=0
+    )
+    sampler.set_rows([fork])
+    logits = torch.tensor([[2.5, 1.0, 0.0]] * 2)
+    assert draw(sampler, logits, [FEW_ROWS, 0], [3, 3]).token_ids.tolist() == [1, 1]
+    assert draw(sampler, logits, [FEW_ROWS, 0], [4, 4]).token_ids.tolist() == [0, 0]
