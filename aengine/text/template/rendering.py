@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from types import CodeType
 from typing import Any, NamedTuple
 
-from jinja2 import Template, TemplateError, meta
+from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError
-from jinja2.utils import Namespace
 
 from aengine.errors import CheckpointError, InvalidRequestError
 from aengine.text.template.budget import Budget, LimitError
+from aengine.text.template.callables import (
+    RaisedByTemplate,
+    TemplateDict,
+    TemplateNamespace,
+    raise_exception,
+    strftime_now,
+)
 from aengine.text.template.control_tokens import ControlTokens, Marker
 from aengine.text.template.harmony_chat import harmony_kwargs, harmony_messages, harmony_tools
 from aengine.text.template.sandbox import Sandbox
@@ -83,13 +90,17 @@ class ChatTemplates:
         self._sandbox = Sandbox()
         self._sandbox.add_filter("tojson", self._to_json)
         self._sandbox.globals.update(
-            raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_Dict()
+            raise_exception=raise_exception, strftime_now=strftime_now, namespace=TemplateNamespace, dict=TemplateDict()
         )
         self._supports_developer = any("developer" in source for source in sources.values())
         self._harmony = harmony
-        self._templates = {name: self._compile(name, source) for name, source in sources.items()}
-        self.takes_tools = any(self._refers_to("tools", source) for source in sources.values())
-        self._thinking = any(self._refers_to("thinking", source) for source in sources.values())
+        compiled = {name: self._compile(name, source) for name, source in sources.items()}
+        self._templates = {
+            name: Template.from_code(self._sandbox, one.code, self._sandbox.make_globals(None))
+            for name, one in compiled.items()
+        }
+        self.takes_tools = any("tools" in one.reads for one in compiled.values())
+        self._thinking = any("thinking" in one.reads for one in compiled.values())
         self._reserved = RESERVED_NAMES | variables.keys() | self._sandbox.globals.keys()
         self._gathers_results = False
         self._calls = self._calls_layout(sources.values())
@@ -200,19 +211,15 @@ class ChatTemplates:
             message = _refusal(error) if marker is None else marker.unmark(_refusal(error))
             raise InvalidRequestError(message[:_MAX_MESSAGE], "messages") from error
 
-    def _compile(self, name: str, source: str) -> Template:
+    def _compile(self, name: str, source: str) -> _Compiled:
         if len(source) > _MAX_TEMPLATE:
             raise CheckpointError(f"{self._where}: chat template {name!r} has more than {_MAX_TEMPLATE} characters")
         try:
-            return self._sandbox.from_string(source)
+            return _compiled(source)
         except Exception as error:  # beside jinja2's own, what compiling nested expressions may raise
             raise CheckpointError(
                 f"{self._where}: chat template {name!r} cannot be used: {type(error).__name__}: {error}"[:_MAX_MESSAGE]
             ) from error
-
-    def _refers_to(self, name: str, source: str) -> bool:
-        """Whether a template that compiles reads a variable which it does not set itself."""
-        return name in source and name in meta.find_undeclared_variables(self._sandbox.parse(source))
 
     def _to_json(
         self,
@@ -236,6 +243,27 @@ class ChatTemplates:
         if marker is not None and ensure_ascii:
             text = text.replace(json.dumps(marker.mark)[1:-1], marker.mark)
         return text
+
+
+class _Compiled(NamedTuple):
+    """A template as bytecode. reads: the variables that it does not set itself."""
+
+    code: CodeType
+    reads: frozenset[str]
+
+
+@functools.lru_cache(16)
+def _compiled(source: str) -> _Compiled:
+    """Parsed once, and once a process: it took half of the time in which a small model is loaded.
+
+    The code holds nothing of the environment that made it: filters, tests and globals are looked up by name, in that
+    of whoever runs it. Only what filters are passed is decided here, hence one called as `ChatTemplates._to_json` is.
+    """
+    sandbox = Sandbox()
+    sandbox.add_filter("tojson", json.dumps)
+    tree = sandbox.parse(source)
+    reads = frozenset(meta.find_undeclared_variables(tree))
+    return _Compiled(sandbox.compile(tree), reads)
 
 
 class _CallsLayout(NamedTuple):
@@ -279,46 +307,9 @@ class _End:
         return before if self._tag in text else before.removesuffix(self._blanks)
 
 
-class _RaisedByTemplate(TemplateError):
-    """The template's own `raise_exception`."""
-
-
-class _Namespace(Namespace):
-    """`namespace()`, closed to names that begin with an underscore, and written without its content."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args  # so that `namespace(self=...)` works
-        attributes = dict(*rest, **kwargs)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-    def __repr__(self) -> str:
-        return "<Namespace>"  # namespaces may hold each other, many times over
-
-
-class _Dict:
-    """`dict()`, without the class's attributes."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace may not hold {name!r}")
-
-
 def _refusal(error: Exception) -> str:
     """The client's error for a rendering that failed."""
-    if isinstance(error, _RaisedByTemplate):
+    if isinstance(error, RaisedByTemplate):
         return str(error)
     if isinstance(error, (LimitError, RecursionError, MemoryError)):
         problem = {RecursionError: "it nests too deeply", MemoryError: "it needs too much memory"}.get(
@@ -326,14 +317,6 @@ def _refusal(error: Exception) -> str:
         )
         return f"messages: the chat template cannot be rendered: {problem}"
     return f"messages: the chat template cannot render them: {type(error).__name__}: {error}"
-
-
-def _raise_exception(message: object) -> None:
-    raise _RaisedByTemplate(str(message))
-
-
-def _strftime_now(format: str) -> str:  # noqa: A002  the name that templates may use
-    return datetime.now().strftime(format)
 
 
 def _message(message: Mapping[str, Any], supports_developer: bool, layout: _CallsLayout) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,9 +16,10 @@ from tokenizers import Tokenizer as Backend
 
 from aengine.errors import AengineError, CheckpointError, ContextLengthError, InvalidRequestError
 from aengine.text.answer.parser import ChatPrompt, answer_format_of
-from aengine.text.template.control_tokens import ControlTokens
+from aengine.text.template.control_tokens import ControlTokens, characters
 from aengine.text.template.rendering import ChatTemplates
 from aengine.text.tokens.backend import apply_settings, decoder_of, library_errors, quoting_backend, read_backend
+from aengine.text.tokens.foreign import refuse_without_json
 from aengine.text.tokens.info import AddedTokenInfo, TokenizerInfo
 from aengine.text.tokens.minimum_tokens import longest_token_bytes, minimum_tokens
 from aengine.text.tokens.pieces import PieceTable, rules_of
@@ -30,6 +32,7 @@ _MARKER_TOKENS = 16  # a marker and blanks behind it have no more
 _RENDERINGS = 4  # threads; a slow one may hold its own for seconds
 _LONG_CHARACTERS = 2**16  # about 30 ms
 _MEDIUM_TEXTS, _LONG_TEXTS = 2, 1  # threads, so that a long text never stands in front of a shorter one
+_LONG_RENDERINGS = 1  # threads, for chats of so many characters
 
 T = TypeVar("T")
 Text = str | tuple[str, str]  # two of them stand one behind the other as the checkpoint has it
@@ -42,6 +45,7 @@ class Tokenizer:
         self._backend = backend
         self._settings = settings
         self._renderings = anyio.CapacityLimiter(_RENDERINGS)
+        self._long_renderings = anyio.CapacityLimiter(_LONG_RENDERINGS)
         self._medium = anyio.CapacityLimiter(_MEDIUM_TEXTS)
         self._long = anyio.CapacityLimiter(_LONG_TEXTS)
         added = backend.get_added_tokens_decoder()
@@ -76,6 +80,7 @@ class Tokenizer:
         """
         folder = Path(folder)
         settings = read_settings(folder)
+        refuse_without_json(folder)
         path = folder / "tokenizer.json"
         backend = read_backend(path)
         limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
@@ -195,7 +200,9 @@ class Tokenizer:
         `ContextLengthError` as `encode`.
         """
 
-        def work() -> tuple[str, Backend, list[int] | None]:
+        def work(most: int) -> tuple[str, Backend, list[int] | None] | None:
+            if characters([messages, tools, template_kwargs], most) > most:
+                return None
             text, quoted = self._templates.render(
                 messages, tools, template_kwargs, add_generation_prompt, continue_final_message
             )
@@ -204,7 +211,11 @@ class Tokenizer:
             short = len(text) <= INLINE_CHARACTERS
             return text, backend, self._encode(backend, text, False, context) if short else None
 
-        text, backend, ids = await _in_thread(work, self._renderings)
+        rendered = await _in_thread(lambda: work(_LONG_CHARACTERS), self._renderings)
+        if rendered is None:
+            rendered = await _in_thread(lambda: work(sys.maxsize), self._long_renderings)
+        assert rendered is not None
+        text, backend, ids = rendered
         return await self._encode_queued(backend, text, False, context) if ids is None else ids
 
     async def encode_chat_prompt(

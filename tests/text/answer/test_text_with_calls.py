@@ -26,7 +26,7 @@ SCHEMAS: dict[str, Any] = {
     "stop": {"type": "object", "additionalProperties": False},
 }
 THOUGHT = '<think>\nNo <tool_call>, {"name": no\n</think>\n\n'
-THOUGHTS = ["never", "possible", "open"]
+THOUGHTS = ["never", "possible", pytest.param("open", marks=pytest.mark.slow)]
 TEXTS = ["", "Hello", "\n\nHello", "<html> </html>", "a </thi", "a < b\n<tool", "caf\u00e9 {", " }"]
 GOOD = [call("get_weather", '{"city": "Rome"}'), call("sum-2", '{"a": 7}'), call("stop", "{}")]
 BAD = [call("get_weather", "{}"), call("sum-2", '{"a": "7"}'), call("other", "{}"), "<tool_call>", "<tool_call>\n{}"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from aengine.text.template import control_tokens
 from aengine.text.template.control_tokens import ControlTokens
 from aengine.text.tokens.tokenizer import Tokenizer
 from tests.text.text_families import SPECIAL, byte_fallback_backend, byte_level_backend, write_tokenizer
@@ -194,3 +195,16 @@ def test_a_raw_prompt_is_read_as_the_tokenizer_reads_it(byte_level: Tokenizer) -
 
 def test_without_special_tokens_there_is_nothing_to_mark() -> None:
     assert ControlTokens([]).marker_for("<|im_end|>") is None
+
+
+@pytest.mark.parametrize(
+    "specials",
+    [["<s>", "</s>"], ["<s>", "[INST]", "\u2581x"], ["a<b", "<a", "ab"], [" x", "1<"], []],
+    ids=["rare", "several", "common and rare", "blanks and digits", "none"],
+)
+@given(text=st.text("<>[]asINSTb/x1 \u2581", max_size=40), slice_size=st.integers(1, 5))
+def test_every_character_that_could_begin_one_is_marked(specials: list[str], text: str, slice_size: int) -> None:
+    tokens = ControlTokens(specials)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control_tokens, "_SLICE", slice_size)
+        assert tokens.mark(text, "M") == tokens.candidates.sub(r"\g<0>M", text)

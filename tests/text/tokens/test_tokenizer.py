@@ -135,6 +135,35 @@ def test_a_missing_file(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({}, "there is none, and no other form of a tokenizer is read; put a tokenizer.json there"),
+        ({"tekken.json": "{}"}, r"there is tekken\.json \(Mistral's tekken\); put"),
+        ({"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": null}}'}, "is read; put"),
+        ({"tokenizer_config.json": '{"auto_map": ["AutoTokenizer"]}'}, "is read; put"),
+        (
+            {
+                "tiktoken.model": "IQ== 0",
+                "tokenizer_config.json": json.dumps(
+                    {
+                        "tokenizer_class": "TikTokenTokenizer",
+                        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+                    }
+                ),
+            },
+            r"there is tiktoken\.model .*code of the repository's own \(tokenization_kimi\.TikTokenTokenizer, which "
+            r"`trust_remote_code` would run elsewhere\), and such code is never run here; put a tokenizer\.json there",
+        ),
+    ],
+)
+def test_other_forms_of_a_tokenizer_are_refused_by_name(files: dict[str, str], why: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CheckpointError, match=why):
+        Tokenizer.load(tmp_path)
+
+
 WRONG_CONFIGS: list[dict[str, object]] = [
     {"eos_token": 7},
     {"eos_token": ""},
@@ -237,10 +266,12 @@ MEGABYTE = 2**20
     "text",
     [
         "The capital of France is Paris. " * (MEGABYTE // 32),
-        "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=MEGABYTE)),
-        "a" * MEGABYTE,
-        " " * MEGABYTE,
-        "你好世界" * (MEGABYTE // 12),
+        pytest.param(
+            "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=MEGABYTE)), marks=pytest.mark.slow
+        ),
+        pytest.param("a" * MEGABYTE, marks=pytest.mark.slow),
+        pytest.param(" " * MEGABYTE, marks=pytest.mark.slow),
+        pytest.param("你好世界" * (MEGABYTE // 12), marks=pytest.mark.slow),
     ],
     ids=["prose", "one word", "one letter", "blanks", "ideographs"],
 )
@@ -340,6 +371,36 @@ async def test_long_texts_do_not_stand_in_front_of_shorter_ones(
             assert not any(one.done() for one in longs)
         finally:
             tokenizing.gate.set()
+        await asyncio.gather(*longs)
+
+
+async def test_long_chats_do_not_stand_in_front_of_shorter_ones_to_be_rendered(
+    demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever their texts are: marking what could be control in them takes a second."""
+    begun, gate, rendering = threading.Event(), threading.Event(), [0]
+    render = demo._templates.render
+
+    def held(messages: Any, *options: Any) -> tuple[str, bool]:
+        if messages[0]["content"] == "long":
+            rendering[0] += 1
+            begun.set()
+            assert gate.wait(10)
+        return render(messages, *options)
+
+    monkeypatch.setattr(demo._templates, "render", held)
+    text, chat = "<" * 200_000, [{"role": "user", "content": "long"}]
+    async with asyncio.timeout(10):
+        longs = [asyncio.ensure_future(demo.encode_chat([{**chat[0], "reasoning": text}])) for _ in range(8)]
+        longs += [asyncio.ensure_future(demo.encode_chat(chat, [{"description": text}])) for _ in range(8)]
+        longs += [asyncio.ensure_future(demo.encode_chat(chat, template_kwargs={"about": [text]})) for _ in range(8)]
+        try:
+            await anyio.to_thread.run_sync(begun.wait)
+            for content in ("hi", "b" * 20_000):
+                await demo.encode_chat([{"role": "user", "content": content}])
+            assert rendering == [1]
+        finally:
+            gate.set()
         await asyncio.gather(*longs)
 
 
