@@ -42,9 +42,11 @@ class StreamLike(Protocol):
 class TokenizerLike(Protocol):
     """From text to ids and back."""
 
-    async def encode(self, text: str, add_special_tokens: bool = True, context: int | None = None) -> list[int]:
-        """Tokenize a text. Raises `ContextLengthError` for `context` tokens or more, as far as possible without
-        tokenizing them.
+    async def encode(
+        self, text: str, add_special_tokens: bool = True, context: int | None = None, left: int = 1
+    ) -> list[int]:
+        """Tokenize a text. Raises `ContextLengthError` where of `context` tokens fewer than `left` are left, as far as
+        possible without tokenizing them.
         """
         ...
 

@@ -104,7 +104,9 @@ class FakeStream:
 class FakeTokenizer:
     """One id per word: how long it is."""
 
-    async def encode(self, text: str, add_special_tokens: bool = True, context: int | None = None) -> list[int]:
+    async def encode(
+        self, text: str, add_special_tokens: bool = True, context: int | None = None, left: int = 1
+    ) -> list[int]:
         return [len(word) for word in text.split()]
 
     async def encode_chat(self, messages: Any, *options: Any, **more: Any) -> list[int]:

@@ -104,6 +104,8 @@ REFUSED: Mapping[str, Unsupported] = {
     "task": _NOT_BUILT,
     "sampling_params": Unsupported("its fields stand at the top here, beside the prompt", ({},)),
     "max_new_tokens": Unsupported("it is called max_tokens here"),
+    "min_new_tokens": Unsupported("it is called min_tokens here", (0,)),
+    "sampling_seed": Unsupported("it is called seed here"),
 }
 
 REFUSED_IN_MESSAGES: Mapping[str, Unsupported] = {

@@ -41,8 +41,7 @@ class Door:
             await self._inside(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        requested = headers.get("x-request-id", "")
-        scope[REQUEST_ID] = request_id = requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
+        scope[REQUEST_ID] = request_id = request_id_of(headers)
         names = ("x-request-id", "request-id") if ANTHROPIC_PATHS.fullmatch(scope["path"]) else ("x-request-id",)
         scope[ID_HEADERS] = dict.fromkeys(names, request_id)
         own = [(name.encode(), request_id.encode()) for name in names]
@@ -63,6 +62,12 @@ class Door:
         if scope["type"] == "http" and scope["path"] not in self._paths.exact:
             scope["path"] = self._paths.canonical(scope["path"])
         await self._app(scope, receive, send)
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's own, where it can be used, or a new one."""
+    requested = headers.get("x-request-id", "")
+    return requested if _USABLE.fullmatch(requested) else uuid.uuid4().hex
 
 
 class Hosts:

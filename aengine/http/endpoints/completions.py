@@ -13,7 +13,7 @@ from starlette.responses import Response
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.requests import CompletionRequest
 from aengine.http.endpoints.base import Endpoint, submit_within_context
-from aengine.http.endpoints.prompts import Prompt, cut, split_prompts, text_of
+from aengine.http.endpoints.prompts import EchoBudget, Prompt, cut, split_prompts, text_of
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.chunks import CompletionChunkEncoder
 from aengine.http.openai.whole import completion_body
@@ -51,6 +51,7 @@ class Completions(Endpoint):
             prompts=len(prompts),
             field="logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
         )
+        repeated = EchoBudget(params.n)
         streams: list[StreamLike] = []
         try:
             for position, prompt in enumerate(prompts):
@@ -59,6 +60,7 @@ class Completions(Endpoint):
                 own_id = request_id if len(prompts) == 1 else f"{request_id}-{position}"
                 prompt = await cut(prompt, body.truncate_prompt_tokens, engine.tokenizer)
                 text = text_of(prompt, engine.tokenizer) if body.echo else ""
+                repeated.add(text)
                 prompt, params = await budget.add(prompt)
                 stream = await _submit(engine, prompt, params, body, own_id, model.adapter)
                 streams.append(_echoing(stream, engine, text, prompt, body) if body.echo else stream)

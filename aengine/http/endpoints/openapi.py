@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -69,8 +70,8 @@ def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any
         for struct in (operation.body, operation.answer, operation.error, *operation.also.values())
         if struct is not None
     }
-    ordered = sorted(structs, key=lambda struct: str(struct.__name__))
-    references, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    ordered = tuple(sorted(structs, key=lambda struct: str(struct.__name__)))
+    references, schemas = _components(ordered)
     schema_of = dict(zip(ordered, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -88,6 +89,12 @@ def document(operations: Sequence[Operation], *, secured: bool) -> dict[str, Any
         "paths": paths,
         "components": components,
     }
+
+
+@functools.lru_cache(4)
+def _components(structs: tuple[Any, ...]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """References to the structs and their schemas, which are the same for every server of a process: 30 ms."""
+    return msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
 
 
 def _operation(operation: Operation, schema_of: dict[Any, Any], secured: bool) -> dict[str, Any]:

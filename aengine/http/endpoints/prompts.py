@@ -9,6 +9,7 @@ from aengine.errors import InvalidRequestError
 from aengine.http.engine_like import TokenizerLike
 
 MAX_CHOICES = 1024  # of one request: prompts x n
+MAX_ECHO = 2**25  # characters that `echo` may repeat in one answer, over all choices; whole ones hold them thrice
 
 Prompt = str | list[int]
 
@@ -43,6 +44,24 @@ async def cut(prompt: Prompt, last: int | None, tokenizer: TokenizerLike) -> Pro
         return prompt
     ids = await tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     return ids[-last:]
+
+
+class EchoBudget:
+    """Bounds what `echo` repeats in one answer: each prompt's text, `copies` times."""
+
+    def __init__(self, copies: int) -> None:
+        self._copies = copies
+        self._characters = 0
+
+    def add(self, text: str) -> None:
+        """Count one more prompt. Raises `InvalidRequestError`."""
+        self._characters += len(text) * self._copies
+        if self._characters > MAX_ECHO:
+            raise InvalidRequestError(
+                f"echo would repeat {self._characters} characters and more, but an answer may repeat {MAX_ECHO}: "
+                "lower n, or send fewer prompts at once",
+                "echo",
+            )
 
 
 def text_of(prompt: Prompt, tokenizer: TokenizerLike) -> str:

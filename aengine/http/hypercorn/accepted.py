@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import anyio
 import h11
 from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.events import RawData
+from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 from starlette.types import Send
@@ -18,6 +22,8 @@ from aengine.http.hypercorn.crowd import Crowd, give_back_memory
 
 _CLOSING = 60.0  # seconds that a client may take for what it has not yet read
 _RESERVED = 256  # descriptors for everything else, or a quarter of them
+_LOOK = 1.0  # seconds between two looks at the clients of busy connections
+_ESTABLISHED = 1  # of Linux' states of a TCP connection
 
 
 class OpenConnections:
@@ -28,10 +34,16 @@ class OpenConnections:
     def __init__(self, most: int) -> None:
         self._most = most
         self._crowd = Crowd(give_back_memory)
-        self.count = 0
+        self._open: set[AcceptedConnection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose the timer is
         self.idle: dict[AcceptedConnection, None] = {}  # the oldest first
 
-    def enter(self) -> bool:
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: AcceptedConnection) -> bool:
         """Take a place, if need be that of an idle connection; whether there was one."""
         if self.count >= self._most:
             oldest = next(iter(self.idle), None)
@@ -39,13 +51,22 @@ class OpenConnections:
                 return False
             del self.idle[oldest]
             oldest.writer.transport.abort()
-        self.count += 1
+        self._open.add(connection)
         self._crowd.grew(self.count)
+        loop = asyncio.get_running_loop()
+        if sys.platform == "linux" and (self._timer is None or self._loop is not loop):
+            self._timer, self._loop = loop.call_later(_LOOK, self._look), loop
         return True
 
-    def leave(self) -> None:
-        self.count -= 1
+    def leave(self, connection: AcceptedConnection) -> None:
+        self._open.discard(connection)
         self._crowd.shrank(self.count)
+
+    def _look(self) -> None:
+        """Let go the busy connections whose clients have left: one timer for all of them, which ends with the last."""
+        for connection in self._open - self.idle.keys():
+            connection.look()
+        self._timer = asyncio.get_running_loop().call_later(_LOOK, self._look) if self._open else None
 
 
 class AcceptedConnection(TCPServer):
@@ -58,21 +79,48 @@ class AcceptedConnection(TCPServer):
         self._connections = connections
         self._gone = False  # its client
         self._abort: asyncio.TimerHandle | None = None
+        self._reading = anyio.CancelScope()
 
     async def run(self) -> None:
-        if not self._connections.enter():
+        if not self._connections.enter(self):
             self.writer.transport.abort()
             return
         try:
             await super().run()
         finally:
-            self._connections.leave()
+            self._connections.leave(self)
             if self._abort is not None:
                 self._abort.cancel()
 
+    def look(self) -> None:
+        """Stop reading where the client has left, or has said that it sends no more. What closes already is bounded.
+
+        What it had sent behind its request is never answered: hypercorn takes it up only once it has answered the
+        request, and does not hear before that that nobody waits for it.
+        """
+        if self._abort is not None:
+            return
+        left = self.writer.transport.is_closing()
+        with suppress(OSError):  # a Unix socket
+            raw = self.writer.get_extra_info("socket")
+            left = left or raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+        if left:
+            self._reading.cancel()
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, RawData) and self.writer.transport.is_closing():
+            if self._abort is None:
+                self._reading.cancel()
+            await self.protocol.handle(Closed())
+        else:
+            await super().protocol_send(event)
+
     async def _read_data(self) -> None:
         try:
-            await super()._read_data()
+            with self._reading:
+                await super()._read_data()
+            if self._reading.cancelled_caught:
+                await self.protocol.handle(Closed())
         finally:
             self._gone = True
             await self.idle_task.stop()  # else it is waited for
@@ -114,10 +162,11 @@ def chunked(send: Send) -> tuple[h11.Connection, Callable[[RawData], Awaitable[N
     if not (isinstance(connection, h11.Connection) and isinstance(server, AcceptedConnection)):
         return None
     response, method = stream.response, stream.scope["method"]
-    names = {name.lower() for name, _ in response["headers"]}
-    if method == "HEAD" or response["status"] in (204, 304) or b"content-length" in names:
+    if method == "HEAD" or response["status"] in (204, 304) or b"content-length" in dict(response["headers"]):
         return None
-    return (connection, server.protocol_send) if connection.their_http_version == b"1.1" else None
+    # hypercorn's own, which is to be called for every token of everybody: a stream ends with the first that fails.
+    write = partial(TCPServer.protocol_send, server)
+    return (connection, write) if connection.their_http_version == b"1.1" else None
 
 
 def most_connections() -> int:

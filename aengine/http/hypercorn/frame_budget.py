@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 BURST = 1000.0  # tokens that a connection has at first and at most: 166 requests that are reset at once
 PER_SECOND = 100.0  # tokens: 16 such requests
-PER_MESSAGE = 4.0  # tokens for each part of an answer: two window updates, a ping, and one to spare
+# Tokens for each part of an answer's body, and for an answer without any: two window updates, a ping, and one to
+# spare. Less than a request and its reset, so that answers, however early, never pay for a flood of these.
+PER_MESSAGE = 4.0
 
 
 class FrameBudget:

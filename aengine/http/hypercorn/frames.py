@@ -17,6 +17,9 @@ _HEAD = 9  # bytes: length (3), type, flags, stream (4)
 _END_STREAM = 0x1
 _TINY = 64  # bytes; data in such pieces costs more than it brings
 
+_SETTING = 6  # bytes
+_SETTINGS = 10  # settings of a frame, honest ones have fewer; so many more cost as much as another frame
+
 _SLICE = 64  # the work of a slice, in frames that carry nothing
 _REQUEST = 8  # the work of a request, in the same unit
 
@@ -69,7 +72,7 @@ class FrameSlices:
             self._head.clear()
             self._check(kind, self._skip)
             price += _price(kind, flags, self._skip)
-            work += _REQUEST if kind == FrameType.HEADERS else 1
+            work += _REQUEST if kind == FrameType.HEADERS else 1 + _surplus(kind, self._skip)
             if work >= _SLICE:
                 end = min(at + self._skip, len(data))
                 self._skip -= end - at
@@ -90,4 +93,9 @@ class FrameSlices:
 def _price(kind: int, flags: int, length: int) -> int:
     if kind == FrameType.DATA and (length >= _TINY or flags & _END_STREAM):
         return 0
-    return _PRICES.get(kind, 1)  # type: ignore[call-overload, no-any-return]
+    return _PRICES.get(kind, 1) + _surplus(kind, length)  # type: ignore[call-overload, no-any-return]
+
+
+def _surplus(kind: int, length: int) -> int:
+    """What a frame costs beyond others of its kind: one may hold 2,730 settings."""
+    return max(0, length - 1) // (_SETTING * _SETTINGS) if kind == FrameType.SETTINGS else 0

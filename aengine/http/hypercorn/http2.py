@@ -13,7 +13,7 @@ from h2.events import DataReceived, PriorityUpdated, RequestReceived, StreamRese
 from h2.events import Event as FrameEvent
 from h2.exceptions import ProtocolError
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.events import Body, Response
+from hypercorn.protocol.events import Body, EndBody, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import H2Protocol
 
@@ -40,6 +40,7 @@ class BoundedH2(H2Protocol):
         self._turns = turns  # shared by all connections: the full slices of one pass
         self._slices = FrameSlices(self.connection.max_inbound_frame_size)
         self._budget = FrameBudget()
+        self._with_body: set[int] = set()  # streams whose answers have had a part of a body
         self._left = asyncio.Event()  # the client has
 
     async def initiate(self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None) -> None:
@@ -57,8 +58,14 @@ class BoundedH2(H2Protocol):
     async def stream_send(self, event: StreamEvent) -> None:
         if self.closed:
             return
-        if isinstance(event, Body | Response):
-            self._budget.earn()
+        if event.stream_id in self.streams:  # else it was reset
+            if isinstance(event, Body):
+                self._budget.earn()
+                self._with_body.add(event.stream_id)
+            elif isinstance(event, EndBody) and event.stream_id not in self._with_body:
+                self._budget.earn()  # as a single part, lest an answer to HEAD bring nothing
+        if isinstance(event, EndBody | StreamClosed):
+            self._with_body.discard(event.stream_id)
         await super().stream_send(event)
 
     async def _create_stream(self, request: RequestReceived) -> None:

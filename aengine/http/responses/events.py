@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aengine.http.door.errors import ErrorBody
+from aengine.http.door.errors import ErrorBody, ErrorDetail
 from aengine.http.openai.reading import ChoiceReader
 from aengine.http.responses.head import Ending, ResponseHead, ending_of, usage_body
 from aengine.http.responses.items import CallItem, Event, Item, MessageItem, Output
@@ -20,6 +20,13 @@ Keep = Callable[[dict[str, Any]], None]  # what is done with a finished response
 
 def keep_nothing(body: dict[str, Any]) -> None:
     """For a response that is not kept."""
+
+
+def failure_of(error: ErrorDetail) -> tuple[Event, Ending]:
+    """The event that tells an error, and how it ends the response."""
+    told = {"type": "error", "code": error.code or error.type, "message": error.message, "param": error.param}
+    code = "invalid_prompt" if error.type == "invalid_request_error" else "server_error"
+    return told, Ending("failed", error={"code": code, "message": error.message})
 
 
 class ResponseEventEncoder(EventEncoder):
@@ -88,10 +95,7 @@ class ResponseEventEncoder(EventEncoder):
     def error(self, body: object) -> bytes:
         if not isinstance(body, ErrorBody):
             raise TypeError(f"an error's body is an ErrorBody, not a {type(body).__name__}")
-        error = body.error
-        told = {"type": "error", "code": error.code or error.type, "message": error.message, "param": error.param}
-        code = "invalid_prompt" if error.type == "invalid_request_error" else "server_error"
-        ending = Ending("failed", error={"code": code, "message": error.message})
+        told, ending = failure_of(body.error)
         if (last := self._output.last) is not None:
             last.status = "incomplete"
         return self._event(told) + self._event({"type": "response.failed", "response": self._body(ending, None)})

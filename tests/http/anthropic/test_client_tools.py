@@ -111,7 +111,9 @@ async def test_tools_that_are_not_to_be_called(client: anthropic.AsyncAnthropic)
     "question",
     [BOTH, *(pytest.param(text, marks=pytest.mark.slow) for text in (QUESTION, "What is the capital of France?", SUM))],
 )
-@pytest.mark.parametrize("thinking", [{"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}])
+@pytest.mark.parametrize(
+    "thinking", [{"type": "enabled", "budget_tokens": 1024}, pytest.param({"type": "disabled"}, marks=pytest.mark.slow)]
+)
 async def test_streamed_pieces_make_the_same_message(
     client: anthropic.AsyncAnthropic, question: str, thinking: Any
 ) -> None:
@@ -128,21 +130,24 @@ async def test_streamed_pieces_make_the_same_message(
     assert events.count("content_block_start") == events.count("content_block_stop") == len(whole.content)
 
 
-async def test_a_thought_comes_signed_and_may_come_back(client: anthropic.AsyncAnthropic) -> None:
-    for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
-        asked: Any = ASKED | {"thinking": thinking}
-        message = await client.messages.create(**asked, messages=[user(SUM)])
-        thought, answer = message.content
-        assert thought.type == "thinking"
-        assert thought.thinking.startswith("Ones:")
-        assert thought.signature
-        assert answer.type == "text"
-        assert answer.text == "17 + 25 = 42."
-        details = message.usage.output_tokens_details
-        assert details is not None
-        assert 0 < details.thinking_tokens < message.usage.output_tokens
-        again = await client.messages.create(**asked, messages=[user(SUM), message.to_param(), user(SUM)])
-        assert text_of(again)
+@pytest.mark.parametrize(
+    "thinking",
+    [{"type": "adaptive"}, pytest.param({"type": "enabled", "budget_tokens": 1024}, marks=pytest.mark.slow)],
+)
+async def test_a_thought_comes_signed_and_may_come_back(client: anthropic.AsyncAnthropic, thinking: Any) -> None:
+    asked: Any = ASKED | {"thinking": thinking}
+    message = await client.messages.create(**asked, messages=[user(SUM)])
+    thought, answer = message.content
+    assert thought.type == "thinking"
+    assert thought.thinking.startswith("Ones:")
+    assert thought.signature
+    assert answer.type == "text"
+    assert answer.text == "17 + 25 = 42."
+    details = message.usage.output_tokens_details
+    assert details is not None
+    assert 0 < details.thinking_tokens < message.usage.output_tokens
+    again = await client.messages.create(**asked, messages=[user(SUM), message.to_param(), user(SUM)])
+    assert text_of(again)
 
 
 async def test_a_thought_that_stays_away(client: anthropic.AsyncAnthropic) -> None:

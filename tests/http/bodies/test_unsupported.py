@@ -47,6 +47,16 @@ def test_what_would_change_the_answer_is_refused_by_name(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", STRUCTS)
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens"), ("sampling_seed", "seed")],
+)
+def test_what_has_another_name_elsewhere_is_told_its_own(path: str, theirs: str, ours: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{theirs}: it is called {ours} here$"):
+        check(path, **{theirs: 3})
+
+
+@pytest.mark.parametrize("path", STRUCTS)
 def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCaptureFixture) -> None:
     for name, refused in REFUSED.items():
         outer, _, inner = name.partition(".")

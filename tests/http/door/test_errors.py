@@ -15,6 +15,7 @@ from aengine.errors import (
     NonFiniteLogitsError,
     QueueFullError,
 )
+from aengine.http.door.errors import MAX_MESSAGE, error_body
 from aengine.http.state import public_message
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import parse_events, read_until, serving
@@ -92,3 +93,9 @@ async def test_after_a_failure_the_stream_ends_in_order() -> None:
 )
 def test_folders_are_not_told(said: str, told: str) -> None:
     assert public_message(CheckpointError(said)) == told
+
+
+def test_a_refusal_repeats_little_of_what_was_asked_for() -> None:
+    long = "x" * 10 * MAX_MESSAGE
+    error = error_body(InvalidRequestError(long, long)).error
+    assert error.message == error.param == "x" * MAX_MESSAGE + "..."

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from aengine.errors import QueueFullError
+from aengine.http.endpoints import prompts
 from tests.http.fake_engine import CACHED_TOKENS, WORDS, FakeEngine, recital
 from tests.http.serving import serving
 
@@ -141,3 +143,22 @@ async def test_when_one_prompt_fails_all_are_given_up() -> None:
         streams[1].fail(QueueFullError("full"))
         await streams[2].aborted.wait()
         raw.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_echo_repeats_is_bounded(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_ECHO", 40)
+    async with serving(FakeEngine(held=True)) as server:
+        asked = {"prompt": ["abcde", "fgh", "ij"], "n": 4, "echo": True, "stream": stream}
+        async with asyncio.timeout(30):
+            refused = await server.post(PATH, **asked | {"prompt": ["abcde", "fghij", "k"]})
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["param"] == "echo"
+        assert "repeat 44 characters and more, but an answer may repeat 40" in error["message"]
+        for _ in range(2):  # those before it
+            await (await server.engine.next_stream()).aborted.wait()
+        taken = asyncio.create_task(server.post(PATH, **asked))
+        for _ in range(3):
+            await server.engine.next_stream()
+        taken.cancel()

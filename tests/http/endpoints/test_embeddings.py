@@ -115,6 +115,26 @@ async def test_prompts_are_cut_where_that_is_asked(client: httpx2.AsyncClient, e
     assert (await ask(truncate_prompt_tokens=5, input="one two three four five " * 200))[0] == 5
 
 
+async def test_hopeless_texts_are_not_tokenized(
+    engine: DemoEngine, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = engine.tokenizer.encode_now("one two three four" * 100, add_special_tokens=False)
+    fits = {"input": engine.tokenizer.decode(ids[:200]), "add_special_tokens": False}
+    assert (await client.post("/v1/embeddings", json=fits)).status_code == 200
+
+    def tokenized(*given: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(engine.tokenizer, "_encode", tokenized)
+    for special in (True, False):
+        asked = {"input": ["one two " * 50_000], "add_special_tokens": special}
+        answer = await client.post("/v1/embeddings", json=asked)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "input"
+        assert error["message"].startswith("This model's maximum context length is 256 tokens. However, at least ")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -82,7 +82,7 @@ TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize(
     "fields",
-    [("response_format",), TOOLS, *(pytest.param((form,), marks=pytest.mark.slow) for form in FORMS)],
+    [TOOLS, *(pytest.param((form,), marks=pytest.mark.slow) for form in ("response_format", *FORMS))],
     ids=lambda fields: str(fields[0]),
 )
 def test_so_are_answers_that_follow_a_form_or_may_call_tools(short_demo: str, fields: tuple[str, ...]) -> None:

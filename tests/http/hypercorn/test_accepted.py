@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,9 @@ class Peer:
                 return await self._reader.readuntil(b"ok")
             except (asyncio.IncompleteReadError, ConnectionError):
                 return b""
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
 
     def close(self) -> None:
         self._writer.close()
@@ -95,6 +99,64 @@ async def test_a_connection_whose_client_leaves_while_it_is_answered_ends_too(co
         await counted(connections, 0)
 
 
+def reset(raw: socket.socket) -> None:
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="of Linux")
+@pytest.mark.parametrize("leave", [socket.socket.close, reset])
+@pytest.mark.parametrize("behind", [b"x", ASK, ASK * 20_000], ids=["a byte", "a request", "more than is read ahead"])
+async def test_a_client_that_pipelines_and_leaves_is_noticed_and_forgotten(
+    connections: OpenConnections, leave: Callable[[socket.socket], None], behind: bytes
+) -> None:
+    """hypercorn reads nothing further while it answers, and would take up the other requests after that."""
+    begun = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal begun
+        begun += 1
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    loop = asyncio.get_running_loop()
+    async with hosting(with_lifespan(app), keep_alive_timeout=600) as (port, _):
+        with socket.socket() as raw:
+            raw.setblocking(False)
+            await loop.sock_connect(raw, ("127.0.0.1", port))
+            sending = asyncio.create_task(loop.sock_sendall(raw, ASK + behind))
+            async with asyncio.timeout(30):
+                while not begun:  # noqa: ASYNC110 - until it is answered
+                    await asyncio.sleep(0.001)
+            await asyncio.wait([sending], timeout=0.1)
+            sending.cancel()
+            leave(raw)
+        await counted(connections, 0)
+    assert begun == 1
+
+
+async def test_once_its_client_has_left_nothing_is_written_to_a_connection(
+    connections: OpenConnections, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio would write a line to the log for each answer."""
+    begun, left = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await left.wait()
+        await Response("ok")(scope, receive, send)
+
+    async with hosting(with_lifespan(app), keep_alive_timeout=600) as (port, _):
+        peer = await Peer.connect(port)
+        peer.send(ASK * 200)
+        await begun.wait()
+        peer.reset()
+        await asyncio.sleep(0.05)  # until the server has it
+        left.set()
+        await counted(connections, 0)
+    assert not caplog.messages
+
+
 async def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_for_longest(
     connections: OpenConnections,
 ) -> None:
@@ -131,6 +193,54 @@ async def test_where_none_is_idle_a_new_connection_is_closed(connections: OpenCo
             peer.close()
 
 
+def accepted_by(connections: OpenConnections, monkeypatch: pytest.MonkeyPatch) -> list[AcceptedConnection]:
+    """The connections that servers accept from now on, as they come."""
+    accepts: list[AcceptedConnection] = []
+
+    def accept(*args: Any) -> AcceptedConnection:
+        accepts.append(AcceptedConnection(connections, *args))
+        return accepts[-1]
+
+    monkeypatch.setattr(hypercorn.asyncio.run, "TCPServer", accept)
+    return accepts
+
+
+async def test_a_connection_that_closes_keeps_its_place_until_what_it_has_is_sent_or_time_is_up(
+    connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that is no HTTP makes hypercorn close under its answer, and wait; nobody is to end that wait by a look."""
+    monkeypatch.setattr(accepted, "_LOOK", 0.02)
+    monkeypatch.setattr(accepted, "_CLOSING", 1.0)
+    waits = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        (connection,) = accepts
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not connection.writer.transport.get_write_buffer_size():
+            await send({"type": "http.response.body", "body": bytes(2**14), "more_body": True})
+        waits.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    accepts = accepted_by(connections, monkeypatch)
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        async with hosting(with_lifespan(app), keep_alive_timeout=600) as (port, _):
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(raw, ("127.0.0.1", port))
+            head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+            await loop.sock_sendall(raw, head)
+            await waits.wait()
+            await loop.sock_sendall(raw, b"zzz\r\n")
+            transport = accepts[0].writer.transport
+            async with asyncio.timeout(30):
+                while connections.count:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            assert not transport.get_write_buffer_size()  # aborted, not forgotten
+
+
 async def test_a_client_that_does_not_read_the_last_of_an_answer_is_dropped_in_time(
     connections: OpenConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,13 +256,7 @@ async def test_a_client_that_does_not_read_the_last_of_an_answer_is_dropped_in_t
         await send({"type": "http.response.body", "body": b""})
         sent.set()
 
-    accepts: list[AcceptedConnection] = []
-
-    def accept(*args: Any) -> AcceptedConnection:
-        accepts.append(AcceptedConnection(connections, *args))
-        return accepts[-1]
-
-    monkeypatch.setattr(hypercorn.asyncio.run, "TCPServer", accept)
+    accepts = accepted_by(connections, monkeypatch)
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.setblocking(False)

@@ -36,11 +36,18 @@ def test_a_slice_holds_64_frames_or_8_requests() -> None:
     assert [len(one.data) for one in requests] == [len(BEGIN) + 8 * 13, 8 * 13, 4 * 13]
 
 
+def test_a_long_frame_of_settings_fills_a_slice() -> None:
+    settings = frame(SETTINGS, payload=b"\0\4\0\1\0\0" * 2000)
+    assert [one.full for one in cut(settings, settings, settings)] == [True, True, True]
+
+
 @pytest.mark.parametrize(
     ("sent", "price"),
     [
         (frame(RESET, 0, 1, bytes(4)), 5),
         (frame(SETTINGS), 5),
+        (frame(SETTINGS, payload=b"\0\4\0\1\0\0" * 10), 5),
+        (frame(SETTINGS, payload=b"\0\4\0\1\0\0" * 2000), 5 + 199),
         (frame(PING, payload=bytes(8)), 1),
         (frame(PRIORITY, 0, 1, bytes(5)), 1),
         (frame(WINDOW, 0, 0, bytes(4)), 1),
@@ -53,8 +60,7 @@ def test_a_slice_holds_64_frames_or_8_requests() -> None:
     ],
 )
 def test_what_brings_nothing_has_a_price(sent: bytes, price: int) -> None:
-    (one,) = cut(sent)
-    assert one.price - 5 == price
+    assert sum(one.price for one in cut(sent)) - 5 == price
 
 
 @pytest.mark.parametrize("length", [MAX_FRAME_SIZE + 1, 2**24 - 1])

@@ -12,7 +12,7 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, Event, RequestReceived
+from h2.events import DataReceived, Event, PingAckReceived, RequestReceived
 from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -80,6 +80,49 @@ async def test_resets_that_come_later_are_counted_as_well() -> None:
                 client.cancel(stream)
         await client.read_until(lambda: client.goaway is not None)
         assert client.goaway == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["after its answer", "before it"])
+async def test_an_answer_does_not_pay_for_the_reset_of_its_request(leaves: bool) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if leaves:
+            assert (await receive())["type"] == "http.disconnect"
+        await Response("no")(scope, receive, send)
+
+    async with hosting(with_lifespan(app)) as (port, _), http2_client(port) as client:
+        acknowledged: list[Event] = []
+
+        def note(event: Event) -> None:
+            if isinstance(event, PingAckReceived):
+                acknowledged.append(event)
+
+        for number in range(1, 51):  # 166 requests are free, and 16 a second
+            streams: set[int] = {client.open() for _ in range(20)}
+            client.h2.ping(bytes(8))  # answered behind what came before it
+            ended = set() if leaves else streams
+            await client.read_until(
+                lambda number=number, ended=ended: (
+                    client.goaway is not None or (len(acknowledged) == number and client.ended >= ended)
+                ),
+                note,
+            )
+            if client.goaway is not None:
+                break
+            for stream in streams:
+                client.cancel(stream)
+        assert client.goaway == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+async def test_answers_without_a_body_pay_for_their_requests() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=204)(scope, receive, send)
+
+    async with hosting(with_lifespan(app)) as (port, _), http2_client(port) as client:
+        for _ in range(1200):  # of a request alone 500 are free, and 50 a second
+            stream = client.open(method="HEAD", end=True)
+            await client.send(frame(WINDOW, payload=b"\0\0\0\1"))
+            await client.read_until(lambda stream=stream: client.goaway is not None or stream in client.ended)
+        assert client.goaway is None
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,8 @@ def random_url() -> Iterator[str]:
     ("server", "choice"),
     [
         ("random_url", "required"),
-        ("random_url", "add"),
         ("demo_url", "get_weather"),
-        *(pytest.param("random_url", choice, marks=pytest.mark.slow) for choice in ("get_weather", "stop")),
+        *(pytest.param("random_url", choice, marks=pytest.mark.slow) for choice in ("add", "get_weather", "stop")),
         *(pytest.param("demo_url", choice, marks=pytest.mark.slow) for choice in ("required", "add", "stop")),
     ],
 )
@@ -109,7 +108,7 @@ ONLY_OSLO = {**SCHEMAS["get_weather"], "properties": {"city": {"enum": ["Oslo"]}
 @pytest.mark.parametrize(
     ("strict", "city"), [(None, "Paris"), pytest.param(False, "Paris", marks=pytest.mark.slow), (True, "Oslo")]
 )
-@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("thinking", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_a_strict_tools_schema_binds_calls_that_need_not_be(
     demo_url: str, strict: bool | None, city: str, thinking: bool
 ) -> None:
@@ -130,7 +129,7 @@ async def test_a_strict_tools_schema_binds_calls_that_need_not_be(
         assert talk.message.content == plain.message.content
 
 
-@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("mode", [pytest.param("auto", marks=pytest.mark.slow), "required"])
 async def test_only_allowed_tools_are_called(demo_url: str, mode: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         choices = []
@@ -153,7 +152,7 @@ async def test_only_allowed_tools_are_called(demo_url: str, mode: str) -> None:
         check(call, {"add"})
 
 
-@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("thinking", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_an_answer_of_a_given_form_or_a_call(demo_url: str, thinking: bool) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "add", "schema": SCHEMAS["add"]}}
     asked: dict[str, Any] = {**ASKED, "temperature": 0, "tools": TOOLS, "response_format": form}

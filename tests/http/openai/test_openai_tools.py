@@ -65,7 +65,12 @@ async def test_a_question_a_call_its_result_and_the_answer(demo_url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "question", [QUESTION, "What is the weather in Rome and in Oslo?", "What is the capital of France?"]
+    "question",
+    [
+        QUESTION,
+        pytest.param("What is the weather in Rome and in Oslo?", marks=pytest.mark.slow),
+        pytest.param("What is the capital of France?", marks=pytest.mark.slow),
+    ],
 )
 async def test_streamed_pieces_make_the_same_message(demo_url: str, question: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:

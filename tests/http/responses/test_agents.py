@@ -35,7 +35,7 @@ async def agent(client: openai.AsyncOpenAI, asked: list[str], **settings: Any) -
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("thinks", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_an_agent_calls_its_tool_and_answers(demo_url: str, streamed: bool, thinks: bool) -> None:
     reasoning: Any = {"effort": "low", "summary": "auto"} if thinks else None
     cities: list[str] = []

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+# Of its own types, which pydantic says when they are first used.
+pytestmark = pytest.mark.filterwarnings("ignore:.*ReadOnly.*:UserWarning")
+
 
 @pytest.fixture(scope="module")
 def litellm() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it would be fetched
-        module = pytest.importorskip("litellm", reason="litellm is not installed: pip install '.[clients]'")
+        module = pytest.importorskip("litellm", reason="litellm is not installed: pip install '.[litellm]'")
     module.telemetry = False
     return module
 

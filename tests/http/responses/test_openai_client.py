@@ -117,7 +117,7 @@ def test_an_answer_of_a_models_form_is_parsed(client: openai.OpenAI) -> None:
     assert isinstance(call.parsed_arguments, Sum)
 
 
-@pytest.mark.parametrize("summary", [None, "auto"])
+@pytest.mark.parametrize("summary", [None, pytest.param("auto", marks=pytest.mark.slow)])
 def test_a_thought_and_its_tokens(client: openai.OpenAI, summary: Any) -> None:
     reasoning: Any = {"effort": "low", "summary": summary}
     response = client.responses.create(**ASKED, input="What is 17 + 25?", reasoning=reasoning)

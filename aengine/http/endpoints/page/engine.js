@@ -33,7 +33,7 @@ async function look() {
   const response = await call("metrics");
   if (!response.ok) throw await refusalOf(response);
   const now = readMetrics(await response.text());
-  if (now.aengine_ready !== 1) {
+  if (!now.aengine_ready) {
     const { status, reason } = await (await call("health")).json();
     forget(reason || `The engine is ${status}.`);
     return;
@@ -44,12 +44,11 @@ async function look() {
   showRate(now.aengine_generated_tokens_total);
 }
 
-/** The samples without labels, by name. */
+/** The samples without labels, by name; those of several replicas added up. */
 function readMetrics(text) {
   const samples = {};
-  for (const line of text.split("\n")) {
-    const [name, value] = line.split(" ");
-    if (name && name !== "#" && !name.includes("{")) samples[name] = Number(value);
+  for (const [, name, value] of text.matchAll(/^(\w+)(?:\{replica="[^"]*"\})? (\S+)$/gm)) {
+    samples[name] = (samples[name] ?? 0) + Number(value);
   }
   return samples;
 }
@@ -66,7 +65,8 @@ function showEngine(now) {
   const [pages, used, cached, free] = ["", "_used", "_cached", "_free"].map((end) => now[`aengine_kv_pages${end}`]);
   show("running", whole(now.aengine_requests_running));
   show("waiting", whole(now.aengine_requests_waiting));
-  show("hit-rate", `${Math.round(100 * (now.aengine_prefix_hit_ratio ?? 0))} %`);
+  const found = now.aengine_cached_tokens_total / Math.max(1, now.aengine_prompt_tokens_total);
+  show("hit-rate", `${Math.round(100 * found)} %`);
   show("pages-used", whole(used));
   show("pages-cached", whole(cached));
   show("pages-free", whole(free));

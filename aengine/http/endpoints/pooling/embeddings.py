@@ -96,11 +96,13 @@ async def _prompts(engine: EngineLike, body: ClassifyRequest) -> Any:
     if last is None and special:
         return body.input
     keep = engine.max_model_len if last == -1 else last or 0  # 0: all of them
+    context = engine.max_model_len if last is None else None  # what is cut may be longer
     prompts = []
     for prompt in prompt_list(body.input):
         await asyncio.sleep(0)  # a short text is tokenized at once, and there may be thousands
-        ids = await engine.tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt
-        prompts.append(ids[-keep:])
+        if isinstance(prompt, str):
+            prompt = await engine.tokenizer.encode(prompt, special, context, left=0)
+        prompts.append(prompt[-keep:])
     return prompts
 
 

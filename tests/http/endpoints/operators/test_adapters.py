@@ -266,10 +266,14 @@ async def test_the_client_has_the_engines_errors(engine: FakeEngine, folder: Pat
             await client.load_adapter("x", "one")
 
 
-async def test_a_server_with_real_adapters(tmp_path: Path) -> None:
-    written = Written(tmp_path, 2)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return Written(tmp_path_factory.mktemp("adapters"), 2)
+
+
+async def test_a_server_with_real_adapters(written: Written) -> None:
     engine = DemoEngine(lora={"first": written.paths["a0"]}, lora_loading=True)
-    async with hosted_demo(engine, lora_folders=(str(tmp_path),)) as url, Client(url) as client:
+    async with hosted_demo(engine, lora_folders=(str(written.folder),)) as url, Client(url) as client:
         first = await client.complete(PROMPT, adapter="first", **GREEDY)
         assert list(first.token_ids) == written.greedy(written.merged, PROMPT, 12)
         with pytest.raises(AdapterError, match="IA3"):
@@ -284,11 +288,10 @@ async def test_a_server_with_real_adapters(tmp_path: Path) -> None:
         running.abort()
 
 
-async def test_an_unloading_whose_client_leaves_goes_on_and_refuses_everyone_at_once(tmp_path: Path) -> None:
-    written = Written(tmp_path, 1)
+async def test_an_unloading_whose_client_leaves_goes_on_and_refuses_everyone_at_once(written: Written) -> None:
     engine = DemoEngine(lora={"first": written.paths["a0"]}, lora_loading=True)
-    async with hosted_demo(engine, lora_folders=(str(tmp_path),)) as url, Client(url) as client:
-        running = await client.submit(PROMPT, adapter="first", **GREEDY | {"max_tokens": 200})
+    async with hosted_demo(engine, lora_folders=(str(written.folder),)) as url, Client(url) as client:
+        running = await client.submit(PROMPT, adapter="first", **GREEDY | {"max_tokens": 120})
         await running.take()
         with anyio.move_on_after(0.1) as scope:
             await client.unload_adapter("first")
