@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
 import sys
 import time
@@ -187,9 +188,9 @@ class Simulation:
             if self.done == self.lose_at:
                 self._lose()
             if self.done % max(1, self.requests // 20) == 0:
-                print(
-                    f"{self.done:,} of {self.requests:,} after {time.process_time():.0f} s", file=sys.stderr, flush=True
-                )
+                so_far = json.dumps({name: value and float(f"{value:.5g}") for name, value in self.figures().items()})
+                spent = f"{self.done:,} of {self.requests:,} after {time.process_time():.0f} s"
+                print(f"{spent}: {so_far}", file=sys.stderr, flush=True)
 
     def _send(self, request: Request, router: PrefixRouter[int] | None) -> None:
         now, missing = request.time, 0
@@ -257,15 +258,15 @@ class Simulation:
             self.at(self.now + REPLACED_AFTER, lambda _, number=number: self.policy.join(number))  # type: ignore[misc]
 
     def figures(self) -> dict[str, float | None]:
-        first = sorted(self.first_tokens)
+        first = sorted(self.first_tokens) or [0.0]
         work = [replica.occupied for replica in self.replicas]
         decisions, again = sorted(self.decisions), sorted(self.again)
         return {
-            "found": self.cached_tokens / self.cacheable_tokens,
-            "hit_rate": self.cached_tokens / self.prompt_tokens,
+            "found": self.cached_tokens / (self.cacheable_tokens or 1),
+            "hit_rate": self.cached_tokens / (self.prompt_tokens or 1),
             "ttft_ms_p50": 1e3 * first[len(first) // 2],
             "ttft_ms_p99": 1e3 * first[int(0.99 * len(first))],
-            "imbalance": max(work) / (sum(work) / len(work)),
+            "imbalance": max(work) / ((sum(work) or 1.0) / len(work)),
             "decision_us_mean": 1e6 * sum(decisions) / len(decisions),
             "decision_us_p99": 1e6 * decisions[int(0.99 * len(decisions))],
             "again_us_mean": 1e6 * sum(again) / len(again) if again else None,

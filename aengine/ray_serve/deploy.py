@@ -35,6 +35,8 @@ def application(knobs: Mapping[str, Any]) -> Application:
     replicas = configure(ReplicasConfig, **_of(ReplicasConfig, knobs))
     engine = configure(EngineConfig, **_of(EngineConfig, knobs))
     server = configure(ServerConfig, **_of(ServerConfig, knobs))
+    if server.kept_responses and replicas.ingresses > 1:
+        raise ConfigError("kept_responses: with several ingresses none knows which replica keeps a response")
     gpus = _gpus(replicas, engine)
     if engine.tensor_parallel_size == "auto" and gpus > 1:
         engine = configure(EngineConfig, {}, **{**msgspec.to_builtins(engine), "tensor_parallel_size": gpus})

@@ -17,17 +17,21 @@ import anyio
 import msgspec
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aengine.config import ServerConfig
 from aengine.errors import AengineError, EngineFailedError, EngineNotReadyError
+from aengine.http.door.anthropic_errors import REQUEST_ID, speaks_anthropic
 from aengine.http.door.auth import ApiKeyMiddleware
 from aengine.http.door.body import BodyReader
-from aengine.http.door.errors import error_body, error_response
-from aengine.http.streams import sse
+from aengine.http.door.door import request_id_of
+from aengine.http.door.errors import error_response
 from aengine.ray_serve.all_replicas import CHANGES, TO_ALL, merged
 from aengine.ray_serve.call import FirstToken, Head
+from aengine.ray_serve.keepers import Keepers
+from aengine.ray_serve.last_events import LastEvents
 from aengine.ray_serve.lines import Line, Lines
 from aengine.ray_serve.replica import Accepted
 from aengine.ray_serve.routing.prompt import Prompt, prompt_of
@@ -64,6 +68,7 @@ class Forwarder:
         self._accept_timeout = accept_timeout
         self._name = name
         self._news: list[Accepted] = []
+        self._keepers = Keepers() if config.kept_responses else None
         self._begun: list[tuple[int, float]] = []  # calls whose first token came since the last call
         self._lines = Lines(engines.options(stream=True, method_name="line"), name, accept_timeout)
         # Keys are asked for here as well, before a body is read; the rest of the door is each engine's.
@@ -76,6 +81,12 @@ class Forwarder:
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
             await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "http":
+            send = _identified(scope, send)
+            # What a browser asks beforehand carries no key; an engine answers it.
+            asked = {name for name, _ in scope["headers"]} if scope["method"] == "OPTIONS" else set()
+            preflight = b"access-control-request-method" in asked
+            await (self._http if preflight else self._inside)(scope, receive, send)
         else:
             await self._inside(scope, receive, send)
 
@@ -100,6 +111,8 @@ class Forwarder:
     async def _to_one(self, scope: dict[str, Any], body: bytes, answer: _Answer, receive: Receive) -> None:
         """Pass a request to one engine; to another, as long as nothing was answered and its engine is lost."""
         prompt = await asyncio.to_thread(prompt_of, body) if len(body) > 2**18 else prompt_of(body)
+        if self._keepers is not None and (keeper := self._keepers.of(scope, body)) is not None:
+            prompt = msgspec.structs.replace(prompt, keeper=keeper)
         for attempt in range(_ATTEMPTS):
             pieces = self._pieces(scope, body, prompt)
             try:
@@ -134,6 +147,8 @@ class Forwarder:
             async for piece in call:
                 if token.comes_with(piece) and not isinstance(piece, Head):
                     self._begun.append((number, time.monotonic()))
+                if isinstance(piece, Head) and self._keepers is not None:
+                    self._keepers.answered(scope, piece, accepted.replica)
                 yield piece
                 if isinstance(piece, Head) and piece.line is not None:
                     self._lines.follow(line, number, piece.line)
@@ -171,16 +186,18 @@ class _Answer:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._stream = False  # of events
+        self._last_events: LastEvents | None = None  # of a stream
         self.started = False
 
     async def send(self, piece: Head | bytes) -> None:
         if isinstance(piece, Head):
             self.started = True
-            self._stream = piece.is_stream
+            self._last_events = LastEvents(piece) if piece.is_stream else None
             headers = [(name, value) for name, value in piece.headers if name != _REQUEST_ID]
             await self._send({"type": "http.response.start", "status": piece.status, "headers": headers})
             piece = piece.body
+        elif self._last_events is not None:
+            self._last_events.passed(piece)
         if piece:
             await self._send(_body(piece))
 
@@ -188,14 +205,31 @@ class _Answer:
         await self._send(_body(b"", more=False))
 
     async def fail(self, error: AengineError, scope: Scope, receive: Receive) -> None:
-        """Answer with an error: by a response, or by the last event of a stream."""
+        """Answer with an error: by a response, or by the last events of a stream."""
         if not self.started:
             await error_response(error)(scope, receive, self._send)
-        elif self._stream:
+        elif self._last_events is not None:
             with suppress(OSError):
-                await self._send(_body(sse.event(error_body(error)), more=False))
+                await self._send(_body(self._last_events.of(error, scope), more=False))
         else:
             raise error  # half a document: Ray cuts the connection
+
+
+def _identified(scope: Scope, send: Send) -> Send:
+    """Give a request the id that its engine will know it by, and the refusals of Anthropic's clients their header."""
+    scope[REQUEST_ID] = request_id = request_id_of(Headers(scope=scope))
+    own = (_REQUEST_ID, request_id.encode())
+    scope["headers"] = [own, *((name, value) for name, value in scope["headers"] if name != _REQUEST_ID)]
+    if not speaks_anthropic(scope):
+        return send
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] != 200:
+            others = [header for header in message["headers"] if header[0] != b"request-id"]
+            message["headers"] = [*others, (b"request-id", own[1])]
+        await send(message)
+
+    return send_with_id
 
 
 def _body(content: bytes, more: bool = True) -> Message:

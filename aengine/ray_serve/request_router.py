@@ -16,6 +16,7 @@ from aengine.ray_serve.routing.router import PrefixRouter
 NEWS = "news"  # arguments that are for the router alone
 BEGUN = "begun"
 TO = "to"
+_GIVEN_UP = 60.0  # seconds that a replica may take to accept a request before it is believed to have none of it
 
 
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
@@ -34,6 +35,7 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         self._by_name: dict[str, RunningReplica] = {}
         self._chosen: dict[str, tuple[str, int]] = {}  # Ray's id of a request -> the replica it went to, its number
         self._ahead: dict[int, tuple[str, int]] = {}  # a call without a token -> its replica, what it lacks
+        self._unaccepted: dict[str, float] = {}  # Ray's id of a request -> when it was chosen for, the oldest first
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """For Ray: the replicas that run now, with their newest reports."""
@@ -68,25 +70,45 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # Ray has no ty
         request_id, now = pending_request.metadata.internal_request_id, time.monotonic()
         if request_id in self._chosen:
             self._ended(request_id, now)
+        self._forget_given_up(now)
         prompt = pending_request.kwargs.get("prompt") or Prompt()
         if not len(self._router):
             return []
-        name = random.choice(self._router.replicas) if self._policy == "random" else self._router.choose(prompt, now)
+        if prompt.keeper is not None and prompt.keeper in self._router:
+            name = prompt.keeper
+        else:
+            name = (
+                self._router.choose(prompt, now) if self._policy == "prefix" else random.choice(self._router.replicas)
+            )
         number = pending_request.kwargs.get("number", -1)
         told = prompt.streamed and number >= 0
         cached = self._router.sent(name, prompt, now, told)
         if told:
             self._ahead[number] = name, prompt.tokens - cached
         self._chosen[request_id] = name, number
+        self._unaccepted[request_id] = now
         return [[self._by_name[name]]]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
+        """For Ray: a replica has accepted a request, so that its end will be told."""
+        self._unaccepted.pop(pending_request.metadata.internal_request_id, None)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """For Ray: a request ended, however it did."""
         if self._chosen.get(internal_request_id, ("", 0))[0] == replica_id.unique_id:
             self._ended(internal_request_id, time.monotonic())
 
+    def _forget_given_up(self, now: float) -> None:
+        """Forget requests that never went: one whose client leaves between choice and sending ends without a word."""
+        while self._unaccepted:
+            request_id, chosen = next(iter(self._unaccepted.items()))
+            if now - chosen < _GIVEN_UP:
+                return
+            self._ended(request_id, now)
+
     def _ended(self, request_id: str, now: float) -> None:
         name, number = self._chosen.pop(request_id)
+        self._unaccepted.pop(request_id, None)
         self._begun(number, now)  # perhaps it never had a token
         self._router.ended(name)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 
+import anthropic
 import httpx2
 import pytest
+from openai.types.responses import Response
 
 from tests.ray_serve.cluster import Cluster, cluster, until
 
@@ -18,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.ray, pytest.mark.slow, pytest.mark.
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Cluster]:
-    with cluster("replicas=2", "max_model_len=2048", "sleep_mode=true") as running:
+    with cluster("replicas=2", "max_model_len=2048", "sleep_mode=true", "kept_responses=100") as running:
         yield running
 
 
@@ -66,6 +69,28 @@ def test_a_stream_has_the_text_of_the_whole_answer(two: Cluster) -> None:
     assert "".join(json.loads(event)["text"] for event in events[:-1]) == whole["text"]
 
 
+async def test_responses_are_gone_on_with_where_they_are_kept(two: Cluster) -> None:
+    async with httpx2.AsyncClient(base_url=f"{two.url}/v1", timeout=60) as client:
+
+        async def make(number: int) -> str:
+            body = {
+                "input": f"{number} {number}",
+                "max_output_tokens": 64,
+                "ignore_eos": True,
+                "stream": number % 2 == 1,
+            }
+            (name,) = set(re.findall(r'"id":"(resp_\w+)"', (await client.post("/responses", json=body)).text))
+            return name
+
+        for name in await asyncio.gather(*map(make, range(8))):  # at once, so that both have some
+            more = {"input": "And then?", "previous_response_id": name, "max_output_tokens": 4}
+            assert (await client.post("/responses", json=more)).status_code == 200
+            assert (await client.get(f"/responses/{name}")).json()["id"] == name
+            assert (await client.get(f"/responses/{name}/input_items")).status_code == 200
+            assert (await client.delete(f"/responses/{name}")).status_code == 200
+            assert (await client.get(f"/responses/{name}")).status_code == 404
+
+
 def test_metrics_are_each_replicas_own(two: Cluster) -> None:
     assert two.metric("aengine_ready") == dict.fromkeys(two.metric("aengine_ready"), 1.0)
     assert len(two.metric("aengine_ready")) == 2
@@ -109,14 +134,46 @@ def test_a_request_is_aborted_by_its_id_wherever_it_runs(two: Cluster) -> None:
 async def stream(client: httpx2.AsyncClient, number: int, tokens: int) -> tuple[str, float]:
     """How a stream ended (`done`, or its error's code), and when (monotonic seconds)."""
     body = {"prompt": f"{number} times {number} is", "max_tokens": tokens, "ignore_eos": True}
-    end = "cut"
-    async with client.stream("POST", "/generate", json=body) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {") and "error" in (event := json.loads(line[6:])):
-                end = event["error"]["code"]
-            elif line == "data: [DONE]":
-                end = "done"
+    *_, last = await events(client, "/generate", body)
+    end = "done" if last == "[DONE]" else json.loads(last)["error"]["code"]
     return end, time.monotonic()
+
+
+async def response(client: httpx2.AsyncClient, number: int, tokens: int) -> tuple[str, float]:
+    """The same of a response, whose events are held to OpenAI's own types and are numbered through."""
+    body = {"input": f"{number} times {number} is", "max_output_tokens": tokens, "ignore_eos": True, "stream": True}
+    told = [json.loads(event) for event in await events(client, "/v1/responses", body)]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    Response.model_validate(told[-1]["response"], strict=True)
+    if told[-1]["type"] == "response.failed":
+        return told[-2]["code"], time.monotonic()
+    assert told[-1]["type"] == "response.incomplete"
+    return "done", time.monotonic()
+
+
+async def message(client: anthropic.AsyncAnthropic, number: int, tokens: int) -> tuple[str, float]:
+    """The same as Anthropic's own client sees it; a schema makes the answer as long as it may be."""
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": tokens}
+    schema = {"type": "object", "properties": {"a": numbers}, "required": ["a"], "additionalProperties": False}
+    try:
+        async with client.messages.stream(
+            model="aengine-demo",
+            max_tokens=tokens,
+            messages=[{"role": "user", "content": f"{number} times {number} is"}],
+            output_config={"format": {"type": "json_schema", "schema": schema}},
+        ) as answer:
+            async for _ in answer:
+                pass
+            assert (await answer.get_final_message()).stop_reason == "max_tokens"
+    except anthropic.APIStatusError as error:
+        return "engine_failed" if error.type == "api_error" else str(error), time.monotonic()
+    return "done", time.monotonic()
+
+
+async def events(client: httpx2.AsyncClient, path: str, body: dict[str, object]) -> list[str]:
+    """What the events of a stream carry; as far as it came, if it was cut."""
+    async with client.stream("POST", path, json=body) as answer:
+        return [line[6:] async for line in answer.aiter_lines() if line.startswith("data: ")]
 
 
 async def test_streams_go_on_when_others_that_began_before_them_leave(two: Cluster) -> None:
@@ -135,8 +192,13 @@ async def test_streams_go_on_when_others_that_began_before_them_leave(two: Clust
 
 async def test_a_replica_that_dies_loses_its_own_streams_alone(two: Cluster) -> None:
     before = set(two.metric("aengine_ready"))
-    async with httpx2.AsyncClient(base_url=two.url, timeout=120, limits=httpx2.Limits(max_connections=100)) as client:
-        streams = [asyncio.create_task(stream(client, number, 300)) for number in range(50)]
+    async with (
+        httpx2.AsyncClient(base_url=two.url, timeout=120, limits=httpx2.Limits(max_connections=100)) as client,
+        anthropic.AsyncAnthropic(base_url=two.url, api_key="none", max_retries=0) as claude,
+    ):
+        streams = [asyncio.create_task(stream(client, number, 300)) for number in range(30)]
+        streams += [asyncio.create_task(response(client, number, 300)) for number in range(30, 40)]
+        streams += [asyncio.create_task(message(claude, number, 300)) for number in range(40, 50)]
         await asyncio.to_thread(until, lambda: sum(two.metric("aengine_requests_running").values()) == 50, 30)
         running = two.metric("aengine_requests_running")
         assert min(running.values()) > 5

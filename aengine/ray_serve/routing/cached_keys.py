@@ -12,6 +12,7 @@ from aengine.ray_serve.routing.prompt import Prompt
 
 _LOG = 2**16  # changes that are kept for routers that have not heard of them
 _READERS = 64
+_KEYS_A_PAGE = 32  # texts of other bytes may be the same tokens, and a page that all of them use stays for ever
 
 
 class Changes(msgspec.Struct, frozen=True, gc=False):
@@ -25,8 +26,9 @@ class Changes(msgspec.Struct, frozen=True, gc=False):
 class CachedKeys:
     """Ties the keys of prompts to pages of the radix tree, which it watches.
 
-    A key is held as long as the page is in which its last token lies. Changes are numbered, and every router asks for
-    those since it last did; one that was away for too long begins anew with what the log has.
+    A key is held as long as the page is in which its last token lies, or until many others end there. Changes are
+    numbered, and every router asks for those since it last did; one that was away for too long begins anew with what
+    the log has.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -61,7 +63,12 @@ class CachedKeys:
             else:
                 self._untie(key, before)
             self._pages[key] = page
-            self._keys.setdefault(page, []).append(key)
+            ending = self._keys.setdefault(page, [])
+            ending.append(key)
+            if len(ending) > _KEYS_A_PAGE:
+                oldest = ending.pop(0)
+                del self._pages[oldest]
+                self._add(oldest, False)
 
     def stored(self, before: int | None, token_ids: bytes, pages: Sequence[int], salt: object) -> None:
         """Nothing: which prompt it was is known where the request is."""

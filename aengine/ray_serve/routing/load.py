@@ -100,6 +100,8 @@ class ReplicaLoad:
     def ended(self) -> None:
         """Take a request away that was sent from here, however it ended."""
         self.running = max(0, self.running - 1)
+        if not self.running:  # nothing is ahead, whatever was not told
+            self._told, self._untold_until, self.busy_until = 0, 0.0, 0.0
 
     def reported(self, report: Report, router: str) -> None:
         """Take over what the replica says. Reports are old when they arrive: what this router sent is told apart by the

@@ -29,6 +29,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     ends: tuple[int, ...] = ()
     tokens: int = 0
     streamed: bool = False  # its answer comes as it is drawn
+    keeper: str | None = None  # the replica that has what it goes on from
 
 
 class _Body(msgspec.Struct):
@@ -41,6 +42,7 @@ class _Body(msgspec.Struct):
     tools: msgspec.Raw | None = None
     prompt: str | list[Any] | None = None
     input_ids: list[int] | None = None
+    model: str | None = None  # or an adapter, whose pages are its own
     cache_salt: str | None = None
     stream: bool | None = None
 
@@ -59,7 +61,8 @@ def prompt_of(body: bytes) -> Prompt:
 
 
 def _hashed(read: _Body) -> Prompt:
-    seed = b"" if read.cache_salt is None else read.cache_salt.encode("utf-8", "replace")
+    apart = read.model or "", read.cache_salt or ""
+    seed = "\x1e".join(apart).encode("utf-8", "replace") if any(apart) else b""
     said = [read.input.encode("utf-8", "replace")] if isinstance(read.input, str) else read.messages or read.input
     if said is not None:
         first = (read.tools, read.system, read.instructions)

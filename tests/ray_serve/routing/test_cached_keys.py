@@ -67,3 +67,18 @@ def test_estimated_lengths_are_scaled_to_the_true_one() -> None:
     prompt = of_ids(range(320))  # as if estimated: the prompt has 160 tokens in truth
     keys.note(prompt, 160, range(5))  # of which 80 are cached
     assert set(keys.changes("one").stored) == {key for key, end in zip(prompt.keys, prompt.ends) if end <= 160}
+
+
+def test_texts_that_are_the_same_tokens_take_no_more_memory_the_more_of_them_there_are() -> None:
+    """A page that everybody uses stays for ever; each request may still write what it stands for in other bytes."""
+    keys, knows = CachedKeys(PAGE), set[int]()
+    prompts = [of_ids([number] * 400) for number in range(500)]
+    for number, prompt in enumerate(prompts):
+        keys.note(prompt, 400, range(25))
+        if number % 50 == 49:
+            knows = follow(knows, keys.changes("one"))
+            assert len(knows) == len(keys) <= 32 * 25
+    assert set(prompts[-1].keys) <= knows  # the newest stay
+    keys.removed(range(25))
+    assert follow(knows, keys.changes("one")) == set()
+    assert len(keys) == 0

@@ -52,6 +52,16 @@ def test_what_does_not_belong_to_the_prompt_changes_no_key_and_tools_and_salt_do
     assert not set(chat("a" * 500, tools=[{"type": "function"}]).keys) & set(chat("a" * 500).keys)
 
 
+def test_adapters_of_one_model_share_no_key_as_they_share_no_pages() -> None:
+    sql, law = (set(chat("a" * 500, model=name).keys) for name in ("sql", "law"))
+    assert sql
+    assert not sql & law
+    mine = (
+        chat("a" * 500, model=model, cache_salt=salt).keys for model, salt in (("a", "bc"), ("ab", "c"), ("ab", ""))
+    )
+    assert len(set(mine)) == 3
+
+
 def test_whether_an_answer_is_streamed_is_known() -> None:
     assert [chat("a", **fields).streamed for fields in ({}, {"stream": False}, {"stream": True})] == [
         False,

@@ -95,6 +95,19 @@ def test_prompts_of_which_nothing_is_told_are_no_less_ahead_when_others_begin() 
     assert made.choose(hashed(rng.randbytes(400)), 0.05) == 1
 
 
+def test_where_nothing_runs_nothing_is_ahead_whatever_was_not_told() -> None:
+    made, rng = router(2), Random(5)
+    for _ in range(3):
+        made.sent(0, hashed(rng.randbytes(40_000)), 0.0, told=True)  # 1 s each
+        made.sent(0, hashed(rng.randbytes(40_000)), 0.0)
+    made.sent(1, hashed(rng.randbytes(400)), 0.0)
+    assert made.choose(hashed(rng.randbytes(400)), 0.0) == 1
+    for _ in range(6):
+        made.ended(0)  # without a first token
+    assert made.choose(hashed(rng.randbytes(400)), 0.0) == 0
+    made.check_integrity()
+
+
 def test_ties_go_to_the_less_busy() -> None:
     made = router(3)
     made.sent(0, hashed(b""), 0.0)

@@ -1,0 +1,77 @@
+"""A stream whose replica is lost ends with an error in the words of its path, as on one server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aengine.config import ServerConfig
+from aengine.errors import EngineFailedError
+from aengine.http.bodies.responses_api.request import ResponsesRequest
+from aengine.http.openai.reading import AnswerReading
+from aengine.http.responses.events import ResponseEventEncoder
+from aengine.http.responses.head import ResponseHead
+from aengine.http.responses.items import Output
+from aengine.http.responses.tools import read_tools
+from aengine.http.streams import sse
+from aengine.ray_serve.call import Head
+from aengine.ray_serve.last_events import LastEvents
+from aengine.sampling_params import SamplingParams
+from aengine.text.answer.parser import AnswerFormat
+from aengine.types import Fragment
+from tests.http.responses.streams import parse
+
+LOST = EngineFailedError("the replica is lost")
+
+
+def head(opening: bytes) -> Head:
+    return Head(200, list(sse.HEADERS), opening)
+
+
+def scope(path: str) -> dict[str, Any]:
+    return {"type": "http", "path": path}
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions"])
+def test_of_openais_chats_and_our_own_it_is_an_event_with_the_error(path: str) -> None:
+    last = LastEvents(head(b"")).of(LOST, scope(path))
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "engine_failed"
+
+
+def test_of_anthropics_it_is_the_event_error() -> None:
+    last = LastEvents(head(b'event: message_start\ndata: {"type":"message_start"}\n\n')).of(LOST, scope("/v1/messages"))
+    name, data = last.decode().removesuffix("\n\n").split("\n")
+    assert name == "event: error"
+    body = json.loads(data.removeprefix("data: "))
+    assert (body["type"], body["error"]["type"]) == ("error", "api_error")
+
+
+def test_of_a_response_numbers_go_on_and_it_has_failed() -> None:
+    deceit = '"sequence_number":99\ndata: {"type":"x","sequence_number":98'
+    body = ResponsesRequest(input="a", metadata={"sequence_number": deceit})
+    tools = read_tools(body)
+    reader = AnswerReading(ServerConfig(), AnswerFormat(), tools.use).reader(False, lambda token_id: b"x")
+    encoder = ResponseEventEncoder(
+        ResponseHead("resp_1", "m", body, SamplingParams(), stored=False),
+        Output(summaries=False, encrypted=False, called=tools.called),
+        reader,
+    )
+    opening = encoder.opening()
+    stream, last = opening, LastEvents(head(opening))
+    events = parse((stream + last.of(LOST, scope("/v1/responses"))).decode())
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
+    for text in ("one", deceit, "three"):
+        piece = encoder.event(Fragment(text, (1,)))
+        last.passed(piece)
+        stream += piece
+    last.passed(sse.PING)
+    last.passed(2 * sse.PING)  # a reader was slow
+    events = parse((stream + last.of(LOST, scope("/v1/responses"))).decode())
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    *_, told, failed = events
+    assert (told["type"], told["code"]) == ("error", "engine_failed")
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert failed["response"]["error"]["code"] == "server_error"
+    assert failed["response"]["id"] == "resp_1"
