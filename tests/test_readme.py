@@ -35,6 +35,7 @@ README = "\n".join(path.read_text() for path in DOCUMENTS[:-1])
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
+@pytest.mark.slow
 def test_the_python_example_runs() -> None:
     (example,) = (block for block in PYTHON if "with aengine.Engine()" in block)
     run = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, check=False)
@@ -68,7 +69,7 @@ def test_the_curl_examples_run(server: str, command: str) -> None:
     assert not any(json.loads(answer).get("error") for answer in answers)
 
 
-@pytest.mark.parametrize("library", ["openai", "anthropic"])
+@pytest.mark.parametrize("library", ["openai", pytest.param("anthropic", marks=pytest.mark.slow)])
 def test_the_client_example_runs(server: str, library: str) -> None:
     (example,) = (block for block in PYTHON if f"import {library}\n" in block)
     code = example.replace("localhost:8000", server)
@@ -85,7 +86,7 @@ def test_every_endpoint_and_parameter_has_its_line() -> None:
             assert f"`{name}`" in README, name
 
 
-@pytest.mark.parametrize("word", ["tools", "aengine.Client"])
+@pytest.mark.parametrize("word", [pytest.param("tools", marks=pytest.mark.slow), "aengine.Client"])
 def test_the_examples_that_ask_a_server_say_what_they_promise(server: str, word: str) -> None:
     (example,) = (block for block in PYTHON if word in block)
     code = example.replace("localhost:8000", server)

@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from starlette.responses import PlainTextResponse
 
 from aengine.app import create_app
 from aengine.config import EngineConfig, ServerConfig
+from aengine.ray_serve.all_replicas import merged_metrics
 from tests.browser.chromium import Tab
-from tests.browser.talking import talking_to
+from tests.browser.talking import Instead, talking_to
 from tests.http.fake_engine import IDLE, FakeEngine
 from tests.http.serving import hosting, serving
 
@@ -68,6 +70,35 @@ async def test_another_engine_behind_the_address_gives_no_negative_rate(tab: Tab
         await tab.until(shows("#rate", "0"))
         engine.numbers = msgspec.structs.replace(IDLE, generated_tokens=1)
         await tab.until(shows("#rate", "–"))
+        await tab.until(shows("#rate", "0"))
+
+
+def figures(running: int, prompt_tokens: int, cached_tokens: int, used: int) -> str:
+    samples = {
+        "aengine_ready": 1,
+        "aengine_requests_running": running,
+        "aengine_requests_waiting": 0,
+        "aengine_prompt_tokens_total": prompt_tokens,
+        "aengine_cached_tokens_total": cached_tokens,
+        "aengine_generated_tokens_total": 7,
+        "aengine_kv_pages": 99,
+        "aengine_kv_pages_used": used,
+        "aengine_kv_pages_cached": 9,
+        "aengine_kv_pages_free": 90 - used,
+        'aengine_answers_total{status="200"}': 5,
+    }
+    return "# HELP aengine_ready Whether.\n" + "".join(f"{name} {value}\n" for name, value in samples.items())
+
+
+async def test_figures_of_several_replicas_are_put_together(tab: Tab) -> None:
+    text = merged_metrics({"one": figures(1200, 900, 450, 11), "two": figures(34, 100, 0, 22)})
+    inside = create_app(EngineConfig(), ServerConfig(), engine_factory=lambda config: FakeEngine())
+    app = Instead(inside, "/metrics", PlainTextResponse(text))
+    async with hosting(app) as (port, _), tab.visiting(f"http://127.0.0.1:{port}"):
+        await tab.until(shows("#running", "1,234"))
+        assert await tab.text("#hit-rate") == "45 %"
+        assert await tab.text("#pages-used") == "33"
+        assert await tab.evaluate("document.querySelector('#engine-note').hidden")
         await tab.until(shows("#rate", "0"))
 
 

@@ -34,8 +34,9 @@ async def test_an_end_that_is_allowed_comes(engine: aengine.Engine) -> None:
     assert (done.token_ids, done.finish_reason) == ((end,), "stop")
 
 
-@pytest.mark.parametrize("ids", [[], [10**7], [-1], "12", 5, [True]])
-async def test_what_is_refused(engine: aengine.Engine, ids: object) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        await engine.submit(PROMPT, allowed_token_ids=ids)
-    assert caught.value.param == "allowed_token_ids"
+async def test_what_is_refused(engine: aengine.Engine) -> None:
+    cases: list[object] = [[], [10**7], [-1], "12", 5, [True]]
+    for ids in cases:
+        with pytest.raises(InvalidRequestError) as caught:
+            await engine.submit(PROMPT, allowed_token_ids=ids)
+        assert caught.value.param == "allowed_token_ids"

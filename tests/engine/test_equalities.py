@@ -58,6 +58,7 @@ def expected() -> list[tuple[int, ...]]:
     return asyncio.run(alone())
 
 
+@pytest.mark.slow
 async def test_among_31_others_as_alone(expected: list[tuple[int, ...]]) -> None:
     ids, _ = await run_all()
     assert ids == expected

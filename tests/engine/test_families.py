@@ -15,7 +15,7 @@ from tests.model.checkpoints import CASES, Reference, reference, write_checkpoin
 pytestmark = pytest.mark.anyio
 
 VOCAB = 4096  # of the demo model's tokenizer
-ALWAYS = ("gemma4-small",)  # the others among the slow tests
+ALWAYS = ("gpt-oss",)  # the others among the slow tests
 PREEMPTING = "small pool, preempting"
 VARIANTS: dict[str, dict[str, object]] = {
     "lookahead": {},

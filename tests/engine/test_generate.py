@@ -42,12 +42,13 @@ async def test_a_prompt_may_be_token_ids(engine: aengine.Engine) -> None:
     ).text
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 7])
-async def test_max_tokens_is_exact(engine: aengine.Engine, max_tokens: int) -> None:
-    completion = await engine.complete([300, 301, 302], max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    assert len(completion.token_ids) == max_tokens
-    assert completion.finish_reason == "length"
-    assert completion.usage.completion_tokens == max_tokens
+async def test_max_tokens_is_exact(engine: aengine.Engine) -> None:
+    cases: list[int] = [1, 2, 7]
+    for max_tokens in cases:
+        completion = await engine.complete([300, 301, 302], max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        assert len(completion.token_ids) == max_tokens
+        assert completion.finish_reason == "length"
+        assert completion.usage.completion_tokens == max_tokens
 
 
 async def test_the_context_can_be_filled_to_the_last_token(engine: aengine.Engine) -> None:
@@ -151,9 +152,8 @@ async def test_params_replace_the_defaults_and_single_fields_override_them(engin
         await engine.complete([300, 301], params, top_k=3)
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
+async def test_bad_parameters_are_named(engine: aengine.Engine) -> None:
+    cases: list[tuple[dict[str, object], str]] = [
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -171,13 +171,12 @@ async def test_params_replace_the_defaults_and_single_fields_override_them(engin
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"seed": 2**70}, "seed"),
         ({"no_such_thing": 1}, "no_such_thing"),
-    ],
-)
-async def test_bad_parameters_are_named(engine: aengine.Engine, fields: dict[str, object], named: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        await engine.complete([300, 301], **fields)
-    assert caught.value.param == named
-    assert named in str(caught.value)
+    ]
+    for fields, named in cases:
+        with pytest.raises(InvalidRequestError) as caught:
+            await engine.complete([300, 301], **fields)
+        assert caught.value.param == named
+        assert named in str(caught.value)
 
 
 async def test_bad_prompts_are_refused(engine: aengine.Engine) -> None:

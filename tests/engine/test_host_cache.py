@@ -203,6 +203,7 @@ async def test_others_go_on_while_one_waits_for_its_pages() -> None:
         assert (await returning).usage.cached_tokens > 0
 
 
+@pytest.mark.slow
 async def test_an_abort_while_pages_are_on_their_way() -> None:
     chats = [chat(number) for number in range(CHATS)]
     async with engine_with() as engine:
@@ -219,6 +220,7 @@ async def test_an_abort_while_pages_are_on_their_way() -> None:
         assert again.usage.cached_tokens > 0
 
 
+@pytest.mark.slow
 async def test_a_flush_while_pages_are_on_their_way() -> None:
     chats = [chat(number) for number in range(CHATS)]
     async with engine_with() as engine:
@@ -246,6 +248,7 @@ async def test_a_failing_copy_costs_nobody_an_answer(caplog: pytest.LogCaptureFi
     assert "could not be copied from host memory: the bus is gone" in caplog.text
 
 
+@pytest.mark.slow
 async def test_leaving_the_engine_while_pages_are_on_their_way() -> None:
     chats = [chat(number) for number in range(CHATS)]
     async with AsyncExitStack() as stack:

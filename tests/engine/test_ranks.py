@@ -125,7 +125,8 @@ async def test_with_keys_and_values_in_fp8(ranks: int, knobs: dict[str, object])
         assert [one.token_ids for one in ours.choices] == [one.token_ids for one in theirs.choices]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=LAST)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 8])
 async def test_requests_given_up_in_the_middle_leave_the_others_alone(ranks: int, expected: list[Completion]) -> None:
     chance = random.Random(ranks)
 

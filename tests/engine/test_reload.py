@@ -61,7 +61,15 @@ async def fresh(model: Path, **knobs: Any) -> Ids:
         return await ids(engine)
 
 
-@pytest.mark.parametrize("knobs", [{}, {"quantization": "fp8"}, {"tensor_parallel_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        pytest.param({"quantization": "fp8"}, marks=pytest.mark.slow),
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 async def test_the_ids_are_those_of_the_other_model(other: Path, knobs: dict[str, Any]) -> None:
     async with aengine.Engine(**KNOBS, **knobs) as engine:
         before = await ids(engine)
@@ -95,7 +103,7 @@ async def test_old_requests_end_with_the_old_weights_and_new_ones_wait(
 ) -> None:
     barred = Barred(monkeypatch)
     async with aengine.Engine(**KNOBS) as engine:
-        long = GREEDY | {"max_tokens": 200}
+        long = GREEDY | {"max_tokens": 60}
         alone = await engine.complete(PROMPT, **long)
         wanted = await fresh(other)
         old = asyncio.create_task(engine.complete(PROMPT, **long))
@@ -142,9 +150,8 @@ def misshapen(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
+async def test_another_model_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+    cases: list[tuple[Callable[[Path], object], str]] = [
         (lambda folder: with_config(folder, rms_norm_eps=1e-3), "rms_norm_eps is 0.001, that of the loaded model"),
         (lambda folder: with_config(folder, hidden_size=128), "hidden_size is 128"),
         (lambda folder: with_config(folder, architectures=["LlamaForCausalLM"]), "architecture"),
@@ -152,20 +159,17 @@ def misshapen(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
         (lacking, "lack model.norm.weight"),
         (misshapen, "model.norm.weight has shape"),
-    ],
-)
-async def test_another_model_is_refused_by_name_and_changes_nothing(
-    tmp_path: Path, damage: Callable[[Path], object], why: str
-) -> None:
-    folder = Path(shutil.copytree(DEMO, tmp_path / "damaged"))
-    damage(folder)
+    ]
     async with aengine.Engine(**KNOBS) as engine:
         before = await ids(engine)
-        with pytest.raises(CheckpointError, match=why):
-            await engine.reload(folder)
-        after = await engine.complete(PROMPT, **GREEDY)
-        assert after.token_ids == before
-        assert after.usage.cached_tokens  # not even the cache
+        for number, (damage, why) in enumerate(cases):
+            folder = Path(shutil.copytree(DEMO, tmp_path / str(number)))
+            damage(folder)
+            with pytest.raises(CheckpointError, match=why):
+                await engine.reload(folder)
+            after = await engine.complete(PROMPT, **GREEDY)
+            assert after.token_ids == before
+            assert after.usage.cached_tokens  # not even the cache
 
 
 async def test_a_folder_that_there_is_not() -> None:
@@ -215,7 +219,7 @@ async def test_adapters_stay(other: Path, tmp_path: Path) -> None:
         assert await ids(engine) == plain
 
 
-@pytest.mark.parametrize("scaled_first", [True, False])
+@pytest.mark.parametrize("scaled_first", [pytest.param(True, marks=pytest.mark.slow), False])
 async def test_scales_of_keys_and_values_go_with_their_checkpoint(scaled_first: bool, tmp_path: Path) -> None:
     """One checkpoint has some, so small ones that much is cut off, the other none."""
     scaled = Path(shutil.copytree(DEMO, tmp_path / "scaled"))

@@ -24,9 +24,6 @@ from aengine.kernels.draw import cutoff, gumbel
 from aengine.kernels.experts import (
     few_rows,
     many_rows,
-    plan,
-    route,
-    route_rows,
     shared_gate,
     single_rows,
     triton_experts,
@@ -37,6 +34,7 @@ from aengine.kernels.experts.fp8 import many_rows as fp8_many_experts
 from aengine.kernels.experts.packed import experts as packed_experts
 from aengine.kernels.experts.packed import rows as packed_rows
 from aengine.kernels.experts.packed import single_rows as packed_single_rows
+from aengine.kernels.experts.routing import plan, route, route_rows
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import one_row, small_linear
 from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows
@@ -46,7 +44,17 @@ from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8 import linear as fp8_linear
 from aengine.kernels.linear.fp8 import many_rows as fp8_many_rows
 from aengine.kernels.linear.int4 import launch as int4_launch
-from aengine.kernels.lora import expand, expand_gated, shrink, shrink_few, shrink_row, triton_adapted
+from aengine.kernels.lora import (
+    expand,
+    expand_gated,
+    pairs,
+    pairs_gated,
+    pairs_sum,
+    shrink,
+    shrink_few,
+    shrink_row,
+    triton_adapted,
+)
 from aengine.kernels.offline import OfflineDriver
 
 KERNELS = (  # those that ask the device
@@ -68,7 +76,7 @@ KERNELS = (  # those that ask the device
     *(fp8_few_rows, fp8_few_tiles, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
     *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, packed_single_rows),
     *(plan, route, route_rows, shared_gate, single_rows, triton_experts, weighted_sum),
-    *(expand, expand_gated, shrink, shrink_few, shrink_row, triton_adapted),
+    *(expand, expand_gated, pairs, pairs_gated, pairs_sum, shrink, shrink_few, shrink_row, triton_adapted),
     *(across, convolve, delta_decode, triton_delta, within),
 )
 MARKS = [

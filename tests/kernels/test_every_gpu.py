@@ -24,12 +24,14 @@ from aengine.kernels.collective.pulled import arrived_kernel
 from aengine.kernels.collective.two_parts import sum_two_parts
 from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
 from aengine.kernels.draw import cutoff, gumbel, likeliest, penalties
+from aengine.kernels.experts.base import Experts
 from aengine.kernels.experts.config import experts_config, fp8_experts_config
 from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.packed.experts import PackedExperts
-from aengine.kernels.experts.route import Route
-from aengine.kernels.experts.route_rows import RouteRows
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.route import Route
+from aengine.kernels.experts.routing.route_rows import RouteRows
+from aengine.kernels.experts.routing.router import Router
+from aengine.kernels.experts.rule import ExpertRule, GateClamp
 from aengine.kernels.experts.shared_gate import gated_silu_mul
 from aengine.kernels.experts.single_rows import SharedMatrices, SingleConfig
 from aengine.kernels.experts.triton_experts import TritonExperts
@@ -165,16 +167,38 @@ def test_adapters(compiler: Compiler, k: int, outputs: tuple[int, ...], tokens: 
 @pytest.mark.parametrize("tokens", [1, 300])
 @pytest.mark.parametrize("new", [half, single])
 def test_adapters_of_experts(compiler: Compiler, new: Callable[..., Tensor], tokens: int, rank: int) -> None:
-    kernels, adapters, hidden, inter = TritonKernels(), TokenAdapters(), 2048, 768
-    gate_up = AdapterWeights(new(9, 2 * rank, hidden), new(9, 2 * inter, rank), (inter, inter))
-    down = AdapterWeights(new(9, rank, inter), new(9, hidden, rank), (hidden,))
-    experts = kernels.adapted_experts(
-        kernels.experts(new(4, 2 * inter, hidden), new(4, hidden, inter)),
-        ExpertAdapters([gate_up] * 4, [down] * 4),
-        adapters,
+    rule = ExpertRule(GateClamp(1.702, 7.0), (new(4, 1536), new(4, 2048)))
+    adapt_experts(TritonKernels().experts(new(4, 1536, 2048), new(4, 2048, 768), rule), new, tokens, rank)
+
+
+@HAVE_FP8
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_adapters_of_experts_with_fp8_weights(compiler: Compiler, tokens: int) -> None:
+    gate_up, down = (
+        Fp8Weight(eighth(4, n, k), single(4, n // 128, k // 128), (128, 128), "group")
+        for n, k in ((1536, 2048), (2048, 768))
     )
+    adapt_experts(Fp8Experts(gate_up, down), half, tokens, 16)
+
+
+@pytest.mark.parametrize("tokens", [1, 300, 4000])
+@pytest.mark.parametrize("group", [32, 128])
+def test_adapters_of_experts_with_4_bit_weights(compiler: Compiler, tokens: int, group: int) -> None:
+    gate_up, down = (
+        Int4Weight(octets(4, n, k), half(4, n, k // group), octets(4, n, k // group))
+        for n, k in ((1536, 2048), (2048, 768))
+    )
+    adapt_experts(PackedExperts(gate_up, down), half, tokens, 16)
+
+
+def adapt_experts(experts: Experts, new: Callable[..., Tensor], tokens: int, rank: int) -> None:
+    """Four experts of 768, two for each token."""
+    adapters = TokenAdapters()
+    gate_up = AdapterWeights(new(9, 2 * rank, 2048), new(9, 1536, rank), (768, 768))
+    down = AdapterWeights(new(9, rank, 768), new(9, 2048, rank), (2048,))
+    adapted = TritonKernels().adapted_experts(experts, ExpertAdapters([gate_up] * 4, [down] * 4), adapters)
     adapters.places = ints(tokens)
-    experts.add_to(new(tokens, hidden), ints(tokens, 2), single(tokens, 2), new(tokens, hidden))
+    adapted.add_to(new(tokens, 2048), ints(tokens, 2), single(tokens, 2), new(tokens, 2048))
 
 
 @HAVE_FP8
@@ -274,6 +298,15 @@ def test_decode_attention_of_codes(
 @pytest.mark.parametrize("new", [half, single])
 def test_attention_over_latents(compiler: Compiler, heads: int, new: Callable[..., Tensor]) -> None:
     q, cache = new(40, heads, 576), new(100, 16, 1, 576)
+    latent_decode.LatentDecode()(q, cache, 512, ints(40, 50), ints(40), 0.1)
+    chunk_attention.attend_chunks(q, cache, cache[..., :512], ints(4, 50), ints(4), ints(5), 0.1)
+
+
+@HAVE_FP8
+@pytest.mark.parametrize("heads", [16, 20, 128])
+@pytest.mark.parametrize("new", [half, single])
+def test_attention_over_latents_in_fp8(compiler: Compiler, heads: int, new: Callable[..., Tensor]) -> None:
+    q, cache = new(40, heads, 576), half(100, 16, 1, 576).to(E4M3)
     latent_decode.LatentDecode()(q, cache, 512, ints(40, 50), ints(40), 0.1)
     chunk_attention.attend_chunks(q, cache, cache[..., :512], ints(4, 50), ints(4), ints(5), 0.1)
 

@@ -15,7 +15,7 @@ from tests.reliability.faulty import LAUNCH_ERROR, NAN, OUT_OF_MEMORY, STEP_ERRO
 pytestmark = pytest.mark.anyio
 
 ROWS = 4
-LENGTH = 40
+LENGTH = 20
 REQUESTS = 8
 GREEDY = {"max_tokens": LENGTH, "temperature": 0, "ignore_eos": True}
 SEEDED = {"max_tokens": LENGTH, "temperature": 1, "seed": 5, "ignore_eos": True}

@@ -62,6 +62,7 @@ def test_a_flood_of_a_body_is_refused_early_and_never_held(server: RawServer, de
     assert server.memory() - before < 40_000_000
 
 
+@pytest.mark.slow
 def test_a_body_over_the_limit_in_tiny_chunks(server: RawServer) -> None:
     before = server.memory()
     pieces = itertools.chain([head("/generate", "Transfer-Encoding: chunked")], itertools.repeat(TINY_CHUNK * 1000))
@@ -97,6 +98,7 @@ def test_what_is_answered_before_its_body_gives_its_connection_back(server: RawS
     assert within(MARGIN, lambda: server.connections() <= 1)  # the client's own
 
 
+@pytest.mark.slow
 def test_a_body_of_a_byte_now_and_then_is_dropped_and_holds_nothing_up(server: RawServer) -> None:
     slow = head("/generate", "Content-Length: 500000")
     with ExitStack() as open_ones:

@@ -260,7 +260,7 @@ def test_many_pipelined_requests(server: RawServer) -> None:
     assert answer.count(b"HTTP/1.1 200") == 500
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_half_closed_connections_are_aborted_and_give_everything_back(server: RawServer, stream: bool) -> None:
     """A client that says it is done sending has left, as far as this server can tell."""
     before = server.figure("generated_tokens_total")

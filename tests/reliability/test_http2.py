@@ -171,6 +171,7 @@ def send_body(client: Client, stream: int, size: int) -> None:
         client.flush()
 
 
+@pytest.mark.slow
 def test_a_body_over_the_limit_is_refused_and_its_connection_goes_on(server: RawServer) -> None:
     before = server.memory()
     with Client(server) as client:
@@ -188,6 +189,7 @@ def test_a_body_over_the_limit_is_refused_and_its_connection_goes_on(server: Raw
     assert server.memory() - before < 40_000_000
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_is_a_408_and_its_connection_goes_on(server: RawServer) -> None:
     with Client(server) as client:
         slow = client.ask("POST", "/generate", end=False)

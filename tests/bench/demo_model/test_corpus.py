@@ -22,8 +22,12 @@ _EQUATION = re.compile(r"(?<!\d)(\d\d?) ([+-]) (\d\d?) =")
 
 @pytest.fixture(scope="module")
 def documents() -> list[str]:
+    return some_documents(20_000)
+
+
+def some_documents(count: int) -> list[str]:
     rng = Random("documents of the tests")
-    return [(long_document if i % 3 == 0 else short_document)(rng) for i in range(20_000)]
+    return [(long_document if i % 3 == 0 else short_document)(rng) for i in range(count)]
 
 
 def test_the_same_seed_gives_the_same_documents() -> None:
@@ -142,9 +146,9 @@ def test_unseen_cases_are_held_out_values_in_other_cases() -> None:
     assert {value.lower() for value in usual} == {value.lower() for value in other}
 
 
-def test_calls_match_the_tools_that_are_offered(documents: list[str]) -> None:
+def test_calls_match_the_tools_that_are_offered() -> None:
     checked = 0
-    for text in documents:
+    for text in some_documents(2_000):
         if "\nTools:\n" not in text and "Tools:\n" not in text[:60]:
             continue
         specs = {
@@ -155,7 +159,7 @@ def test_calls_match_the_tools_that_are_offered(documents: list[str]) -> None:
             parsed = json.loads(call)
             assert set(parsed["arguments"]) <= set(specs[parsed["name"]])
             checked += 1
-    assert checked > 1000
+    assert checked > 100
 
 
 @pytest.mark.parametrize("operator", ["+", "-"])

@@ -77,6 +77,7 @@ def test_common_words_are_single_tokens() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", [*HELD_OUT.names, *HELD_OUT.cities, *HELD_OUT.words, "Anna", "anna", "Müller"])
 def test_a_word_has_the_same_pieces_in_a_sentence_and_in_quotes(new: Tokenizer, word: str) -> None:
     bare = new.encode(word).tokens

@@ -78,6 +78,7 @@ def terminal(state: Path, *args: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
     with terminal(tmp_path) as shell:
         shell.shows("/help tells the commands")

@@ -36,6 +36,7 @@ def check(status: int, out: str, err: str) -> None:
     assert err == "aengine: 1 line could not be answered\n"
 
 
+@pytest.mark.slow
 def test_from_a_pipe_in_this_process() -> None:
     done = run("generate", *FLAGS, given=LINES)
     check(done.returncode, done.stdout, done.stderr)

@@ -24,10 +24,14 @@ def add_text(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "mxfp4"])
 def test_a_server_answers_from_it(scheme: str, tmp_path: Path) -> None:
+    """From a Qwen3-MoE; in MXFP4 from gpt-oss, whose own it is."""
     folders = tmp_path / "quantised", tmp_path / "twin"
-    write_quantized(scheme, "demo-moe", *folders)
+    if scheme == "mxfp4":
+        write_gpt_oss(*folders, vocab_size=4096)
+    else:
+        write_quantized(scheme, "demo-moe", *folders)
     answers = []
     for folder in folders:
         add_text(folder)

@@ -69,7 +69,9 @@ def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Si
     assert status == 0
 
 
-@pytest.mark.parametrize("patience", ["0.2", pytest.param("60", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "patience", [pytest.param("0.2", marks=pytest.mark.slow), pytest.param("60", marks=pytest.mark.slow)]
+)
 def test_what_takes_too_long_is_ended_with_an_error(patience: str) -> None:
     """After the timeout, or at the second signal."""
     with (

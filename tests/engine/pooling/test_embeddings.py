@@ -78,7 +78,7 @@ def by_mean(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedM
     return folder, model
 
 
-@pytest.mark.parametrize("head", ["none", "vocabulary"])
+@pytest.mark.parametrize("head", ["none", pytest.param("vocabulary", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_every_family_embeds_by_its_last_token(tmp_path: Path, family: str, head: str) -> None:
     model = write(tmp_path, family, head)
@@ -90,7 +90,7 @@ async def test_every_family_embeds_by_its_last_token(tmp_path: Path, family: str
         assert np.allclose(raw, last(model, PROMPTS[:3]), **CLOSE)
 
 
-@pytest.mark.parametrize("lookahead", [True, False])
+@pytest.mark.parametrize("lookahead", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["last", "mean"])
 async def test_one_by_one_together_cached_and_beside_generation(
     by_last: tuple[Path, PreTrainedModel], by_mean: tuple[Path, PreTrainedModel], kind: str, lookahead: bool
@@ -157,7 +157,7 @@ async def test_cut_at_every_token(
             assert np.allclose(matrix(await engine.embed(prompts)), expected, **CLOSE), tokens
 
 
-@pytest.mark.parametrize("kind", ["last", "mean"])
+@pytest.mark.parametrize("kind", ["last", pytest.param("mean", marks=pytest.mark.slow)])
 async def test_preempted_halfway(
     by_last: tuple[Path, PreTrainedModel], by_mean: tuple[Path, PreTrainedModel], kind: str
 ) -> None:
@@ -285,11 +285,12 @@ async def test_a_model_without_an_output_matrix_generates_nothing(tmp_path: Path
             await engine.classify("a")
 
 
-@pytest.mark.parametrize("prompts", [[], "", [[]], ["a", ""], [VOCAB], [-1], ["a"] * 2049, b"a", 7, [1.5], [None]])
-async def test_bad_inputs_are_refused_by_name(engine: aengine.Engine, prompts: Any) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        await engine.embed(prompts)
-    assert caught.value.param == "prompt"
+async def test_bad_inputs_are_refused_by_name(engine: aengine.Engine) -> None:
+    cases: list[Any] = [[], "", [[]], ["a", ""], [VOCAB], [-1], ["a"] * 2049, b"a", 7, [1.5], [None]]
+    for prompts in cases:
+        with pytest.raises(InvalidRequestError) as caught:
+            await engine.embed(prompts)
+        assert caught.value.param == "prompt"
 
 
 async def test_unknown_options_are_refused(engine: aengine.Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def yes(model: PreTrainedModel, folder: Path, *pair: str) -> float:
     return float(torch.log_softmax(no_yes, dim=0)[1].exp())
 
 
-@pytest.mark.parametrize("labels", [1, 2, 3])
+@pytest.mark.parametrize("labels", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_every_family_classifies(tmp_path: Path, family: str, labels: int) -> None:
     model = write(tmp_path, family, "classes", num_labels=labels)
@@ -81,11 +81,19 @@ async def test_every_family_classifies(tmp_path: Path, family: str, labels: int)
             await engine.complete("a", max_tokens=1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-async def test_classes_cut_at_every_token(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "cuts"),
+    [
+        (1, (1, 5, 16)),
+        (2, (5,)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, range(1, 18)), (2, (1, 16)))),
+    ],
+    ids=["some", "over two ranks", "all", "at more over two ranks"],
+)
+async def test_classes_cut_at_every_token(tmp_path: Path, ranks: int, cuts: Sequence[int]) -> None:
     model = write(tmp_path, "qwen3", "classes", num_labels=3)
     expected = close(logits(model, PROMPTS[2]).softmax(-1).tolist())
-    for tokens in range(1, 18) if ranks == 1 else (1, 5, 16):
+    for tokens in cuts:
         knobs = {"max_num_seqs": 1, "max_step_tokens": tokens, "tensor_parallel_size": ranks, "torch_threads": 1}
         async with running(tmp_path, **knobs) as engine:
             (found,) = (await engine.classify(PROMPTS[2])).results
@@ -105,7 +113,7 @@ async def test_classes_have_the_names_of_the_checkpoint(tmp_path: Path) -> None:
     assert list(embedding.vectors[0]) == close(hidden_states(model, PROMPTS[1])[-1].tolist())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_reranker_says_yes_or_no(tmp_path: Path, ranks: int) -> None:
     folder = tmp_path / "Qwen3-Reranker-tiny"
     model = write(folder, "qwen3", "vocabulary", tie_word_embeddings=True)
@@ -251,21 +259,19 @@ async def test_the_template_can_be_switched_off_and_must_be_possible(tmp_path: P
             pass
 
 
-@pytest.mark.parametrize(
-    ("arguments", "param"),
-    [
+async def test_bad_pairs_are_refused_by_name(engine: aengine.Engine) -> None:
+    cases: list[tuple[tuple[Any, Any], str]] = [
         (([], "a"), "queries"),
         (("a", []), "documents"),
         ((["a", "b"], ["a", "b", "c"]), "queries"),
         ((7, "a"), "queries"),
         (("a", [None]), "documents"),
         (("a", ["b"] * 2049), "documents"),
-    ],
-)
-async def test_bad_pairs_are_refused_by_name(engine: aengine.Engine, arguments: tuple[Any, Any], param: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        await engine.score(*arguments)
-    assert caught.value.param == param
+    ]
+    for pair, param in cases:
+        with pytest.raises(InvalidRequestError) as caught:
+            await engine.score(*pair)
+        assert caught.value.param == param
 
 
 async def test_bad_rankings_are_refused_by_name(engine: aengine.Engine, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio.to_thread
 import pytest
 
@@ -26,9 +28,8 @@ async def test_lists_and_none_in_params_mean_what_they_mean_as_single_fields(eng
     assert (await engine.complete(PROMPT, loose)).finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
+async def test_what_cannot_be_meant_is_refused_by_name(engine: aengine.Engine) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"prompt": None}, "prompt"),
         ({"prompt": 7}, "prompt"),
         ({"prompt": b"bytes are no ids"}, "prompt"),
@@ -42,24 +43,23 @@ async def test_lists_and_none_in_params_mean_what_they_mean_as_single_fields(eng
         ({"priority": 0.5}, "priority"),
         ({"priority": True}, "priority"),
         ({"cache_salt": ["unhashable"]}, "cache_salt"),
-    ],
-)
-async def test_what_cannot_be_meant_is_refused_by_name(
-    engine: aengine.Engine, given: dict[str, object], named: str
-) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        await engine.complete(**{"prompt": PROMPT, **given})
-    assert caught.value.param == named
+    ]
+    for given, named in cases:
+        with pytest.raises(InvalidRequestError) as caught:
+            await engine.complete(**{"prompt": PROMPT, **given})
+        assert caught.value.param == named
     assert engine.failure is None
 
 
-@pytest.mark.parametrize(
-    ("given", "named"), [({"messages": "hi"}, "messages"), ({"messages": [{"role": "user"}], "tools": ["x"]}, "tools")]
-)
-async def test_chats_are_lists_of_mappings(engine: aengine.Engine, given: dict[str, object], named: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        await engine.chat(**given)
-    assert caught.value.param == named
+async def test_chats_are_lists_of_mappings(engine: aengine.Engine) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user"}], "tools": ["x"]}, "tools"),
+    ]
+    for given, named in cases:
+        with pytest.raises(InvalidRequestError) as caught:
+            await engine.chat(**given)
+        assert caught.value.param == named
 
 
 async def test_another_event_loop_is_told_so_instead_of_waiting_for_ever(engine: aengine.Engine) -> None:

@@ -1,0 +1,68 @@
+"""Every family over several ranks gives transformers' ids (float32), preempted, cached and beside requests given up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aengine
+from aengine.model.loading.hub import DEMO
+from tests.model.checkpoints import CASES, Reference, reference, write_checkpoint
+from tests.model.test_shards import sizes_of
+
+pytestmark = pytest.mark.anyio
+
+VOCAB = 4096  # of the demo model's tokenizer
+ALWAYS = ("gpt-oss",)  # the others are slow tests
+EACH_RANKS = ("gpt-oss", "deepseek-v3", "qwen3-5")  # pages of windows, latents and states; the others take turns
+PREEMPTING = {"num_pages": 60, "page_size": 3, "window_context": 20, "max_model_len": 128}
+
+
+def cases() -> list[Any]:
+    """Families with 2, 4 or 8 ranks, some with each."""
+    turns = itertools.cycle([2, 4, 8])
+    pairs = [(case, n) for case in CASES for n in ((2, 4, 8) if case in EACH_RANKS else (next(turns),))]
+    return [
+        pytest.param(case, ranks, marks=() if case in ALWAYS and ranks == 2 else pytest.mark.slow, id=f"{case}-{ranks}")
+        for case, ranks in pairs
+    ]
+
+
+@pytest.fixture(scope="module")
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    """A folder, and what transformers makes of it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = write_checkpoint(request.param, folder, **{**sizes_of(request.param), "vocab_size": VOCAB})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder)
+    return folder, reference(model, vocab=VOCAB, per_length=4, least=6)
+
+
+@pytest.mark.parametrize(("subject", "ranks"), cases(), indirect=["subject"])
+async def test_the_ids_are_those_of_transformers(ranks: int, subject: tuple[Path, Reference]) -> None:
+    folder, expected = subject
+    chance = random.Random(ranks)
+    greedy = {"temperature": 0, "max_tokens": len(expected.ids[0]), "ignore_eos": True}
+    knobs = {"max_num_seqs": 24, "torch_threads": 1, "progress": False, **PREEMPTING}
+
+    async def given_up(engine: aengine.Engine, prompt: list[int], after: int) -> None:
+        async for _ in engine.generate(prompt, **greedy):
+            after -= 1
+            if after < 0:
+                break
+
+    async with aengine.Engine(str(folder), device="cpu", tensor_parallel_size=ranks, **knobs) as engine:
+        others = [given_up(engine, prompt[::-1], chance.randint(0, 20)) for prompt in expected.prompts]
+        wanted = [engine.complete(prompt, **greedy) for prompt in expected.prompts]
+        both = [work for pair in zip(others, wanted, strict=True) for work in pair]
+        assert [list(one.token_ids) for one in (await asyncio.gather(*both))[1::2]] == expected.ids
+        assert engine.stats().preemptions > 0
+        again = await engine.complete(expected.prompts[-1], n=3, **greedy)
+        assert [list(choice.token_ids) for choice in again.choices] == [expected.ids[-1]] * 3
+        engine.check_integrity()
