@@ -31,7 +31,7 @@ import aengine
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 from aengine.runtime.startup.ready import Runtime
-from aengine.runtime.startup.sizing import size_pool
+from aengine.runtime.startup.sizing.pool import size_pool
 from aengine.step_plan import StepPlan, StepResult
 from bench.overhead import NullRunner, NullStep
 from bench.results import Report

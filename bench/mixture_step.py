@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aengine.kernels.attention.decode_attention import PagedDecode
 from aengine.kernels.experts.base import Experts
-from aengine.kernels.experts.routing import Router
+from aengine.kernels.experts.routing.router import Router
 from aengine.kernels.heads import Heads as QueryHeads
 from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.fp8.quantize import GROUP

@@ -21,7 +21,7 @@ import aengine
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
 from aengine.runtime.startup.ready import Runtime
-from aengine.runtime.startup.sizing import PoolSize
+from aengine.runtime.startup.sizing.pool import PoolSize
 from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
 from bench.results import Report

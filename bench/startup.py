@@ -44,7 +44,8 @@ import aengine
 aengine.Engine
 try:
     from aengine.attention.flash_backend import import_flash4
-    from aengine.runtime.startup import rehearsal, start_cuda
+    from aengine.runtime.startup import start_cuda
+    from aengine.runtime.startup.compiling import rehearsal
     import_flash4()
 except ImportError:
     pass
