@@ -49,7 +49,8 @@ def continued(model: PreTrainedModel, prompt: list[int], cache: DynamicCache) ->
     """Greedy: the ids, and the logits that each was drawn from [NEW_TOKENS, vocab]."""
     ids, logits, fed = [], [], torch.tensor([prompt])
     for _ in range(NEW_TOKENS):
-        logits.append(model(fed, past_key_values=cache, use_cache=True).logits[0, -1])
+        # By place: its name is another one in newer versions.
+        logits.append(model(fed, None, None, cache, use_cache=True).logits[0, -1])
         fed = logits[-1].argmax().view(1, 1)
         ids.append(int(fed))
     return ids, torch.stack(logits)
