@@ -133,6 +133,7 @@ async def test_a_table_grows_row_by_row(tab: Tab) -> None:
         assert await tab.evaluate("seen === document.querySelector('.prose p')")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "text",
     [
