@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from tqdm import tqdm
 
 from aengine.runtime.cuda.decode_graphs import DecodeGraphs
@@ -60,8 +61,9 @@ class Recorder:
     def record_next(self, missed: bool = False) -> bool:
         """Record one more, if any is left: the one that the newest step has missed, or, unless `missed`, any.
 
-        For the thread that launches steps. Waits for nothing, and leaves alone what steps that are on their way read
-        and write. Where it fails, the others go unrecorded.
+        For the thread that launches steps. Leaves alone what steps that are on their way read and write, and waits for
+        nothing, unless the device has no memory for it but what steps left behind. Where it fails, the others go
+        unrecorded.
         """
         part = next((part for part in self._left if part[0][0].missed == part[0][1]), None)
         if part is None and not missed and self._left:
@@ -70,9 +72,13 @@ class Recorder:
             return False
         self._left.remove(part)
         try:
-            # In this thread libraries may not have been used yet.
-            self._devices([partial(graphs.rehearse, which) for graphs, which in part], short=True)
-            self._record(part)
+            try:
+                self._rehearse_and_record(part)
+                return True
+            except torch.OutOfMemoryError as error:
+                log.debug("once more, without what steps left behind: %s", error)
+            give_back()  # as torch does by itself, but not while it records; the error has let go of its frames
+            self._rehearse_and_record(part)
         except Exception as error:  # noqa: BLE001 - steps are padded to what is recorded
             log.warning("%d graphs are left out, and steps padded to larger ones: %s", len(self._left) + 1, error)
             self._left.clear()
@@ -81,6 +87,11 @@ class Recorder:
     def close(self) -> None:
         """Record nothing more, and let go of all that graphs hold."""
         self._left.clear()
+
+    def _rehearse_and_record(self, part: Sequence[tuple[Graphs, GraphPart]]) -> None:
+        # In this thread libraries may not have been used yet.
+        self._devices([partial(graphs.rehearse, which) for graphs, which in part], short=True)
+        self._record(part)
 
     def _record(self, part: Sequence[tuple[Graphs, GraphPart]]) -> None:
         self._devices([partial(graphs.record, which) for graphs, which in part], short=True)

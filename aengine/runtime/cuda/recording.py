@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,13 +27,35 @@ def recorded(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE | None) -> Iterator
 
     torch's own context manager waits for the device and gives memory back before each graph, which the next rehearsal
     takes again; who records many calls `give_back` where it matters. Other threads may copy pages and adapters to the
-    device meanwhile.
+    device meanwhile. Cycles are not collected: events that come with the end of what they hold would be recorded.
+
+    Where it raises, the stream and torch's memory are as they were, but for what of the memory is the pool's by now.
     """
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    collecting = gc.isenabled()
+    gc.disable()
     try:
-        yield
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+    except BaseException:
+        _leave(pool)
+        raise
     finally:
-        graph.capture_end()
+        if collecting:
+            gc.enable()
+
+
+def _leave(pool: _POOL_HANDLE | None) -> None:
+    """End what a recording that was not ended well has begun: as long as torch takes it for under way, it gives back
+    no memory, and none of a pool that it counts as in use.
+    """
+    if pool is not None:
+        with suppress(RuntimeError):  # torch knows of none that is under way: it was ended, and the rest is the graph's
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
 
 
 class _Bytes:

@@ -36,12 +36,14 @@ class Graphs:
         self.parts = parts + [GraphPart(part.size, True) for part in parts] if shared else parts
         self.missed: GraphPart | None = None
         self.failing: GraphPart | None = None
+        self.failures = 0  # of it
 
     def rehearse(self, part: GraphPart) -> None:
         self.log.append(f"rehearse {self._called(part)}")
 
     def record(self, part: GraphPart) -> None:
-        if part == self.failing:
+        if part == self.failing and self.failures:
+            self.failures -= 1
             raise torch.OutOfMemoryError("no room")
         self.log.append(self._called(part))
 
@@ -73,6 +75,12 @@ class Rig:
         ]
         devices: Any = Ranks()
         self.recorder = Recorder(self.ranks, devices)
+
+    def fail(self, part: GraphPart, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first rank's part; and note from now on when memory is given back."""
+        graphs = self.ranks[0].decode_graphs
+        graphs.failing, graphs.failures = part, times
+        monkeypatch.setattr(recording, "give_back", lambda: self.log.append("give back"))
 
     def took(self) -> list[str]:
         """Since this was asked last."""
@@ -158,17 +166,34 @@ def test_ranks_record_the_same_in_turns() -> None:
     assert rig.took() == ["rehearse D2", "rehearse dD2", "D2", "dD2"]
 
 
-def test_where_one_fails_the_others_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_one_fails_the_others_are_left_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = Rig()
     rig.recorder.record(least=True)
-    rig.ranks[0].decode_graphs.failing = GraphPart(2)
+    rig.fail(GraphPart(2), times=2, monkeypatch=monkeypatch)
     assert rig.recorder.record_next()
     rig.took()
     with caplog.at_level(logging.WARNING, "aengine"):
         assert rig.recorder.record_next()
-    assert rig.took() == ["rehearse D2"]
+    assert rig.took() == ["rehearse D2", "give back", "rehearse D2"]
     assert "6 graphs are left out, and steps padded to larger ones: no room" in caplog.text
     assert not rig.recorder.record_next()
+
+
+def test_memory_that_steps_left_behind_is_given_back_to_one_that_needs_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While torch records, it gives back nothing by itself."""
+    rig = Rig()
+    rig.recorder.record(least=True)
+    rig.fail(GraphPart(5), times=1, monkeypatch=monkeypatch)
+    rig.took()
+    with caplog.at_level(logging.WARNING, "aengine"):
+        assert rig.recorder.record_next()
+    assert rig.took() == ["rehearse D5", "give back", "rehearse D5", "D5"]
+    assert not caplog.text
+    assert rig.recorder.left == 6
 
 
 def test_nothing_is_recorded_once_it_is_closed() -> None:

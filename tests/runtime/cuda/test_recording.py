@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import pytest
 import torch
 
 from aengine.runtime.cuda.recording import borrowed, recorded
+
+POOL = (0, 7)
 
 
 @pytest.mark.gpu
@@ -35,3 +40,88 @@ def test_results_of_graphs_of_one_pool_lie_over_each_other() -> None:
 def test_a_tensor_elsewhere_is_itself() -> None:
     tensor = torch.zeros(3)
     assert borrowed(tensor) is tensor
+
+
+class Torch:
+    """What torch knows of recordings: which is under way, and how often a pool is in use."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.under_way = False
+        self.uses = 0
+        self.invalid = False  # the stream has been asked for what a recording cannot hold
+        self.too_large = False  # to become a graph
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end)
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", self.release)
+
+    def end(self, device: int, pool: tuple[int, int]) -> None:
+        assert (device, pool) == (0, POOL)
+        if not self.under_way:
+            raise RuntimeError("not currently recording")
+        self.under_way = False
+
+    def release(self, device: int, pool: tuple[int, int]) -> None:
+        assert (device, pool) == (0, POOL)
+        self.uses -= 1
+
+
+class Graph:
+    """In the order in which torch's does it."""
+
+    def __init__(self, known: Torch) -> None:
+        self._known = known
+        self._ended = False
+
+    def capture_begin(self, pool: tuple[int, int], capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        self._known.under_way = True
+        self._known.uses += 1
+
+    def capture_end(self) -> None:
+        if self._known.invalid:
+            raise RuntimeError("invalidated")
+        self._known.end(0, POOL)
+        self._ended = True
+        if self._known.too_large:
+            raise torch.OutOfMemoryError("no room")
+
+    def let_go(self) -> None:
+        if self._ended:
+            self._known.release(0, POOL)
+
+
+@pytest.mark.parametrize("state", ["well", "invalid", "too_large"])
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_recording_that_fails_is_over(state: str, raises: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else torch takes it for under way for ever, and gives back no memory where there is none left."""
+    known = Torch(monkeypatch)
+    graph: Any = Graph(known)
+    if state != "well":
+        setattr(known, state, True)
+    try:
+        with recorded(graph, POOL):  # type: ignore[arg-type]
+            assert known.under_way
+            assert not gc.isenabled()
+            if raises:
+                raise ValueError("what is recorded")
+    except (ValueError, RuntimeError) as error:
+        assert raises or state != "well"
+        assert isinstance(error, ValueError) == (state == "well")  # noqa: PT017
+    else:
+        assert state == "well"
+        assert not raises
+    assert gc.isenabled()
+    assert not known.under_way
+    graph.let_go()
+    assert known.uses == 0
+
+
+def test_collections_that_were_off_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph: Any = Graph(Torch(monkeypatch))
+    gc.disable()
+    try:
+        with recorded(graph, POOL):  # type: ignore[arg-type]
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
