@@ -25,7 +25,16 @@ from aengine.kernels.variants import keep_variants
 
 
 @keep_variants
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "saves_ptr"])
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "slots_ptr",
+        "sources_ptr",
+        "starts_ptr",
+        "saves_ptr",
+        "block_starts_ptr",
+        "block_tokens_ptr",
+    ]
+)
 def _across_kernel(
     qkv_ptr,  # [tokens, CHANNELS]: behind the convolution
     z_ptr,  # [tokens, VALUE_HEADS * VALUE_DIM]

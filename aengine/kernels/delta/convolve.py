@@ -22,6 +22,9 @@ from aengine.kernels.delta.gates import only_if, silu
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
+# What is read a number at a time: no variants by where slices of a batch, and of its blocks, begin.
+UNALIGNED = ["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "saves_ptr", "block_tokens_ptr"]
+
 
 @triton.jit
 def keep_inputs(
@@ -40,7 +43,7 @@ def keep_inputs(
 
 
 @keep_variants
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "saves_ptr"])
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def _convolve_kernel(
     x_ptr,  # [tokens, CHANNELS]
     out_ptr,  # [tokens, CHANNELS]
@@ -129,7 +132,7 @@ def _convolve_kernel(
 
 
 @keep_variants
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "saves_ptr"])
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def _convolve_in_turn_kernel(
     x_ptr,  # [tokens, CHANNELS]
     out_ptr,  # [tokens, CHANNELS]

@@ -68,7 +68,9 @@ def _inverse(system, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @keep_variants
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr"])
+@triton.jit(
+    do_not_specialize_on_alignment=["slots_ptr", "sources_ptr", "starts_ptr", "positions_ptr", "block_tokens_ptr"]
+)
 def _within_kernel(
     x_ptr,  # [tokens, CHANNELS]: before the convolution
     qkv_ptr,  # [tokens, CHANNELS]: behind it

@@ -1,0 +1,51 @@
+"""What is compiled for chunks does not depend on how many there are, nor on their lengths, but for how they are cut."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from aengine.kernels.delta.base import DeltaHeads, DeltaState, DeltaWeights, StateBatch
+from aengine.kernels.delta.triton_delta import TritonDelta
+from aengine.kernels.launch import Launch
+from aengine.kernels.offline import OfflineDriver
+from tests.kernels.offline import MARKS, take_over
+
+pytestmark = MARKS
+H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
+
+
+def test_steps_of_all_sizes_take_the_same_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = OfflineDriver(90, device=3000)
+    variants: dict[str, set[str]] = defaultdict(set)
+
+    def launched(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        *_, binder = kernel.device_caches[offline.get_current_device()]
+        _, specialization, chosen = binder(*args, **options)
+        variants[kernel.fn.__name__].add(f"{specialization} {chosen}")
+
+    take_over(monkeypatch, offline, H200, launched)
+    heads = DeltaHeads(16, 32, 8, 8)  # of a width that nothing is computed with
+    channels, values, each = heads.channels, heads.values, heads.value_heads
+
+    def half(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.bfloat16)
+
+    weights = DeltaWeights(heads, half(channels, 4), torch.zeros(each), torch.zeros(each), half(8), 1e-6)
+    state = DeltaState(half(3, 4, channels), torch.zeros(3, each, 8, 8))
+    net = TritonDelta(weights)
+    for chunks in (1, 2, 3, 72):
+        for tokens in (65, 66, 130, 200, 3000, 3064, 3130, 3200):
+            slots = torch.zeros(chunks, dtype=torch.int32)
+            starts = torch.linspace(0, tokens, chunks + 1).int()
+            positions, saves = torch.arange(tokens), torch.zeros(tokens, dtype=torch.int32)
+            batch = StateBatch(slots, slots, starts, positions, saves, 0)
+            net(half(tokens, channels), half(tokens, values), half(tokens, each), half(tokens, each), state, batch)
+    cuts = {"_convolve_in_turn_kernel": 2}  # of many blocks and of few
+    assert len(variants) >= 4
+    assert {name: len(found) for name, found in variants.items()} == {name: cuts.get(name, 1) for name in variants}
