@@ -29,7 +29,7 @@ LEAST_PAD = 256  # sequences: as many as run at once by default, so that one var
 @keep_variants
 @triton.jit(
     do_not_specialize=["seqs", "table_stride", "tiles", "window"],
-    do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr"],
+    do_not_specialize_on_alignment=["page_table_ptr", "seq_lens_ptr", "starts_ptr", "sinks_ptr"],
 )
 def _chunks_kernel(
     q_ptr,  # [tokens, KV_HEADS * GROUP, DIM + MORE]
@@ -195,7 +195,7 @@ def attend_chunks(
         return out
     seqs, size, group, launch = len(seq_lens), q.element_size(), heads // kv_heads, launch_for(q.device)
     dim_pad, more_pad = max(16, power_of_two(dim)), max(16, power_of_two(max(1, width - dim)))
-    height = chunk_rows(tokens * group, size, launch)
+    height = chunk_rows(size, launch)
     config = config or chunk_config(height, dim_pad + more_pad, dim_pad * values, size, launch)
     tiles = -(-tokens * group // height) + seqs  # every sequence may leave one tile partly empty
     _chunks_kernel[(tiles * kv_heads,)](

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from aengine.kernels.launch import Launch, power_of_two
+from aengine.kernels.launch import Launch
 
 MOST_HEADS = 32  # of a tile of single queries: what they have attended to stays in registers; half of it in float32
 
@@ -58,10 +58,11 @@ def tile_heads(heads: int, element_size: int) -> int:
     return -(-heads // tiles)
 
 
-def chunk_rows(queries: int, element_size: int, launch: Launch) -> int:
-    """The height of a tile of chunks, whose queries are in shared memory. queries: of all tokens' heads."""
-    most = 16 if element_size > 2 else 64 if launch.shared_memory >= 160 * 1024 else 32
-    return min(most, max(16, power_of_two(queries)))
+def chunk_rows(element_size: int, launch: Launch) -> int:
+    """The height of a tile of chunks, whose queries are in shared memory: one for all, so that nothing is compiled when
+    the first chunk of one token comes.
+    """
+    return 16 if element_size > 2 else 64 if launch.shared_memory >= 160 * 1024 else 32
 
 
 def _fitting(
