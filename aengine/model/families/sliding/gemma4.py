@@ -109,7 +109,8 @@ def _of_layer(fields: Fields, layer: int, slide: bool, equal: bool) -> Fields:
     """What a layer has of its own: as transformers writes it, layer by layer, or as the publisher does, by kind."""
     by_layer = fields.section("per_layer_config")
     if by_layer is not None:
-        settings = by_layer.section(str(layer)) or Fields({}, fields.source)
+        found = [key for key in by_layer.names() if key.isdecimal() and int(key) == layer]  # "05" where others have 11
+        settings = next((by_layer.section(key) for key in found), None) or Fields({}, fields.source)
         if unknown := set(settings.names()) - {"head_dim", "num_key_value_heads"}:
             raise UnsupportedModelError(f"{settings.source}: {shown(min(unknown))} of one layer is not supported")
         return settings

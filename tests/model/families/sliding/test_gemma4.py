@@ -49,7 +49,11 @@ def read(folder: Path, **values: object) -> ModelConfig:
     return ModelConfig.from_folder(folder)
 
 
-@pytest.mark.parametrize("changes", [{}, SMALL, {"attention_k_eq_v": False}], ids=["large", "small", "own values"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, SMALL, {"attention_k_eq_v": False}, {"num_hidden_layers": 18}],
+    ids=["large", "small", "own values", "layers of one and of two digits"],
+)
 def test_both_spellings_describe_the_same_layers(changes: dict[str, object], tmp_path: Path) -> None:
     published = read(tmp_path, **changes)
     values = {**PUBLISHED, **changes}
