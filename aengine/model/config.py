@@ -12,12 +12,13 @@ import torch
 from aengine.cache.kv import KVShape
 from aengine.cache.states import StateShape
 from aengine.errors import ConfigError, UnsupportedModelError
+from aengine.model.checkpoint.weights import has_head
 from aengine.model.families import ASIDE, DEFAULTS, ENDS, FAMILIES
 from aengine.model.families.parts import hidden_size
-from aengine.model.families.wrappers import LANGUAGE_MODEL, WRAPPERS, Wrapper, text_model
+from aengine.model.families.wrappers import LANGUAGE_MODEL, WRAPPERS, Wrapper, text_model, ties_its_default
 from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.lora.room import LoraRoom
-from aengine.model.quant.config import QUANTIZATION_KEYS, read_quantization
+from aengine.model.quant.config import METHODS, QUANTIZATION_KEYS, read_quantization
 from aengine.model.quant.formats.awq import Awq
 from aengine.model.quant.formats.fp8 import Fp8
 from aengine.model.quant.formats.gptq import Gptq
@@ -204,17 +205,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         path = folder / "config.json"
         values = read_json_object(path)
         name, family, head, wrapper = _architecture(Fields(values, str(path)))
+        tied_by_default = wrapper is not None and ties_its_default(values, str(path))
         if wrapper is not None:
             values = text_model(values, str(path))
         fields = Fields(values, str(path)).over(DEFAULTS.get(family, {}))
         layers = FAMILIES[family](fields)
-        _refuse_unsupported(fields, layers)
+        _refuse_unsupported(fields, family, layers)
         vocab = fields.vocab_size
         ropes = [layer.attention.rope for layer in layers if not isinstance(layer.attention, DeltaSpec)]
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
         positions = min(max(fields.integer("max_position_embeddings", 1, MAX_POSITIONS), reach), MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)
-        read_quantization(fields)
+        if read_quantization(fields) is None and (beside := folder / "hf_quant_config.json").exists():
+            raise UnsupportedModelError(
+                f"{beside}: ModelOpt's formats are not supported; supported are {', '.join(METHODS)}"
+            )
+        tied = fields.flag("tie_word_embeddings", default=False) and not (tied_by_default and has_head(folder))
         return cls(
             architecture=name,
             vocab_size=vocab,
@@ -223,7 +229,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             rms_norm_eps=fields.number("rms_norm_eps", 0, 1, 1e-6),
             ends=ENDS[family](fields) if family in ENDS else EndsSpec(),
             max_position_embeddings=positions,
-            tie_word_embeddings=fields.flag("tie_word_embeddings", default=False) or head != "vocabulary",
+            tie_word_embeddings=tied or head != "vocabulary",
             head=head,
             labels=_labels(fields) if head == "classes" else 0,
             dtype=_dtype(fields),
@@ -268,12 +274,15 @@ def _labels(fields: Fields) -> int:
     return len(names.names())
 
 
-def _refuse_unsupported(fields: Fields, layers: Sequence[LayerSpec]) -> None:
+def _refuse_unsupported(fields: Fields, family: str, layers: Sequence[LayerSpec]) -> None:
     """Settings that would change the result and that the decoder does not implement."""
     if not fields.flag("is_causal", default=True):
         raise UnsupportedModelError(f"{fields.source}: is_causal is false; bidirectional models are not supported")
     if fields.present("swiglu_limit") and not any(_clamps(layer) for layer in layers):
         raise UnsupportedModelError(f"{fields.source}: swiglu_limit is set; clamped gates are not supported here")
+    by_layer = fields.section("per_layer_config")
+    if by_layer is not None and by_layer.names() and not family.startswith("Gemma4"):
+        raise UnsupportedModelError(f"{fields.source}: per_layer_config is set; layers of their own are not supported")
 
 
 def _clamps(layer: LayerSpec) -> bool:

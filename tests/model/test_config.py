@@ -156,6 +156,7 @@ class TestRefusedByName:
             ({"is_causal": False}, "is_causal"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
             ({"swiglu_limit": 7.0}, "swiglu_limit"),
+            ({"per_layer_config": {"1": {"intermediate_size": 64}}}, "per_layer_config"),
             ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
             ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype 'float8_e4m3fn'"),
             ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*current length"),
@@ -169,6 +170,11 @@ class TestRefusedByName:
     ) -> None:
         with pytest.raises(UnsupportedModelError, match=named):
             read(tmp_path, changes)
+
+    def test_a_quantisation_that_stands_in_a_file_of_its_own(self, tmp_path: Path) -> None:
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+        with pytest.raises(UnsupportedModelError, match=r"hf_quant_config\.json: ModelOpt.*supported are fp8, .*gptq"):
+            read(tmp_path, {})
 
 
 class TestHostileFiles:

@@ -179,6 +179,12 @@ def stored_names(folder: Path) -> frozenset[str]:
     return frozenset(name for path in _files(folder) for name in read_header(path))
 
 
+def has_head(folder: Path) -> bool:
+    """Whether a folder has weights, and an output matrix among them; reads headers only. Raises `WeightsError`."""
+    any_files = (folder / SINGLE).exists() or (folder / INDEX).exists()
+    return any_files and any(name == _HEAD or name.endswith(f".{_HEAD}") for name in stored_names(folder))
+
+
 def find_stored(folder: Path, name: str) -> tuple[Path, TensorEntry] | None:
     """The file that holds a tensor of a folder, and where in it; reads headers only. Raises `WeightsError`."""
     headers = ((path, read_header(path)) for path in _files(folder))

@@ -13,7 +13,8 @@ from aengine.model.quant.config import QUANTIZATION_KEYS
 LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.": ""}
 # Settings that a file may have beside `text_config` or in it.
 _TIED = "tie_word_embeddings"
-_SHARED = (_TIED, "dtype", "torch_dtype", "eos_token_id", "bos_token_id", *QUANTIZATION_KEYS)
+_ENDS = ("eos_token_id", "bos_token_id")
+_SHARED = (_TIED, *_ENDS, "dtype", "torch_dtype", *QUANTIZATION_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,20 @@ def text_model(values: Mapping[str, object], source: str) -> dict[str, object]:
     text = Fields(values, source).section("text_config")
     shared = {key: values[key] for key in _SHARED if values.get(key) is not None}
     own = {} if text is None else dict(text.items())
-    if _TIED in shared:  # as transformers has it, where both say something
-        own.pop(_TIED, None)
+    for key in (_TIED, *_ENDS):
+        if key in shared:  # as transformers has it, where both say something
+            own.pop(key, None)
     return shared | own
+
+
+def ties_its_default(values: Mapping[str, object], source: str) -> bool:
+    """Whether the file ties the output matrix of all its parts to the embedding, and says no of the language model.
+
+    transformers writes both where nobody has said anything: for some wrappers it is the default, for what they wrap it
+    is not.
+    """
+    text = Fields(values, source).section("text_config")
+    return text is not None and values.get(_TIED) is True and dict(text.items()).get(_TIED) is False
 
 
 def alone(name: str) -> str:

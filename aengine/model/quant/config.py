@@ -34,6 +34,8 @@ def read_quantization(fields: Fields) -> QuantConfig | None:
             return None
         section = section.section("quantization_config") or section
     default = "compressed-tensors" if section.present("config_groups") else ""
+    if section.present("quant_algo"):  # ModelOpt's word, beside groups of its own form
+        default = "modelopt"
     method = section.text("quant_method", default).lower().replace("_", "-")
     if method not in METHODS:
         what = f"quant_method {shown(method)} is not supported" if method else "quant_method is missing"

@@ -166,6 +166,12 @@ def test_an_unknown_method_is_refused_with_those_that_are_known(method: str | No
     assert str(error.value).startswith("config.json: quantization_config: quant_method ")
 
 
+def test_groups_of_another_tool_are_refused_as_its_method() -> None:
+    groups = {"group_0": {"weights": {"dynamic": False, "num_bits": 8, "type": "float"}}}
+    with pytest.raises(UnsupportedModelError, match="quant_method 'modelopt' is not supported; supported are fp8"):
+        read({"config_groups": groups, "quant_algo": "FP8", "producer": {"name": "modelopt"}})
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
