@@ -15,6 +15,9 @@ from aengine.model.lora.fused_experts import FusedExperts, unfuse
 from aengine.model.lora.memory import AdapterMemory, Site
 from aengine.model.lora.room import kind_of
 
+# How checkpoints and PEFT name what chooses among a layer's experts.
+_ROUTERS = (".mlp.gate", ".mlp.router", ".block_sparse_moe.gate", ".router.proj")
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -40,10 +43,6 @@ class Linears:
         self._fused = {
             name: FusedExperts(name, layer.hidden, layer.spec) for name, layer in memory.layers_of_experts.items()
         }
-        self._routers = {
-            f"{name.removesuffix('experts')}{layer.spec.router_name}"
-            for name, layer in memory.layers_of_experts.items()
-        }
 
     def names(self) -> Iterator[str]:
         """Of all linears, those that are computed as one each by itself."""
@@ -67,7 +66,7 @@ class Linears:
         if self._aside and module.startswith(self._aside):
             return []
         for name in (module, f"model.{module}"):
-            if name in self._routers:
+            if self._fused and name.endswith(_ROUTERS):
                 raise AdapterError(
                     f"{pair.a.path}: {pair.a.name} changes {pair.module}, the router of a layer's experts, for which "
                     f"adapters are not supported; merge it into the base model (PEFT's merge_and_unload) and serve that"

@@ -107,7 +107,15 @@ def test_shapes_of_no_matrix_are_refused(tmp_path: Path) -> None:
             room_for(config, [tmp_path / "adapter"])
 
 
-@pytest.mark.parametrize(("case", "router"), [("qwen3-moe", "mlp.gate"), ("gpt-oss", "mlp.router")])
+@pytest.mark.parametrize(
+    ("case", "router"),
+    [
+        ("qwen3-moe", "mlp.gate"),
+        ("gpt-oss", "mlp.router"),
+        ("mixtral", "mlp.gate"),  # block_sparse_moe.gate in its checkpoints
+        ("gemma4-moe", "router.proj"),
+    ],
+)
 def test_an_adapter_of_a_router_is_refused_as_one(case: str, router: str, tmp_path: Path) -> None:
     base = write_checkpoint(case, tmp_path / "base")
     write_adapter(base, tmp_path / "adapter", target_modules=["q_proj"], target_parameters=[f"{router}.weight"])
