@@ -26,7 +26,7 @@ from aengine.http import EngineLike, InFlight, ServerState, http_app
 from aengine.http.door.errors import error_response
 from aengine.http.hypercorn.install import install
 from aengine.http.hypercorn.receiving import Receiving
-from aengine.http.hypercorn.shutdown import wait_for_no_client
+from aengine.http.hypercorn.shutdown import report_no_cut_connections, wait_for_no_client
 from aengine.http.hypercorn.traced import TracedSends
 from aengine.http.hypercorn.workers import only_worker
 from aengine.standard_streams import lossy_streams
@@ -94,7 +94,9 @@ class Application:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
         install()
-        wait_for_no_client(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        wait_for_no_client(loop)
+        report_no_cut_connections(loop)
         _configure_logging()
         try:
             config = self._config or configure(EngineConfig)

@@ -95,10 +95,11 @@ def test_bare_hypercorn_ends_streams_with_an_error_event(workers: str) -> None:
         with lingering(port) as there:
             began = time.monotonic()
             running.send_signal(signal.SIGTERM)
-            running.communicate(timeout=30)
+            said, _ = running.communicate(timeout=30)
             took = time.monotonic() - began
             check(there)
     assert running.returncode == 0
+    assert "Traceback" not in said
     assert took < 12
 
 

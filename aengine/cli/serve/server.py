@@ -15,7 +15,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import anyio
 from hypercorn.asyncio import serve as hypercorn_serve
@@ -130,7 +130,6 @@ def _logger(name: str, stream: TextIO, level: int) -> logging.Logger:
 
 async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) -> int:
     stop = asyncio.Event()
-    asyncio.get_running_loop().set_exception_handler(_ignore_disconnects)
     host, port = sock.getsockname()[:2]
     twin = sock.dup()
 
@@ -146,14 +145,6 @@ async def _serve(app: Application, listen: ListenConfig, sock: socket.socket) ->
         await asyncio.create_task(hypercorn_serve(app, hypercorn_config(listen, sock), shutdown_trigger=listening))  # type: ignore[arg-type]
         tasks.cancel_scope.cancel()
     return 0 if app.failure is None else 1
-
-
-def _ignore_disconnects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A loop's exception handler that does not report connections that were cut off, by hypercorn or in the middle of
-    HTTPS; asyncio's streams (3.11) stumble over them.
-    """
-    if not isinstance(context.get("exception"), asyncio.CancelledError | ssl.SSLError):
-        loop.default_exception_handler(context)
 
 
 def _url(host: str, port: int, https: bool) -> str:

@@ -1,8 +1,9 @@
-"""Keeps a server's shutdown from waiting for connections that are still open."""
+"""Keeps a server's shutdown from waiting for connections that are still open, and from reporting those it cuts off."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -27,3 +28,16 @@ def wait_for_no_client(loop: asyncio.AbstractEventLoop) -> None:
 
 async def _at_once() -> None:
     await asyncio.sleep(0)
+
+
+def report_no_cut_connections(loop: asyncio.AbstractEventLoop) -> None:
+    """Wrap the loop's exception handler, so that it hears of no connection that was cut off, by hypercorn or in the
+    middle of HTTPS: asyncio's streams (3.11) stumble over them.
+    """
+    report = loop.get_exception_handler() or (lambda loop, context: loop.default_exception_handler(context))
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), asyncio.CancelledError | ssl.SSLError):
+            report(loop, context)
+
+    loop.set_exception_handler(handle)

@@ -51,7 +51,10 @@ def test_a_model_over_two_ranks_says_the_same() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_running_answer_may_finish_while_new_work_is_refused(number: signal.Signals) -> None:
-    with served() as server, server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 1000}) as stream:
+    with (
+        served("--shutdown-timeout", "120") as server,
+        server.client.stream("POST", "/generate", json=LONG | {"max_tokens": 1000}) as stream,
+    ):
         lines = stream.iter_lines()
         next(lines)
         server.send(number)
