@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -61,7 +62,7 @@ class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /v1/models/{model}`."""
+    """`GET /v1/models/{model}`: OpenAI's fields and vLLM's, then Anthropic's."""
 
     id: str
     object: Literal["model"] = "model"
@@ -70,13 +71,22 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str  # the Hugging Face id, or the folder's name
     parent: str | None = None  # of an adapter: the model
     max_model_len: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
 
 
-class ModelList(msgspec.Struct, frozen=True):
-    """`GET /v1/models`."""
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/models`: all of them on one page."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

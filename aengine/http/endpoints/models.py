@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import PurePath
 
 from starlette.requests import Request
@@ -20,8 +21,8 @@ class Models:
 
     async def list(self, request: Request) -> Response:
         engine = self._state.require_engine()
-        adapters = [self._adapter_card(engine, adapter) for adapter in engine.adapters]
-        return json_response(ModelList([self._card(engine), *adapters]))
+        cards = [self._card(engine), *(self._adapter_card(engine, adapter) for adapter in engine.adapters)]
+        return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
     async def retrieve(self, request: Request) -> Response:
         engine = self._state.require_engine()
@@ -32,19 +33,24 @@ class Models:
         return json_response(self._adapter_card(engine, card))
 
     def _card(self, engine: EngineLike) -> ModelCard:
-        return ModelCard(
-            id=self._state.choose_model(None).name,
-            created=engine.created,
-            root=engine.model_name,
-            max_model_len=engine.max_model_len,
-        )
+        return _card(engine, self._state.choose_model(None).name, engine.created, engine.model_name)
 
     def _adapter_card(self, engine: EngineLike, adapter: AdapterInfo) -> ModelCard:
         path = PurePath(adapter.path)
-        return ModelCard(
-            id=adapter.name,
-            created=adapter.created,
-            root=path.name if path.is_absolute() else adapter.path,  # where folders lie is nobody's business
-            parent=self._state.choose_model(None).name,
-            max_model_len=engine.max_model_len,
-        )
+        root = path.name if path.is_absolute() else adapter.path  # where folders lie is nobody's business
+        return _card(engine, adapter.name, adapter.created, root, parent=self._state.choose_model(None).name)
+
+
+def _card(engine: EngineLike, name: str, created: int, root: str, parent: str | None = None) -> ModelCard:
+    context = engine.max_model_len
+    return ModelCard(
+        id=name,
+        created=created,
+        root=root,
+        parent=parent,
+        max_model_len=context,
+        display_name=name,
+        created_at=datetime.fromtimestamp(created, UTC),
+        max_input_tokens=context,
+        max_tokens=context,
+    )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import anthropic
+import openai
 import pytest
+from anthropic.types import ModelInfo
+from openai.types import Model
 
 from tests.http.serving import serving
 
@@ -16,18 +20,45 @@ CARD = {
     "root": "fake",
     "parent": None,
     "max_model_len": 64,
+    "type": "model",
+    "display_name": "fake",
+    "created_at": "2023-11-14T22:13:20Z",
+    "lifecycle": "active",
+    "max_input_tokens": 64,
+    "max_tokens": 64,
 }
 
 
 async def test_lists_the_model() -> None:
     async with serving() as server:
-        assert (await server.client.get("/v1/models")).json() == {"object": "list", "data": [CARD]}
+        assert (await server.client.get("/v1/models")).json() == {
+            "data": [CARD],
+            "object": "list",
+            "has_more": False,
+            "first_id": "fake",
+            "last_id": "fake",
+        }
         assert (await server.client.get("/v1/models/fake")).json() == CARD
 
 
 async def test_under_the_name_that_the_operator_gave_it() -> None:
     async with serving(served_model_name="org/mine") as server:
-        assert (await server.client.get("/v1/models/org/mine")).json() == CARD | {"id": "org/mine"}
+        assert (await server.client.get("/v1/models/org/mine")).json() == CARD | {
+            "id": "org/mine",
+            "display_name": "org/mine",
+        }
         response = await server.client.get("/v1/models/fake")
     assert response.status_code == 404
     assert response.json()["error"]["param"] == "model"
+
+
+async def test_each_client_reads_it_in_its_own_form() -> None:
+    async with serving() as server:
+        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+            (listed,) = [one async for one in client.models.list()]
+            assert ModelInfo.model_validate_json((await client.models.retrieve("fake")).to_json()) == listed
+            assert (listed.id, listed.display_name, listed.max_input_tokens) == ("fake", "fake", 64)
+            assert listed.created_at.timestamp() == CARD["created"]
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as other:
+            (one,) = [one async for one in other.models.list()]
+            assert Model.model_validate_json(one.to_json()) == one == await other.models.retrieve("fake")
