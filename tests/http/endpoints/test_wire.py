@@ -386,7 +386,14 @@ CARD = {
     "root": "fake",
     "parent": None,
     "max_model_len": 64,
+    "type": "model",
+    "display_name": "fake",
+    "created_at": "2023-11-14T22:13:20Z",
+    "lifecycle": "active",
+    "max_input_tokens": 64,
+    "max_tokens": 64,
 }
+LIST = {"data": [CARD], "object": "list", "has_more": False, "first_id": "fake", "last_id": "fake"}
 
 
 @pytest.mark.parametrize(
@@ -402,7 +409,7 @@ CARD = {
         ("POST", "/detokenize", {"tokens": [1, 2]}, (JSON, {"prompt": "x xx"})),
         ("POST", "/abort", {"request_id": "nobody"}, (JSON, {"aborted": 0})),
         ("POST", "/flush_cache", None, (JSON, {"flushed": True})),
-        ("GET", "/v1/models", None, (JSON, {"object": "list", "data": [CARD]})),
+        ("GET", "/v1/models", None, (JSON, LIST)),
         ("GET", "/v1/models/fake", None, (JSON, CARD)),
         ("GET", "/health", None, (NOT_KEPT, {"status": "ok"})),
         ("GET", "/ready", None, (NOT_KEPT, {"ready": True, "model": "fake"})),
