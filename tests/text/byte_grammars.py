@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 
@@ -85,9 +86,15 @@ def text_of(ids: list[int]) -> str:
     return b"".join(Bytes.tokens[token] for token in ids).decode(errors="replace")
 
 
+@functools.lru_cache(64)
+def compiled(source: str, tokenizer: LLTokenizer = TOKENIZER) -> LLMatcher:
+    """A matcher to copy: many texts are held against the same grammar."""
+    assert LLMatcher.validate_grammar(source, tokenizer) == ""
+    return LLMatcher(tokenizer, source)
+
+
 def accepts(grammar: str, text: str, special: bool = False) -> bool:
-    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar), TOKENIZER) == ""
-    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(grammar))
+    matcher = compiled(LLMatcher.grammar_from_lark(grammar)).deep_copy()
     ids = ids_of(text, special)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
