@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from aengine.model.loading.hub import DEMO
+from aengine.model.loading import hub
+
+
+def first_layers(folder: Path, count: int) -> Path:
+    """The demo model without the layers above: what it says has no sense, and takes as much less time."""
+    shutil.copytree(hub.DEMO, folder)
+    weights = folder / "model.safetensors"
+    if weights.exists():  # a GPU machine may have none
+        kept = {
+            name: one
+            for name, one in load_file(weights).items()
+            if not (layer := re.search(r"\.layers\.(\d+)\.", name)) or int(layer[1]) < count
+        }
+        save_file(kept, weights, {"format": "pt"})
+    return with_config(folder, num_hidden_layers=count)
 
 
 def other_demo(folder: Path, seed: int = 1) -> Path:
     """The demo model with noise on its matrices: the same sentences go on in other words."""
-    shutil.copytree(DEMO, folder)
+    shutil.copytree(hub.DEMO, folder)
     generator = torch.Generator().manual_seed(seed)
     changed = {
         name: (one.float() + 0.3 * one.float().std() * torch.randn(one.shape, generator=generator)).to(one.dtype)

@@ -1,13 +1,18 @@
-"""One demo engine for the tests that only use it, and a way to make special ones."""
+"""The demo model with two of its layers for all tests of this room, and an engine of it for those that only use it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import anyio
 import pytest
 
 import aengine
+from aengine.model.loading import hub
+from tests.engine.checkpoints import first_layers
+
+LAYERS = 2  # what the second keeps depends on what the first has read
 
 
 async def idle(engine: aengine.Engine) -> None:
@@ -16,6 +21,19 @@ async def idle(engine: aengine.Engine) -> None:
         while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110 - the engine has no such event
             await anyio.sleep(0.001)
     engine.check_integrity()
+
+
+@pytest.fixture(scope="session")
+def shallow_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return first_layers(tmp_path_factory.mktemp("shallow") / "demo", LAYERS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def demo(shallow_demo: Path) -> Iterator[None]:
+    """A step of it takes a third of the time. Where its words matter, a module has a fixture of this name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "DEMO", shallow_demo)
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,12 @@ from aengine.errors import InvalidRequestError
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture(scope="module", autouse=True)
+def demo() -> None:
+    """All of it: what it says is looked at."""
+
+
 PROMPT = "The capital of France is"
 
 

@@ -12,6 +12,12 @@ from aengine.engine.requests.seeds import sibling_seed
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture(scope="module", autouse=True)
+def demo() -> None:
+    """All of it: what it says is looked at."""
+
+
 PROMPT = "The capital of France is"
 
 

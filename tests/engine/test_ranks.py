@@ -243,8 +243,8 @@ async def test_only_numbers_of_ranks_that_hosts_have_are_taken() -> None:
 
 async def test_the_pools_of_all_ranks_have_to_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_cpu, "host_memory", lambda: 64 * 2**20)
-    async with engine(1, kv_cache_gib=None, num_pages=400):  # of 96 KiB; each of the ranks has half of it
+    async with engine(1, kv_cache_gib=None, num_pages=1200):  # of 32 KiB; each of the ranks has half of it
         pass
     with pytest.raises(ConfigError, match="num_pages"):
-        async with engine(8, kv_cache_gib=None, num_pages=400):
+        async with engine(8, kv_cache_gib=None, num_pages=1200):
             pass

@@ -29,7 +29,7 @@ from aengine.errors import (
 )
 from aengine.model.checkpoint.pieces import Piece
 from aengine.model.checkpoint.staging import StagingBuffer
-from aengine.model.loading.hub import DEMO
+from aengine.model.loading import hub
 from aengine.runtime.weights import Weights
 from tests.engine.adapters import Written
 from tests.engine.checkpoints import other_demo, with_config
@@ -163,7 +163,7 @@ async def test_another_model_is_refused_by_name_and_changes_nothing(tmp_path: Pa
     async with aengine.Engine(**KNOBS) as engine:
         before = await ids(engine)
         for number, (damage, why) in enumerate(cases):
-            folder = Path(shutil.copytree(DEMO, tmp_path / str(number)))
+            folder = Path(shutil.copytree(hub.DEMO, tmp_path / str(number)))
             damage(folder)
             with pytest.raises(CheckpointError, match=why):
                 await engine.reload(folder)
@@ -222,11 +222,11 @@ async def test_adapters_stay(other: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scaled_first", [pytest.param(True, marks=pytest.mark.slow), False])
 async def test_scales_of_keys_and_values_go_with_their_checkpoint(scaled_first: bool, tmp_path: Path) -> None:
     """One checkpoint has some, so small ones that much is cut off, the other none."""
-    scaled = Path(shutil.copytree(DEMO, tmp_path / "scaled"))
+    scaled = Path(shutil.copytree(hub.DEMO, tmp_path / "scaled"))
     tensors = load_file(scaled / "model.safetensors")
     tensors |= {f"model.layers.0.self_attn.{part}_scale": torch.tensor(1e-3) for part in "kv"}
     save_file(tensors, scaled / "model.safetensors", {"format": "pt"})
-    first, second = (scaled, DEMO) if scaled_first else (DEMO, scaled)
+    first, second = (scaled, hub.DEMO) if scaled_first else (hub.DEMO, scaled)
     wanted = [await fresh(one, kv_cache_dtype="fp8") for one in (first, second)]
     assert wanted[0] != wanted[1]
     async with aengine.Engine(str(first), **KNOBS, kv_cache_dtype="fp8") as engine:
