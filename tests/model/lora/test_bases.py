@@ -13,6 +13,7 @@ from aengine.model.config import ModelConfig
 from ..checkpoints import write_checkpoint
 from ..harness import Harness
 from ..quant.checkpoints import write_quantized
+from ..quant.schemes import slow_but_some
 from ..ranks import Ranks
 from .adapters import NEW_TOKENS, assert_computes, assert_mixed, load, mixed, put, room_for, write_adapter
 
@@ -58,7 +59,9 @@ def test_in_several_files(tmp_path: Path) -> None:
     assert_mixed(load(tmp_path / "base", [tmp_path / "adapter"]), [base, merged])
 
 
-@pytest.mark.parametrize("scheme", ["gptq", "fp8-blocks-part-unchanged", "awq"])
+@pytest.mark.parametrize(
+    "scheme", ["gptq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp8-blocks-part-unchanged", "awq"))]
+)
 def test_beside_quantised_matrices(scheme: str, tmp_path: Path) -> None:
     write_quantized(scheme, "qwen3-bias-untied", tmp_path / "base", tmp_path / "twin", hidden_size=128)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "twin", dtype=torch.float32).eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,11 +35,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Mod
     return write_checkpoint("qwen3-bias-untied", folder), ModelConfig.from_folder(folder)
 
 
+@pytest.fixture(scope="module")
+def sound(base: tuple[PreTrainedModel, ModelConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of q_proj and v_proj."""
+    folder = tmp_path_factory.mktemp("sound") / "adapter"
+    write_adapter(base[0], folder, target_modules=["q_proj", "v_proj"])
+    return folder
+
+
 @pytest.fixture
-def adapter(base: tuple[PreTrainedModel, ModelConfig], tmp_path: Path) -> Path:
-    """A sound one of q_proj and v_proj."""
-    write_adapter(base[0], tmp_path / "adapter", target_modules=["q_proj", "v_proj"])
-    return tmp_path / "adapter"
+def adapter(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoilt."""
+    return Path(shutil.copytree(sound, tmp_path / "adapter"))
 
 
 @pytest.fixture

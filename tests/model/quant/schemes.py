@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 
 import pytest
@@ -112,6 +112,6 @@ SCHEMES: dict[str, Scheme] = {
 _QUICK = ("fp8-blocks-part-unchanged", "ct-fp8-channel", "ct-int4-zeros", "awq", "gptq-desc-act")  # one a layout
 
 
-def slow_but_some(schemes: Iterable[str] = SCHEMES) -> list[object]:
-    """Parameters of a test that takes a model for each scheme: most of them among the slow ones."""
-    return [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in schemes]
+def slow_but_some(schemes: Iterable[str] = SCHEMES, quick: Collection[str] = _QUICK) -> list[object]:
+    """Parameters of a test that takes a model for each scheme: all but the quick ones among the slow tests."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in schemes]

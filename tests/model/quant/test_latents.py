@@ -29,6 +29,7 @@ SIZES: dict[str, object] = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
 }
+QUICK = ("fp8-blocks", "gptq-desc-act")  # of whole scales and of packed codes in an order of their own
 CASES = [
     ("deepseek-v3", SIZES),
     *(
@@ -44,7 +45,7 @@ def assert_alike(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("case", "sizes"), CASES)
-@pytest.mark.parametrize("scheme", slow_but_some())
+@pytest.mark.parametrize("scheme", slow_but_some(quick=QUICK))
 def test_logits_are_those_of_the_dequantised_twin(
     scheme: str, case: str, sizes: dict[str, object], tmp_path: Path
 ) -> None:
@@ -52,7 +53,9 @@ def test_logits_are_those_of_the_dequantised_twin(
     assert_alike(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["re:.*kv_b_proj$", "model.layers.1.self_attn.kv_b_proj"])
+@pytest.mark.parametrize(
+    "name", ["re:.*kv_b_proj$", pytest.param("model.layers.1.self_attn.kv_b_proj", marks=pytest.mark.slow)]
+)
 def test_what_makes_keys_and_values_may_be_in_floats_beside_others(name: str, tmp_path: Path) -> None:
     """As those who quantise GLM-4.7-Flash leave it."""
     known, unchanged = SCHEMES["ct-int4-zeros"], ("kv_b_proj",) if "re:" in name else (name,)
@@ -61,7 +64,7 @@ def test_what_makes_keys_and_values_may_be_in_floats_beside_others(name: str, tm
     assert_alike(tmp_path)
 
 
-@pytest.mark.parametrize("scheme", ["fp8-blocks", "awq", "gptq-desc-act"])
+@pytest.mark.parametrize("scheme", slow_but_some(("fp8-blocks", "awq", "gptq-desc-act"), QUICK[:1]))
 def test_ranks_have_heads_of_their_own(scheme: str, tmp_path: Path) -> None:
     sizes = {**SIZES, "v_head_dim": 64, "moe_intermediate_size": 64, "intermediate_size": 256}
     write_quantized(scheme, "deepseek-v3", tmp_path / "quantised", tmp_path / "twin", **sizes)
@@ -71,7 +74,7 @@ def test_ranks_have_heads_of_their_own(scheme: str, tmp_path: Path) -> None:
             torch.testing.assert_close(torch.stack(ours.logits), torch.stack(expected.logits), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("scheme", slow_but_some())
+@pytest.mark.parametrize("scheme", slow_but_some(quick=QUICK))
 def test_a_rehearsal_asks_for_no_value(scheme: str, tmp_path: Path) -> None:
     write_quantized(scheme, "deepseek-v3", tmp_path / "quantised", tmp_path / "twin", **SIZES, intermediate_size=256)
     config = ModelConfig.from_folder(tmp_path / "quantised")

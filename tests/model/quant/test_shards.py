@@ -67,7 +67,7 @@ def test_logits_are_those_of_the_dequantised_twin(dense: tuple[str, Path], count
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("scheme", ["fp8-blocks", pytest.param("gptq", marks=pytest.mark.slow), "ct-int4-zeros"])
+@pytest.mark.parametrize("scheme", slow_but_some(("fp8-blocks", "gptq", "ct-int4-zeros"), ("ct-int4-zeros",)))
 def test_rows_that_are_interleaved_by_head(scheme: str, count: int, tmp_path: Path) -> None:
     known = SCHEMES[scheme]
     key = "ignore" if "config_groups" in known.config else "modules_to_not_convert"
@@ -159,7 +159,11 @@ def test_an_order_that_config_json_does_not_tell_is_refused_when_it_is_read(tmp_
 
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "scheme", ["gptq", "ct-int4-zeros", "ct-int4-channel", "ct-fp8-channel", "ct-fp8-tensor-static", "ct-fp8-block"]
+    "scheme",
+    slow_but_some(
+        ("gptq", "ct-int4-zeros", "ct-int4-channel", "ct-fp8-channel", "ct-fp8-tensor-static", "ct-fp8-block"),
+        ("gptq", "ct-fp8-channel"),
+    ),
 )
 def test_an_output_matrix_that_is_quantised(scheme: str, count: int, tmp_path: Path) -> None:
     """Its rows are dealt out in whole elements, so that the last ranks have fewer or none."""
