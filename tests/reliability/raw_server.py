@@ -78,14 +78,18 @@ class RawServer:
         """Bytes in use right now."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+    def figures(self) -> dict[str, float]:
+        """All of the server's own that have no labels, as they are at the same moment."""
+        text = self.client.get("/metrics").text
+        return {name: float(value) for name, value in re.findall(r"^aengine_(\w+) (\S+)$", text, re.MULTILINE)}
+
     def figure(self, name: str) -> float:
-        found = re.search(rf"^aengine_{name} (\S+)$", self.client.get("/metrics").text, re.MULTILINE)
-        assert found, name
-        return float(found[1])
+        return self.figures()[name]
 
     def at_rest(self) -> bool:
         """Nothing runs, nothing waits, and no page is held by a request."""
-        return not any(self.figure(name) for name in ("requests_running", "requests_waiting", "kv_pages_used"))
+        figures = self.figures()
+        return not any(figures[name] for name in ("requests_running", "requests_waiting", "kv_pages_used"))
 
 
 @dataclass(frozen=True, slots=True)
