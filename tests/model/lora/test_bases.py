@@ -59,9 +59,7 @@ def test_in_several_files(tmp_path: Path) -> None:
     assert_mixed(load(tmp_path / "base", [tmp_path / "adapter"]), [base, merged])
 
 
-@pytest.mark.parametrize(
-    "scheme", ["gptq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp8-blocks-part-unchanged", "awq"))]
-)
+@pytest.mark.parametrize("scheme", slow_but_some(("gptq", "fp8-blocks-part-unchanged", "awq"), ("gptq",)))
 def test_beside_quantised_matrices(scheme: str, tmp_path: Path) -> None:
     write_quantized(scheme, "qwen3-bias-untied", tmp_path / "base", tmp_path / "twin", hidden_size=128)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "twin", dtype=torch.float32).eval()
