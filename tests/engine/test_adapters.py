@@ -385,7 +385,7 @@ def lone(written: Written) -> list[aengine.Completion]:
     return asyncio.run(one_by_one())
 
 
-PREEMPTING: dict[str, Any] = {"num_pages": 60, "page_size": 3, "max_model_len": 128}
+PREEMPTING: dict[str, Any] = {"num_pages": 45, "page_size": 3, "max_model_len": 128}
 ASKED = requests([None, *(f"a{number}" for number in range(COUNT))], 24, seed=5)
 
 
