@@ -16,7 +16,8 @@ AVAILABLE = torch.backends.mkldnn.is_available() and all(
 
 # The reordering is chosen for this many rows; it is also the best one, or nearly, for fewer and for more.
 _TYPICAL_ROWS = 64
-# Elements. Of smaller ones the call alone takes 22 us more, half of a single row's product; beyond 32 rows they are as fast.
+# Elements. Of smaller ones the call alone takes 22 us more, half of a single row's product; beyond 32 rows both are as
+# fast.
 _SMALLEST = 2**20
 
 
