@@ -117,13 +117,14 @@ class StepLoop:
                 self._between()
             await self._deliver_all(updates)
             updates = []
-            if step is not None and not step.plan.structured:  # the draws of such a step would read what is overwritten
+            if step is not None and not step.plan.structured:
                 self._record_missed()
             try:
                 if previous is not None:
                     updates = await self._commit(previous)
                 if step is not None and step.plan.structured:
                     await self._draw(step)
+                    self._record_missed()  # no earlier: its draws would have read what is overwritten
             except _StepFailed as failed:
                 if step is not None:
                     await _settled(step)  # it may still write to the pages that are about to be released

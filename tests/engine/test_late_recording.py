@@ -33,6 +33,7 @@ class Device:
         self.log: list[str] = []
         self.left = left
         self.missed_at: list[float] = []
+        self.missed_behind: list[str] = []  # what was noted last by then
         self.missing = 0  # pieces that steps miss
 
     def start(self, config: EngineConfig, folder: Path, model: ModelConfig, wait: Callable[[], object]) -> Runtime:
@@ -50,6 +51,7 @@ class Device:
 
     def record_next(self, missed: bool = False) -> bool:
         if missed:
+            self.missed_behind += self.log[-1:]
             self.missed_at.append(time.monotonic())
             found = self.missing > 0
             self.missing -= found
@@ -125,17 +127,38 @@ async def test_steps_that_never_pause_have_recorded_what_they_miss_now_and_then(
     assert all(later - earlier >= BUSY_PAUSE for earlier, later in zip(device.missed_at, device.missed_at[1:]))
 
 
+class Noted:
+    """A launched step that notes when it may draw."""
+
+    def __init__(self, step: LaunchedStep, log: list[str]) -> None:
+        self._step, self._log = step, log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+    def draw(self, masks: Any) -> None:
+        self._log.append("draw")
+        self._step.draw(masks)
+
+
 async def test_nothing_is_recorded_while_the_draws_of_a_step_wait_for_a_grammar() -> None:
+    """But behind them: such steps may never pause."""
     device = Device(left=0)
+    device.missing = 2
     async with device.engine() as engine:
-        plans: list[StepPlan] = []
         real = device._runner.launch
-        device._runner.launch = lambda plan: (plans.append(plan), real(plan))[1]  # type: ignore[method-assign]
+
+        def launch(plan: StepPlan) -> Any:
+            assert plan.structured
+            return Noted(real(plan), device.log)
+
+        device._runner.launch = launch  # type: ignore[method-assign]
         structured = aengine.Structured(regex="[ab]{30}")
-        await engine.complete(PROMPT, **(GREEDY | {"max_tokens": 20, "ignore_eos": False}), structured=structured)
-    assert plans
-    assert all(plan.structured for plan in plans)
-    assert device.missed_at == []
+        before = time.monotonic()
+        while time.monotonic() - before < 4 * BUSY_PAUSE:
+            await engine.complete(PROMPT, **(GREEDY | {"max_tokens": 20, "ignore_eos": False}), structured=structured)
+    assert device.missing == 0
+    assert set(device.missed_behind) == {"draw"}
 
 
 async def test_nothing_is_recorded_while_the_engine_sleeps() -> None:
