@@ -126,9 +126,14 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 @contextmanager
 def raw_server(*args: str) -> Iterator[RawServer]:
     """`aengine serve` with an API key and these flags."""
-    with served("--api-keys", KEY, *args) as server:
-        server.client.headers["Authorization"] = f"Bearer {KEY}"
-        port = server.client.base_url.port
+    headers = {"Authorization": f"Bearer {KEY}"}
+    # A connection per request: the server ends idle ones after a time that tests choose, perhaps just as one is used.
+    limits = httpx2.Limits(max_keepalive_connections=0)
+    with (
+        served("--api-keys", KEY, *args) as server,
+        httpx2.Client(base_url=server.url, headers=headers, limits=limits, timeout=30, trust_env=False) as client,
+    ):
+        port = client.base_url.port
         assert port is not None
         pid = server.process.pid
-        yield RawServer(port, pid, server.client, open_files(pid))
+        yield RawServer(port, pid, client, open_files(pid))

@@ -95,7 +95,7 @@ def test_what_is_answered_before_its_body_gives_its_connection_back(server: RawS
             answered = server.flood(raw, iter(()))
             assert answered.status == expected, what
             assert answered.seconds < LINGER + MARGIN, what
-    assert within(MARGIN, lambda: server.connections() <= 1)  # the client's own
+    assert within(MARGIN, lambda: server.connections() == 0)
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def server() -> Iterator[RawServer]:
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind(server: RawServer) -> Iterator[None]:
     yield
-    assert within(MARGIN, lambda: server.connections() <= 1)  # the client's own
+    assert within(MARGIN, lambda: server.connections() == 0)
     assert within(MARGIN, server.at_rest)
 
 
