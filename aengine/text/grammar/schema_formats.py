@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aengine.errors import InvalidRequestError
+from aengine.text.answer.formats.values.raw_formats import RAW_FORMATS
 
 _COMPILED = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
@@ -17,6 +18,8 @@ _EITHER = {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "f
 
 # A part of what the format allows is enough: a single address is a network, too.
 _SAID_OTHERWISE: dict[str, dict[str, Any]] = {
+    # The compiler knows these, but lets February 30 and the year 0 through, which those who read dates refuse.
+    **{form: {"pattern": f"^({RAW_FORMATS[form]})$"} for form in ("date", "time", "date-time")},
     **{f"ipv4{kind}": {"format": "ipv4"} for kind in ("network", "interface")},
     **{f"ipv6{kind}": {"format": "ipv6"} for kind in ("network", "interface")},
     **{f"ipvany{kind}": _EITHER for kind in ("address", "network", "interface")},
@@ -71,7 +74,7 @@ class _Reading:
             del made["uniqueItems"]
         if made.get("uniqueItems") is True:
             self._refuse(f"{where}.uniqueItems", "that items differ cannot be enforced")
-        if isinstance(form := made.get("format"), str) and form not in _COMPILED:
+        if isinstance(form := made.get("format"), str) and (form not in _COMPILED or form in _SAID_OTHERWISE):
             self._read_format(made, form, where)
         if isinstance(written := made.get("pattern"), str) and written.startswith(_DECIMAL):
             made["pattern"] = decimal_pattern(written)
@@ -82,6 +85,8 @@ class _Reading:
         if otherwise is not None and made.keys().isdisjoint(otherwise.keys() - {"format"}):
             del made["format"]
             made.update(otherwise)
+        elif form in _COMPILED:
+            return
         elif form in _ANY_TEXT or not self._strict:
             del made["format"]
         else:
