@@ -23,7 +23,7 @@ class ManyPrompts:
         self.rng = random.Random(seed)
         self.shared = self.ids(200)
         self.prompts = [self.shared[: self.rng.randrange(200)] + self.ids(self.rng.randint(1, 90)) for _ in range(20)]
-        self.lengths = [self.rng.randint(1, 40) for _ in self.prompts]
+        self.lengths = [self.rng.randint(1, 90) for _ in self.prompts]
 
     def ids(self, count: int) -> list[int]:
         return [self.rng.randrange(300, 4000) for _ in range(count)]

@@ -47,12 +47,10 @@ VARIANTS: dict[str, dict[str, object]] = {
     "pages of 1": {"page_size": 1},
     "pages of 128": {"page_size": 128},
 }
-QUICK = ("no lookahead",)  # the others are slow tests
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
 async def test_ids_are_those_of_transformers(name: str, subject: Subject) -> None:
     """Twice: the second time from the cache."""
     folder, expected = subject
