@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import httpx2
 import openai
 import pytest
 
+from tests.free_port import free_port
 from tests.http.serving import parse_events, streaming_command
 
 FRANCE = {"prompt": "The capital of France is", "max_tokens": 20, "temperature": 0}
@@ -28,9 +28,11 @@ class Hypercorn:
     """A server process on a port of its own, which it keeps over restarts."""
 
     def __init__(self, log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            self.port: int = sock.getsockname()[1]
-        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, trust_env=False)
+        self.port = free_port()
+        # Nor do idle connections stay, which the server closes after some seconds, perhaps just as one is used.
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx2.Client(base_url=url, limits=limits, timeout=30, trust_env=False)
         self.log = log
         self.process = self._start()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
@@ -21,6 +20,7 @@ from aengine.errors import (
     ServerError,
 )
 from aengine.types import Fragment
+from tests.free_port import free_port
 from tests.http.fake_engine import FakeEngine
 from tests.http.serving import serving
 
@@ -67,8 +67,7 @@ async def test_refusals_of_http_itself_keep_status_and_code() -> None:
 
 
 async def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     async with Client(f"http://127.0.0.1:{port}") as client:
         with pytest.raises(ServerError, match=f"127.0.0.1:{port} cannot be reached"):
             await client.complete("x")
@@ -119,10 +118,10 @@ async def test_a_silent_server_is_given_up_after_the_timeout() -> None:
 
 async def test_a_slow_model_on_a_server_that_gives_signs_of_life_is_not_given_up() -> None:
     engine = FakeEngine(held=True)
-    async with serving(engine, heartbeat=0.05) as server, Client(server.url, timeout=1.0) as client:
+    async with serving(engine, heartbeat=0.05) as server, Client(server.url, timeout=3.0) as client:
         task = asyncio.create_task(client.complete("x"))
         stream = await engine.next_stream()
-        done, _ = await asyncio.wait([task], timeout=2)
+        done, _ = await asyncio.wait([task], timeout=4)
         assert not done
         stream.abort()
         stream.fail(EngineClosedError("enough"))

@@ -17,6 +17,7 @@ from aengine.configure import configure
 from aengine.engine import Engine
 from aengine.errors import ConfigError
 from aengine.sampling_params import SamplingParams
+from tests.free_port import free_port
 
 zmq = pytest.importorskip("zmq")
 pytestmark = pytest.mark.anyio
@@ -86,11 +87,7 @@ class Listener:
 
 @asynccontextmanager
 async def listened(**knobs: object) -> AsyncIterator[tuple[Engine, Listener]]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], two.getsockname()[1]
-    addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
+    addresses = [f"tcp://127.0.0.1:{port}" for port in (free_port(), free_port())]
     context = zmq.Context()
     out, replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
+
+from tests.free_port import free_port
 
 KNOBS = ("torch_threads=1", "progress=false", "accept_timeout=5", "vllm_metrics=true")
 
@@ -70,9 +71,7 @@ def until(condition: Callable[[], bool], seconds: float) -> float:
 @contextmanager
 def cluster(*knobs: str) -> Iterator[Cluster]:
     """A cluster that is gone, with all its processes, in the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     name = f"test{port}"
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.ray_serve.driver", str(port), name, *KNOBS, *knobs],

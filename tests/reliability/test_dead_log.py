@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import httpx2
 import pytest
 
 from tests.cli.running import environment
+from tests.free_port import free_port
 
 SECONDS = 60.0
 LONG = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 600}
@@ -26,8 +26,7 @@ SERVERS = {
 
 @contextmanager
 def unheard(server: str, full_disk: bool) -> Iterator[tuple[subprocess.Popen[bytes], httpx2.Client]]:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     if full_disk:
         output = os.open("/dev/full", os.O_WRONLY)
     else:

@@ -16,6 +16,7 @@ import pytest
 
 from aengine.errors import ConfigError
 from aengine.http.hypercorn.workers import only_worker
+from tests.free_port import free_port
 
 SENTENCE = "aengine runs in one process, but the server started several workers"
 HYPERCORN = [sys.executable, "-m", "hypercorn"]
@@ -28,12 +29,6 @@ STAND_IN = textwrap.dedent(
     app = create_app(engine_factory=lambda config: FakeEngine())
     """
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -49,7 +44,7 @@ def test_two_workers_of_one_hypercorn_are_refused(tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.stderr.count(SENTENCE) == 1
@@ -76,7 +71,7 @@ def test_two_servers_are_none_of_each_others_business(tmp_path: Path) -> None:
     finally:
         for server in servers:
             server.send_signal(signal.SIGTERM)
-            server.communicate(timeout=10)
+            server.communicate(timeout=60)
     assert [server.returncode for server in servers] == [0, 0]
 
 
@@ -84,7 +79,7 @@ def _worker(entered: Event, leave: Event) -> None:
     try:
         with only_worker():
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
     except ConfigError as error:
         raise SystemExit(3) from error
 
@@ -98,16 +93,16 @@ def test_the_lock_goes_from_worker_to_worker(tmp_path: Path, monkeypatch: pytest
         entered, leave = context.Event(), context.Event()
         first = context.Process(target=_worker, args=(entered, leave))
         first.start()
-        assert entered.wait(10)
+        assert entered.wait(60)
         second = context.Process(target=_worker, args=(entered, leave))
         second.start()
-        second.join(10)
+        second.join(60)
         assert second.exitcode == 3
         if end == "killed":
             first.kill()
         else:
             leave.set()
-        first.join(10)
+        first.join(60)
         assert first.exitcode == (-signal.SIGKILL if end == "killed" else 0)
     assert list(tmp_path.glob("aengine-*.lock")) == []
 
@@ -125,7 +120,7 @@ def test_a_knob_that_cannot_work_is_told_in_one_sentence(tmp_path: Path, workers
         env=environment(tmp_path) | {"AENGINE_PAGE_SIZE": "many"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert "page_size" in done.stderr
