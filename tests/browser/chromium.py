@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-SECONDS = 20.0  # for any one thing to happen
+SECONDS = 60.0  # for any one thing to happen
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = [
     "--headless",

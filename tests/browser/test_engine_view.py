@@ -56,10 +56,10 @@ async def test_the_rate_is_that_of_the_last_second_and_is_drawn(tab: Tab) -> Non
     async with talking_to(engine, tab):
         await tab.until(shows("#rate", "0"))
         engine.numbers = msgspec.structs.replace(IDLE, generated_tokens=IDLE.generated_tokens + 500)
-        await tab.until("Number(document.querySelector('#rate').textContent) > 100")
-        assert 200 < float(await tab.text("#rate")) <= 500
+        rate = await tab.until("(rate => rate > 20 && rate)(Number(document.querySelector('#rate').textContent))")
+        assert rate <= 500
         await tab.until(shows("#rate", "0"))
-        assert float((await tab.text("#rates-peak")).removeprefix("peak ")) > 100
+        assert float((await tab.text("#rates-peak")).removeprefix("peak ")) > 20
         assert (await tab.evaluate("document.querySelector('#rates-line').getAttribute('d')")).count("L") >= 2
 
 
@@ -149,5 +149,5 @@ async def test_a_server_that_went_away_is_told_and_found_again(tab: Tab) -> None
         await tab.until("document.querySelector('#running').textContent !== '–'")
     await tab.until("document.querySelector('#engine-note').textContent.includes('cannot be reached')")
     assert await tab.text("#running") == "–"
-    assert all("ERR_" in complaint for complaint in tab.complaints)
+    assert all("ERR_" in complaint or " 503 " in complaint for complaint in tab.complaints)
     tab.complaints.clear()

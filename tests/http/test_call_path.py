@@ -18,7 +18,12 @@ pytestmark = pytest.mark.anyio
 FUNCTIONS, FILES = 60, 14
 ROOM = Path(aengine.http.__file__).parent
 BESIDE = {ROOM / "loop_delay.py"}  # runs all the time, whoever asks for what
-EACH_SECOND = {"OpenConnections._look", "AcceptedConnection.look"}  # and so do these
+EACH_SECOND = {
+    "OpenConnections._look",
+    "AcceptedConnection.look",
+    "InFlight.watch_readers",
+    "InFlight._cut_stalled",
+}  # and so do these
 
 
 async def test_a_streamed_chat_passes_few_functions_of_few_files() -> None:

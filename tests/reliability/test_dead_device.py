@@ -121,7 +121,7 @@ def test_the_server_ends_streams_and_leaves_with_1(trigger: int) -> None:
     assert "unspecified launch failure" in heard  # for whoever reads the log
     assert "aengine: the engine failed: the device is lost" in heard
     assert running.returncode == 1
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.slow

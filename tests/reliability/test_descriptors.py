@@ -13,6 +13,8 @@ import pytest
 from tests.reliability.processes import connected, heard, process, told
 from tests.reliability.raw_server import open_files, within
 
+pytestmark = pytest.mark.slow
+
 FEW = 128
 VERSION = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ENDLESS = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "max_tokens": 2000}

@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,7 +33,7 @@ MOMENTS = ["queued", "half read", "before its first token", "decoding", "in its 
 WAVES, SURVIVORS = 10, 3
 KNOBS = {"max_num_seqs": 8, "num_pages": 80, "page_size": 4, "max_model_len": 256, "max_step_tokens": 32}
 VICTIM = 3000  # token ids from here on name the victim
-STEP_SECONDS = 0.003  # more than it takes to notice that a reader is gone
+STEP_SECONDS, LONGEST_STEP = 0.003, 0.2  # enough to notice that a reader is gone, and where the machine is busy
 
 
 def moment(sequence: Sequence) -> str:
@@ -63,16 +64,24 @@ class Watching:
         if not self._range.marked:
             return step  # type: ignore[return-value]
         asyncio.get_running_loop().call_soon(self._range.look)
-        return SlowStep(plan, step._future)  # type: ignore[attr-defined]
+        return SlowStep(plan, step._future, self._range)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self._inner.close()
 
 
 class SlowStep(CpuStep):
+    def __init__(self, plan: StepPlan, future: Any, shooting: Range) -> None:
+        super().__init__(plan, future)
+        self._range = shooting
+
     async def result(self) -> StepResult:
         result = await super().result()
+        longest = time.monotonic() + LONGEST_STEP
         await asyncio.sleep(STEP_SECONDS)
+        while self._range.unnoticed and time.monotonic() < longest:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(STEP_SECONDS)
+        self._range.unnoticed = 0
         return result
 
 
@@ -84,6 +93,7 @@ class Range:
         self.marked: dict[int, tuple[str, Callable[[], None]]] = {}  # victim -> when, and what ends its reader
         self.hit: Counter[str] = Counter()  # where those who were given up really were
         self.living = 0  # given up, and yet not ended
+        self.unnoticed = 0  # shot at in the step in flight, and not given up yet
 
     def _start(
         self, config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]
@@ -96,6 +106,7 @@ class Range:
         abort = scheduler.abort
 
         def noted(sequence: Sequence) -> None:
+            self.unnoticed = max(0, self.unnoticed - 1)
             if sequence.phase is not Phase.FINISHED:
                 self.hit[moment(sequence)] += 1
             abort(sequence)
@@ -110,6 +121,7 @@ class Range:
             when, shoot = self.marked.get(number, ("", lambda: None))
             if when == moment(sequence) or (when and len(sequence.output) > 60):
                 del self.marked[number]
+                self.unnoticed += 1
                 shoot()
 
 

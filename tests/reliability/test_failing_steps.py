@@ -33,6 +33,7 @@ async def answer(client: httpx2.AsyncClient, body: dict[str, object]) -> tuple[l
     return ids, next((event["error"]["message"] for event in events if "error" in event), "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trigger", "told"),
     [

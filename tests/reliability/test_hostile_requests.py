@@ -14,7 +14,7 @@ import pytest
 
 from tests.reliability.raw_server import AUTHORIZED, RawServer, raw_server, status, within
 
-HEADER_TIMEOUT = 1.0  # seconds: --keep-alive-timeout
+HEADER_TIMEOUT = 2.0  # seconds: --keep-alive-timeout
 MARGIN = 15.0  # seconds; the machine may be busy
 GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + AUTHORIZED
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + AUTHORIZED
@@ -131,7 +131,7 @@ def test_headers_that_never_end_are_refused(server: RawServer) -> None:
     with server.connect() as raw:
         flooded = server.flood(raw, itertools.chain([GET], itertools.repeat(line)), pause=0.001)
     assert flooded.status in (0, 431)
-    assert flooded.sent < 200_000
+    assert flooded.sent < 2_000_000
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /vers", GET, GET + b"X-Id: a"])

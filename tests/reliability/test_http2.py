@@ -23,7 +23,7 @@ LIMIT = 200_000  # bytes of a body
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RawServer]:
-    with raw_server("--max-body-bytes", str(LIMIT), "--body-timeout", "1.5", "--keep-alive-timeout", "1") as server:
+    with raw_server("--max-body-bytes", str(LIMIT), "--body-timeout", "1.5", "--keep-alive-timeout", "3") as server:
         yield server
         # After all of it nothing is left behind.
         assert within(MARGIN, lambda: server.connections() == 0)
@@ -206,7 +206,6 @@ def test_a_stream_that_nobody_reads_is_reset_and_its_connection_goes_on() -> Non
     with raw_server("--stalled-reader-timeout", "1") as server, Client(server) as client:
         asked = {"prompt": "Once", "ignore_eos": True, "logprobs": 20}
         stalled = client.post("/generate", **asked, max_tokens=1500)
-        assert within(SECONDS, lambda: server.figure("sends_blocked") == 1)
         assert within(SECONDS, lambda: server.figure("stalled_readers_total") == 1)
         assert within(MARGIN, server.at_rest)
         assert server.figure("generated_tokens_total") < 1500
@@ -220,7 +219,7 @@ def test_a_stream_that_nobody_reads_is_reset_and_its_connection_goes_on() -> Non
 @pytest.mark.slow
 def test_a_connection_that_is_full_goes_on_without_the_stream_that_nobody_reads() -> None:
     """Its other streams are read all the time, but more slowly than they could be sent."""
-    with raw_server("--stalled-reader-timeout", "2") as server, Client(server, 2**16) as client:
+    with raw_server("--stalled-reader-timeout", "4") as server, Client(server, 2**16) as client:
         client.h2.increment_flow_control_window(2**24)
         asked = {"prompt": "Once", "ignore_eos": True, "logprobs": 20}
         stalled = client.post("/generate", **asked, max_tokens=1500)

@@ -100,7 +100,7 @@ def test_bare_hypercorn_ends_streams_with_an_error_event(workers: str) -> None:
             check(there)
     assert running.returncode == 0
     assert "Traceback" not in said
-    assert took < 12
+    assert took < 25
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -121,4 +121,4 @@ def test_serve_can_be_stopped_while_the_model_loads(number: signal.Signals) -> N
         said, _ = running.communicate(timeout=30)
     assert running.returncode == 130
     assert "leaving at once" in said
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30

@@ -57,8 +57,8 @@ async def test_crowds_that_follow_each_other_share_a_call(monkeypatch: pytest.Mo
     of = Crowd(give_back)
     for _ in range(5):
         await wave(of, CROWD)
-    assert len(given) == 1
-    await asyncio.wait_for(told.wait(), 10)
+        assert len(given) == 1 or given[1] - given[0] >= 0.19
+    await asyncio.wait_for(told.wait(), 30)
     assert given[1] - given[0] >= 0.19
 
 

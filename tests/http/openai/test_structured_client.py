@@ -48,7 +48,13 @@ async def test_parse_and_streams_and_errors() -> None:
         text = ""
         extra = {"structured_outputs": {"json": Plan.model_json_schema()}}
         async for chunk in await client.chat.completions.create(
-            model="aengine-demo", messages=MESSAGES, stream=True, max_tokens=300, temperature=1.5, extra_body=extra
+            model="aengine-demo",
+            messages=MESSAGES,
+            stream=True,
+            max_tokens=300,
+            temperature=1.5,
+            seed=1,
+            extra_body=extra,
         ):
             text += chunk.choices[0].delta.content or ""
         Plan.model_validate(json.loads(text))

@@ -43,9 +43,10 @@ class Hostile:
         self.engine = engine
         self._loop = loop
         self._secrets = secrets_of_the_machine(None if engine.config.model is None else Path(engine.config.model))
-        self.client = httpx2.Client(
-            base_url=url, timeout=60, trust_env=False, headers={"Authorization": f"Bearer {API_KEY}"}
-        )
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        # No connection idles until the server closes it (after 5 seconds), perhaps just as it is used.
+        limits = httpx2.Limits(keepalive_expiry=2)
+        self.client = httpx2.Client(base_url=url, timeout=60, trust_env=False, headers=headers, limits=limits)
         self.refusals = 0
 
     def post(self, path: str, body: bytes | str | dict[str, Any], **headers: str) -> httpx2.Response:

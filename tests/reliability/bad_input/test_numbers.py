@@ -70,6 +70,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ONE_OF_ALL)
 def test_every_number(hostile: Hostile, endpoint: str) -> None:
     tried = 0

@@ -28,6 +28,7 @@ BROKEN = {  # text that is no text
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ONE_OF_ALL)
 def test_every_field_with_every_wrong_kind(hostile: Hostile, endpoint: str) -> None:
     tried = 0

@@ -176,6 +176,19 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 async def test_bombs_neither_hold_the_loop_nor_outlive_the_time(demo: Tokenizer, name: str) -> None:
     """Some are harmless to the compiler, others are refused; with a limit of a second all have their answer by then."""
+    tries: list[dict[str, float]] = []
+    while len(tries) < 3 and not any(map(in_time, tries)):  # the machine may be busy
+        tries.append(await seconds_of(demo, BOMBS[name]))
+    assert any(map(in_time, tries)), tries
+
+
+def in_time(seconds: dict[str, float]) -> bool:
+    # A busy machine is late to say that the second is over; the gap is 0.05 where it has nothing else.
+    return seconds["took"] < 5 and seconds["work"] < 0.1 and seconds["gap"] < 0.8
+
+
+async def seconds_of(demo: Tokenizer, bomb: Structured) -> dict[str, float]:
+    """Until its answer; and the longest that the loop worked, and stood still, meanwhile."""
     grammars = Grammars(demo, demo.vocab_size, (4091,), GrammarLimits(seconds=1.0))
     gap = work = 0.0
 
@@ -190,13 +203,11 @@ async def test_bombs_neither_hold_the_loop_nor_outlive_the_time(demo: Tokenizer,
         group.start_soon(tick)
         began = time.perf_counter()
         with contextlib.suppress(InvalidRequestError):
-            await grammars.matcher(BOMBS[name])
+            await grammars.matcher(bomb)
         took = time.perf_counter() - began
         group.cancel_scope.cancel()
     grammars.close()
-    assert took < 5  # a busy machine is late to say that the second is over
-    assert work < 0.1, f"the loop worked for {work * 1000:.0f} ms"
-    assert gap < 0.8, f"the loop stood still for {gap * 1000:.0f} ms"  # 50 where the machine has nothing else
+    return {"took": took, "work": work, "gap": gap}
 
 
 # ---- threads that cannot be stopped -----------------------------------------------------------------------

@@ -277,18 +277,20 @@ MEGABYTE = 2**20
 )
 async def test_a_megabyte_does_not_hold_the_loop(demo: Tokenizer, text: str) -> None:
     """Neither by its own work, nor by a library's that keeps the interpreter to itself."""
-    encoding = asyncio.ensure_future(demo.encode(text))
-    gaps, work = [], []
-    began = wall = time.perf_counter()
-    cpu = time.thread_time()
-    while not encoding.done():
-        await asyncio.sleep(0.001)
-        gaps.append(time.perf_counter() - wall)
-        work.append(time.thread_time() - cpu)
-        wall, cpu = wall + gaps[-1], cpu + work[-1]
-    assert await encoding
-    assert max(work) < 0.05
-    assert max(gaps) < max(0.05, (wall - began) / 2)  # a busy machine stretches both
+    held: list[float] = []  # the longest that the loop worked or stood still, over what each try may
+    while len(held) < 5 and min(held, default=1.0) >= 1.0:  # the machine may be busy
+        encoding = asyncio.ensure_future(demo.encode(text))
+        gaps, work = [], []
+        began = wall = time.perf_counter()
+        cpu = time.thread_time()
+        while not encoding.done():
+            await asyncio.sleep(0.001)
+            gaps.append(time.perf_counter() - wall)
+            work.append(time.thread_time() - cpu)
+            wall, cpu = wall + gaps[-1], cpu + work[-1]
+        assert await encoding
+        held.append(max(max(work) / 0.05, max(gaps) / max(0.05, (wall - began) / 2)))
+    assert min(held) < 1.0
 
 
 async def test_giving_up_on_a_long_prompt_takes_no_time(demo: Tokenizer) -> None:
@@ -339,7 +341,7 @@ class Tokenizing:
             self.texts.append(text)
             if len(text) > most:
                 self.begun.set()
-                assert self.gate.wait(10)
+                assert self.gate.wait(60)
             return encode(backend, text[:100], *options)
 
         monkeypatch.setattr(tokenizer, "_encode", held)
@@ -360,7 +362,7 @@ async def test_long_texts_do_not_stand_in_front_of_shorter_ones(
 ) -> None:
     tokenizing = Tokenizing(demo, monkeypatch, most=100_000)
     long, medium = "a" * 200_000, "b" * 20_000
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         longs = [asyncio.ensure_future(demo.encode(long)) for _ in range(8)]
         longs += [asyncio.ensure_future(demo.encode_chat([{"role": "user", "content": long}])) for _ in range(8)]
         try:
@@ -385,12 +387,12 @@ async def test_long_chats_do_not_stand_in_front_of_shorter_ones_to_be_rendered(
         if messages[0]["content"] == "long":
             rendering[0] += 1
             begun.set()
-            assert gate.wait(10)
+            assert gate.wait(60)
         return render(messages, *options)
 
     monkeypatch.setattr(demo._templates, "render", held)
     text, chat = "<" * 200_000, [{"role": "user", "content": "long"}]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         longs = [asyncio.ensure_future(demo.encode_chat([{**chat[0], "reasoning": text}])) for _ in range(8)]
         longs += [asyncio.ensure_future(demo.encode_chat(chat, [{"description": text}])) for _ in range(8)]
         longs += [asyncio.ensure_future(demo.encode_chat(chat, template_kwargs={"about": [text]})) for _ in range(8)]
@@ -406,7 +408,7 @@ async def test_long_chats_do_not_stand_in_front_of_shorter_ones_to_be_rendered(
 
 async def test_who_gives_up_in_the_queue_is_not_tokenized(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizing = Tokenizing(demo, monkeypatch, most=100_000)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         first = asyncio.ensure_future(demo.encode("a" * 200_000))
         try:
             await anyio.to_thread.run_sync(tokenizing.begun.wait)

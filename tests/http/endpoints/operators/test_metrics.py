@@ -34,7 +34,7 @@ async def test_the_engines_numbers_in_prometheus_format() -> None:
         for sample in family.samples
         if family.type in ("gauge", "counter") and not sample.labels and sample.name.startswith("aengine_")
     }
-    assert values.pop("aengine_loop_delay_seconds") < 1
+    assert 0 <= values.pop("aengine_loop_delay_seconds") < 60
     assert values == {
         "aengine_ready": 1,
         "aengine_sends_blocked": 0,
