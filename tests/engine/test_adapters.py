@@ -389,6 +389,7 @@ PREEMPTING: dict[str, Any] = {"num_pages": 45, "page_size": 3, "max_model_len": 
 ASKED = requests([None, *(f"a{number}" for number in range(COUNT))], 24, seed=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
     [

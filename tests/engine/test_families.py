@@ -36,9 +36,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder, reference(model, vocab=VOCAB, least=8)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == PREEMPTING else pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
 async def test_the_ids_are_those_of_transformers(name: str, subject: tuple[Path, Reference]) -> None:
     folder, expected = subject
     knobs = {"max_num_seqs": 32, "kv_cache_gib": 0.1, "max_model_len": 128, **VARIANTS[name]}

@@ -44,12 +44,10 @@ VARIANTS: dict[str, dict[str, object]] = {
     "sparse snapshots": {"state_snapshot_tokens": 192},
     "no snapshots": {"state_snapshots": 0},
 }
-ALWAYS = ("small pool, three snapshots",)  # the others are slow tests
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
 async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     """Twice: the second time, where there are snapshots, from the cache."""
     folder, expected = checkpoint

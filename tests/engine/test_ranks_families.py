@@ -44,6 +44,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder, reference(model, vocab=VOCAB, per_length=4, least=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("subject", "ranks"), cases(), indirect=["subject"])
 async def test_the_ids_are_those_of_transformers(ranks: int, subject: tuple[Path, Reference]) -> None:
     folder, expected = subject

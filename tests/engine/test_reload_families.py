@@ -48,6 +48,7 @@ async def answers(one: aengine.Engine) -> tuple[list[tuple[int, ...]], list[list
     return [completion.token_ids for completion in completions], [list(vector) for vector in embeddings.vectors]
 
 
+@pytest.mark.slow
 async def test_the_answers_are_those_of_the_other_checkpoint_and_then_its_own(pair: tuple[Path, Path]) -> None:
     first, other = pair
     async with engine(other) as one:

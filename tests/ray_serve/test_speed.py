@@ -18,6 +18,7 @@ def test_measurements_that_differ_by_little_are_one_and_none_is_far_off() -> Non
     assert all(any(isclose(1e-4 * 1.02**step, one, rel_tol=0.2) for one in found) for step in range(100))
 
 
+@pytest.mark.slow
 async def test_an_engine_is_measured_and_its_cache_left_empty() -> None:
     async with aengine.Engine(device="cpu", torch_threads=1, progress=False) as engine:
         speed = await measure_speed(engine)

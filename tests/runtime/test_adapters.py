@@ -110,7 +110,13 @@ def written(
     ]
 
 
-@pytest.fixture(params=[("cpu", 1), ("cpu", 2), pytest.param(("cuda", 1), marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        ("cpu", 1),
+        pytest.param(("cpu", 2), marks=pytest.mark.slow),
+        pytest.param(("cuda", 1), marks=pytest.mark.gpu),
+    ]
+)
 def runtime(request: pytest.FixtureRequest, written: tuple[Path, list[PreTrainedModel]]) -> Iterator[Runtime]:
     """With room for all three adapters, which are not there yet, and for one more."""
     folder, _ = written

@@ -87,6 +87,7 @@ def _train(folder: Path) -> list[torch.Tensor]:
     return [p.detach() for p in network.parameters()]
 
 
+@pytest.mark.slow
 def test_training_is_repeatable_and_saves_what_it_learned(tmp_path: Path) -> None:
     for first, second in zip(_train(tmp_path), _train(tmp_path)):
         torch.testing.assert_close(first, second)

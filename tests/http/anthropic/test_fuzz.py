@@ -89,6 +89,7 @@ def server() -> Iterator[httpx2.Client]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_every_conversation_is_answered_or_refused(server: httpx2.Client) -> None:
     statuses: Counter[int] = Counter()

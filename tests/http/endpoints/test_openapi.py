@@ -35,7 +35,7 @@ CONTEXT = 64  # tokens; bounds what a generated request can cost
 NOT_THE_DEMOS = ("/classify",)  # it has no classes
 OPERATIONS = [(one.method, one.template) for one in operations(ServerState(ServerConfig()))]
 TEMPLATES = {template for _, template in OPERATIONS}
-MISFITS = ("/generate", "/v1/completions", "/v1/embeddings", "/v1/models/{model}")  # the others' among the slow ones
+MISFITS = ("/generate", "/v1/models/{model}")  # the others' among the slow ones
 ALIASES = {template for template in TEMPLATES if template[3:] in TEMPLATES}  # /v1/generate is /generate
 
 

@@ -143,6 +143,7 @@ def test_a_call_that_must_be(client: openai.OpenAI, choice: Any) -> None:
     assert set(json.loads(call.arguments)) == {"city"}
 
 
+@pytest.mark.slow
 def test_a_custom_tools_input_matches_its_regex(client: openai.OpenAI) -> None:
     tool: Any = {
         "type": "custom",

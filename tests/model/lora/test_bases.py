@@ -30,13 +30,9 @@ BASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {  # the ca
 }
 
 
-ALWAYS = ("more ranks than KV heads", "columns of experts")  # the others are slow tests
-
-
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize(
-    "base", [pytest.param(base, marks=() if base in ALWAYS else pytest.mark.slow) for base in BASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("base", BASES)
 def test_over_ranks(base: str, count: int, tmp_path: Path) -> None:
     case, sizes, settings = BASES[base]
     model = write_checkpoint(case, tmp_path / "base", **(SIZES | sizes))

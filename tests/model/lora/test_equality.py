@@ -74,7 +74,10 @@ def test_matrices_whose_rows_are_interleaved_by_head(tmp_path: Path) -> None:
     assert_mixed(load(tmp_path / "base", adapters), models)
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(SETTINGS[name], id=name, marks=pytest.mark.slow if at else ()) for at, name in enumerate(SETTINGS)],
+)
 def test_whatever_the_settings_say(settings: dict[str, object], tmp_path: Path) -> None:
     base = write_checkpoint("qwen3-bias-untied", tmp_path / "base")
     merged = write_adapter(base, tmp_path / "adapter", **settings)
@@ -92,7 +95,14 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
         *(pytest.param(case, marks=pytest.mark.slow) for case in ("mixtral", "qwen2-moe", "olmoe")),
     ],
 )
-@pytest.mark.parametrize("parameters", [EXPERTS, EXPERTS[:1], EXPERTS[1:]], ids=["both", "gate and up", "down"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        pytest.param(EXPERTS, id="both"),
+        pytest.param(EXPERTS[:1], id="gate and up", marks=pytest.mark.slow),
+        pytest.param(EXPERTS[1:], id="down", marks=pytest.mark.slow),
+    ],
+)
 def test_adapters_of_all_experts_in_one(case: str, parameters: list[str], tmp_path: Path) -> None:
     base = write_checkpoint(case, tmp_path / "base")
     adapters = [tmp_path / "one", tmp_path / "two"]

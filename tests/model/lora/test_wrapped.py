@@ -39,7 +39,13 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(SETTINGS[name], id=name, marks=pytest.mark.slow if at > 1 else ())
+        for at, name in enumerate(SETTINGS)
+    ],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_settings_mean_the_names_that_the_whole_model_has(
     case: str, settings: dict[str, object], tmp_path: Path

@@ -106,6 +106,7 @@ def write_gpt_oss(folder: Path, twin: Path, **sizes: object) -> None:
     save_file(plain, twin / _FILE, {"format": "pt"})
 
 
+@pytest.mark.slow
 def test_gpt_oss_with_its_biases_is_its_dequantised_twin(tmp_path: Path) -> None:
     write_gpt_oss(tmp_path / "quantised", tmp_path / "twin")
     for ours, expected in zip(logits(tmp_path / "quantised"), logits(tmp_path / "twin"), strict=True):

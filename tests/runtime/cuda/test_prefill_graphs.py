@@ -166,6 +166,7 @@ class Adapted:
         return self._executor.execute(plan)
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_steps_of_any_shape_with_adapters() -> None:
     folder = resolve_model(None, None)
     config = ModelConfig.from_folder(folder)

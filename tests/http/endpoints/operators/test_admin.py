@@ -100,7 +100,9 @@ POOLED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", POOLED)
+@pytest.mark.parametrize(
+    "path", ["/score", *(pytest.param(path, marks=pytest.mark.slow) for path in POOLED if path != "/score")]
+)
 def test_what_embeds_or_scores_ends_too(demo: httpx2.Client, path: str) -> None:
     name, answers = f"pooled-{path}", []
 
