@@ -118,10 +118,10 @@ async def test_a_silent_server_is_given_up_after_the_timeout() -> None:
 
 async def test_a_slow_model_on_a_server_that_gives_signs_of_life_is_not_given_up() -> None:
     engine = FakeEngine(held=True)
-    async with serving(engine, heartbeat=0.05) as server, Client(server.url, timeout=3.0) as client:
+    async with serving(engine, heartbeat=0.05) as server, Client(server.url, timeout=1.5) as client:
         task = asyncio.create_task(client.complete("x"))
         stream = await engine.next_stream()
-        done, _ = await asyncio.wait([task], timeout=4)
+        done, _ = await asyncio.wait([task], timeout=2)
         assert not done
         stream.abort()
         stream.fail(EngineClosedError("enough"))

@@ -10,7 +10,7 @@ import pytest
 import aengine
 from tests.engine.many_prompts import GREEDY, ManyPrompts
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MANY = ManyPrompts(seed=7)
 # Of pages of 5 a state is kept behind every 320th token, the first that ends both a page and a block of 64.
@@ -46,7 +46,6 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 async def test_ids_are_those_of_transformers(name: str, checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     """Twice: the second time, where there are snapshots, from the cache."""
@@ -95,7 +94,6 @@ async def test_what_prompts_share_is_found(checkpoint: tuple[Path, list[tuple[in
             assert answer.usage.cached_tokens == 0
 
 
-@pytest.mark.slow
 async def test_the_next_turn_of_a_chat_finds_the_last_answer(checkpoint: tuple[Path, list[tuple[int, ...]]]) -> None:
     folder, _ = checkpoint
     chat = list(MANY.shared)

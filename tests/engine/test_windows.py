@@ -10,20 +10,17 @@ import pytest
 import aengine
 from tests.engine.many_prompts import GREEDY, ManyPrompts
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MANY = ManyPrompts(seed=8)
 WINDOW = 20  # tokens, of those layers that have one
 CASES = ("mistral-window", "gemma3", "qwen2-window-upper-layer", "gpt-oss", "olmo3", "phi3-window")
 ALL_SLIDE = ("mistral-window", "phi3-window")
-ALWAYS = ("qwen2-window-upper-layer",)  # with and without; the others are slow tests
 
 Subject = tuple[Path, list[tuple[int, ...]]]
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES]
-)
+@pytest.fixture(scope="module", params=CASES)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     """A checkpoint, and what transformers makes of each prompt."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -49,7 +46,6 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 async def test_ids_are_those_of_transformers(name: str, subject: Subject) -> None:
     """Twice: the second time from the cache."""

@@ -16,9 +16,7 @@ from .harness import Harness, Running
 
 ALWAYS = (
     "qwen3-5-wrapped",
-    "gemma4-small",
     "gpt-oss",
-    "deepseek-v3",
 )  # what differs most, in chunks beside decodes; the others, and other ways to cut the work, among the slow tests
 
 

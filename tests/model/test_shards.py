@@ -22,8 +22,6 @@ from .harness import Running
 from .ranks import Counted, InPieces, Ranks
 
 ALWAYS = (
-    "llama-all-biases",
-    "olmoe",
     "qwen2-moe",
     "qwen3-5-linear-last",
 )  # the others among the slow tests
@@ -83,6 +81,7 @@ def test_a_kv_head_for_each_rank(case: str, tmp_path: Path) -> None:
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **{**sizes_of(case), "num_key_value_heads": 8}), 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [slow_but(case) for case in CASES])
 def test_tokens_in_pieces_whose_sums_are_under_way_while_others_are_computed(case: str, tmp_path: Path) -> None:
     assert_equal(tmp_path, write_checkpoint(case, tmp_path, **sizes_of(case)), 2, collective=InPieces)

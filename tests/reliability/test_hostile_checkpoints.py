@@ -19,6 +19,7 @@ import aengine
 from aengine.errors import CheckpointError, InvalidRequestError
 from aengine.model.loading.hub import DEMO
 from tests.cli.running import AENGINE, environment
+from tests.one_in import one_in
 
 pytestmark = pytest.mark.anyio
 
@@ -297,21 +298,21 @@ async def refused(folder: Path, words: str) -> None:
     assert peak_memory() - before < MEMORY
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", one_in(2, CONFIGS))
 async def test_configs(folder: Path, name: str) -> None:
     damage, words = CONFIGS[name]
     damage(folder)
     await refused(folder, words)
 
 
-@pytest.mark.parametrize("name", WEIGHT_FILES)
+@pytest.mark.parametrize("name", one_in(3, WEIGHT_FILES))
 async def test_weights(folder: Path, name: str) -> None:
     damage, words = WEIGHT_FILES[name]
     damage(folder)
     await refused(folder, words)
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", one_in(2, TOKENIZERS))
 async def test_tokenizers(folder: Path, name: str) -> None:
     damage, words = TOKENIZERS[name]
     damage(folder)

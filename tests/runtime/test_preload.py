@@ -26,6 +26,7 @@ print(json.dumps([before, imported, later, turns, torch.ones(3).sum().item()]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at what is mapped")
 def test_the_libraries_are_linked_without_the_interpreter_and_found_again() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, check=True)

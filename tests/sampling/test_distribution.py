@@ -59,6 +59,7 @@ def test_a_filtered_draw_follows_the_renormalized_distribution() -> None:
     assert float(((counts - COUNT * expected[kept]) ** 2 / (COUNT * expected[kept])).sum()) < 18.5  # 4 degrees
 
 
+@pytest.mark.slow
 def test_a_large_flat_vocabulary_is_covered_evenly() -> None:
     vocab = 4096
     ids = np.concatenate([draw_many([0.0] * vocab, 2000, start=1 + 2000 * i, seed=5) for i in range(10)])

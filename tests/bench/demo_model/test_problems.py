@@ -40,6 +40,7 @@ def test_grading(rule: str, expected: str, right: list[str], wrong: list[str]) -
     assert not any(problem.is_right(text) for text in wrong)
 
 
+@pytest.mark.slow
 def test_the_examination_is_the_same_each_time_and_covers_every_target() -> None:
     some = problems(share=0.1)
     assert some == problems(share=0.1)

@@ -71,6 +71,7 @@ async def test_a_question_a_call_its_result_and_the_answer(client: anthropic.Asy
     assert (second.usage.cache_read_input_tokens or 0) >= first.usage.output_tokens
 
 
+@pytest.mark.slow
 async def test_several_calls_at_once_and_their_results(client: anthropic.AsyncAnthropic) -> None:
     both = await client.messages.create(**ASKED, messages=[user(BOTH)], tools=TOOLS)
     calls = [block for block in both.content if block.type == "tool_use"]
@@ -150,6 +151,7 @@ async def test_a_thought_comes_signed_and_may_come_back(client: anthropic.AsyncA
     assert text_of(again)
 
 
+@pytest.mark.slow
 async def test_a_thought_that_stays_away(client: anthropic.AsyncAnthropic) -> None:
     omitted: Any = {"type": "adaptive", "display": "omitted"}
     asked = ASKED | {"messages": [user(SUM)], "thinking": omitted}
@@ -234,6 +236,7 @@ class Plan(BaseModel):
     note: bool | None
 
 
+@pytest.mark.slow
 async def test_parse(client: anthropic.AsyncAnthropic) -> None:
     asked: Any = {"model": MODEL, "max_tokens": 400, "messages": [user("Make a plan.")], "output_format": Plan}
     parsed = await client.messages.parse(**asked)

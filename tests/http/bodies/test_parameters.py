@@ -122,7 +122,7 @@ every_path = pytest.mark.parametrize("path", PATHS)
 
 
 @pytest.mark.parametrize(
-    "path", ["/generate", "/v1/chat/completions", pytest.param("/v1/completions", marks=pytest.mark.slow)]
+    "path", ["/generate", *(pytest.param(path, marks=pytest.mark.slow) for path in PATHS if path != "/generate")]
 )
 @pytest.mark.parametrize("name", TAKEN)
 def test_it_is_taken(demo: httpx2.Client, path: str, name: str) -> None:

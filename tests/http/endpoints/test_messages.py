@@ -275,7 +275,7 @@ async def test_a_failure_on_its_way_is_an_event() -> None:
         held.put(Fragment("a", (1,)))
         await read_until(raw, b"content_block_delta")
         held.fail(EngineFailedError("the step failed at /opt/engine/step.py"))
-        answer = (await read_until(raw, b"}}")).decode()
+        answer = (await read_until(raw, b"event: error")).decode()
         answer += (await read_until(raw, b"\n\n")).decode()
         raw.close()
     event = answer[answer.index("event: error") :].split("\n")

@@ -53,6 +53,7 @@ def test_two_workers_of_one_hypercorn_are_refused(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
+@pytest.mark.slow
 def test_two_servers_are_none_of_each_others_business(tmp_path: Path) -> None:
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     servers = [
@@ -113,7 +114,7 @@ def test_a_process_without_siblings_needs_no_lock(tmp_path: Path, monkeypatch: p
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_knob_that_cannot_work_is_told_in_one_sentence(tmp_path: Path, workers: str) -> None:
     done = subprocess.run(
         [*HYPERCORN, "-w", workers, "-b", f"127.0.0.1:{free_port()}", "aengine.app:app"],

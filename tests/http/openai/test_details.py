@@ -38,6 +38,7 @@ def test_the_tokens_of_a_thought_are_counted(demo: httpx2.Client) -> None:
     assert streamed_usage(demo, **THINKING)["completion_tokens_details"] == {"reasoning_tokens": count}
 
 
+@pytest.mark.slow
 def test_of_all_choices_and_of_thoughts_that_are_cut_off(demo: httpx2.Client) -> None:
     one = answer(demo, **THINKING)["usage"]["completion_tokens_details"]["reasoning_tokens"]
     assert answer(demo, **THINKING, n=3)["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3 * one

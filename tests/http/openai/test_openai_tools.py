@@ -89,6 +89,7 @@ async def test_streamed_pieces_make_the_same_message(demo_url: str, question: st
     assert len(pieces) >= 4 * len(calls)  # they come as they are written
 
 
+@pytest.mark.slow
 def test_the_client_without_async(demo_url: str) -> None:
     with openai.OpenAI(base_url=f"{demo_url}/v1", api_key="none", timeout=30) as client:
         messages: Any = [{"role": "user", "content": "What is the weather in Rome and in Oslo?"}]
@@ -120,6 +121,7 @@ async def test_a_thought_and_the_answer(demo_url: str) -> None:
     assert not hasattr(plain, "reasoning_content")
 
 
+@pytest.mark.slow
 async def test_a_thought_and_an_answer_of_a_given_form(demo_url: str) -> None:
     asked: dict[str, Any] = {**ASKED, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
     form: dict[str, Any] = {"structured_outputs": {"regex": r"[0-9]+ \+ [0-9]+ = [0-9]{2}!"}}  # it would end with a dot

@@ -37,6 +37,7 @@ def client_of(server: Server) -> openai.AsyncOpenAI:
 MESSAGES: Any = [{"role": "user", "content": "Make a plan."}]
 
 
+@pytest.mark.slow
 async def test_parse_and_streams_and_errors() -> None:
     async with serving(DemoEngine()) as server, client_of(server) as client:  # type: ignore[arg-type]
         parsed = await client.chat.completions.parse(

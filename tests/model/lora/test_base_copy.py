@@ -54,6 +54,7 @@ def test_a_copy_of_the_bases_own_changes_nothing(written: Written) -> None:
     assert room_for(ModelConfig.from_folder(written.base), [written.adapter]) == written.room
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_coarser_type_is_one_too(written: Written) -> None:
     written.change(load_file(written.adapter / FILE)[COPY].bfloat16())
     written.read(written.adapter, written.base)

@@ -124,6 +124,7 @@ def decoder() -> Decoder:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("depth", "sizes"), [pytest.param(0, None, marks=pytest.mark.slow), (1, None), (1, [16, 32, 64, 256])]
 )

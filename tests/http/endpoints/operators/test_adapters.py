@@ -291,7 +291,7 @@ async def test_a_server_with_real_adapters(written: Written) -> None:
 async def test_an_unloading_whose_client_leaves_goes_on_and_refuses_everyone_at_once(written: Written) -> None:
     engine = DemoEngine(lora={"first": written.paths["a0"]}, lora_loading=True)
     async with hosted_demo(engine, lora_folders=(str(written.folder),)) as url, Client(url) as client:
-        running = await client.submit(PROMPT, adapter="first", **GREEDY | {"max_tokens": 400})
+        running = await client.submit(PROMPT, adapter="first", **GREEDY | {"max_tokens": 150})
         await running.take()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.unload_adapter, "first")
