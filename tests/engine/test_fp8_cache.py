@@ -36,6 +36,7 @@ def expected() -> list[tuple[int, ...]]:
     return asyncio.run(alone())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
     [

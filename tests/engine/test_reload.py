@@ -206,6 +206,7 @@ async def test_no_mixture_is_served(other: Path, monkeypatch: pytest.MonkeyPatch
         assert await ids(engine) == before
 
 
+@pytest.mark.slow
 async def test_adapters_stay(other: Path, tmp_path: Path) -> None:
     written = Written(tmp_path, 1)
     knobs = KNOBS | {"lora": {"a0": written.paths["a0"]}}
@@ -219,6 +220,7 @@ async def test_adapters_stay(other: Path, tmp_path: Path) -> None:
         assert await ids(engine) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled_first", [pytest.param(True, marks=pytest.mark.slow), False])
 async def test_scales_of_keys_and_values_go_with_their_checkpoint(scaled_first: bool, tmp_path: Path) -> None:
     """One checkpoint has some, so small ones that much is cut off, the other none."""

@@ -92,6 +92,7 @@ EARLIER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", [[], EARLIER[:2], EARLIER], ids=["first turn", "second turn", "third turn"])
 def test_a_name_is_copied_as_it_was_written_in_every_turn(history: list[Message]) -> None:
     asked = []

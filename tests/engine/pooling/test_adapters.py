@@ -34,6 +34,7 @@ async def adapted(folder: Path, *names: str, **knobs: Any) -> AsyncIterator[aeng
         yield engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "head"), [("qwen3", "none"), ("llama", "vocabulary")])
 async def test_vectors_of_the_base_and_of_two_adapters_together(tmp_path: Path, family: str, head: str) -> None:
     base = write(tmp_path / "base", family, head)

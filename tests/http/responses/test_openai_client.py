@@ -77,6 +77,7 @@ def test_the_count_of_input_tokens_is_what_usage_says(client: openai.OpenAI) -> 
         client.responses.input_tokens.count(model="another", input=QUESTION)
 
 
+@pytest.mark.slow
 def test_a_stream_accumulates_to_the_same_response(client: openai.OpenAI) -> None:
     for question in (QUESTION, "What is the capital of France?"):
         whole = client.responses.create(**ASKED, input=question, tools=TOOLS)

@@ -70,6 +70,7 @@ def test_older_versions_have_it_in_the_language_model(tmp_path: Path) -> None:
     assert all(torch.equal(taken[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_another_matrix_is_refused_by_name(written: Written) -> None:
     copy = load_file(written.adapter / FILE)[COPY]
     other = copy.clone()

@@ -19,7 +19,7 @@ from .checkpoints import is_linear, write_quantized
 from .schemes import slow_but_some
 
 
-@pytest.mark.parametrize("case", ["qwen3", "llama-all-biases"])
+@pytest.mark.parametrize("case", ["qwen3", pytest.param("llama-all-biases", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scheme", slow_but_some())
 def test_a_checkpoint_holds_what_its_twin_does(scheme: str, case: str, tmp_path: Path) -> None:
     folder, twin = tmp_path / "quantised", tmp_path / "twin"
