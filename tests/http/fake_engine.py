@@ -40,6 +40,24 @@ IDLE = Stats(
 )
 
 
+# What /v1/models says of it.
+CARD = {
+    "id": "fake",
+    "object": "model",
+    "created": 1_700_000_000,
+    "owned_by": "aengine",
+    "root": "fake",
+    "parent": None,
+    "max_model_len": 64,
+    "type": "model",
+    "display_name": "fake",
+    "created_at": "2023-11-14T22:13:20Z",
+    "lifecycle": "active",
+    "max_input_tokens": 64,
+    "max_tokens": 64,
+}
+
+
 class FragmentStream(msgspec.Struct):
     """What the HTTP layer asked for."""
 

@@ -8,25 +8,10 @@ import pytest
 from anthropic.types import ModelInfo
 from openai.types import Model
 
+from tests.http.fake_engine import CARD
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
-
-CARD = {
-    "id": "fake",
-    "object": "model",
-    "created": 1_700_000_000,
-    "owned_by": "aengine",
-    "root": "fake",
-    "parent": None,
-    "max_model_len": 64,
-    "type": "model",
-    "display_name": "fake",
-    "created_at": "2023-11-14T22:13:20Z",
-    "lifecycle": "active",
-    "max_input_tokens": 64,
-    "max_tokens": 64,
-}
 
 
 async def test_lists_the_model() -> None:

@@ -13,7 +13,7 @@ import aengine
 from aengine.sampling_params import SamplingParams
 from aengine.text.answer.parser import AnswerFormat
 from aengine.types import Fragment, PromptLogprob, TokenLogprob, TopLogprob, Usage
-from tests.http.fake_engine import CACHED_TOKENS, FakeEngine, FakeStream
+from tests.http.fake_engine import CACHED_TOKENS, CARD, FakeEngine, FakeStream
 from tests.http.serving import Server, serving
 from tests.http.wire import NOW, REQUEST_ID, Answer, ask
 
@@ -378,21 +378,6 @@ async def test_chats_with_a_thought_and_calls() -> None:
 
 # ---- the others -------------------------------------------------------------------------------------------
 
-CARD = {
-    "id": "fake",
-    "object": "model",
-    "created": 1_700_000_000,
-    "owned_by": "aengine",
-    "root": "fake",
-    "parent": None,
-    "max_model_len": 64,
-    "type": "model",
-    "display_name": "fake",
-    "created_at": "2023-11-14T22:13:20Z",
-    "lifecycle": "active",
-    "max_input_tokens": 64,
-    "max_tokens": 64,
-}
 LIST = {"data": [CARD], "object": "list", "has_more": False, "first_id": "fake", "last_id": "fake"}
 
 
