@@ -45,7 +45,10 @@ Embed = Callable[[Tensor], Tensor]  # token ids [tokens] -> their rows [tokens, 
 
 
 class Parameters:
-    """Makes the parameters of one model on one device ("meta" for shapes alone), and keeps their groups in order."""
+    """Makes the parameters of one model on one device ("meta" for shapes alone), and keeps their groups in order.
+
+    No group holds on to it: the weights of a model are gone with the last who uses them, not with the next collection.
+    """
 
     def __init__(
         self,
@@ -250,9 +253,9 @@ class Parameters:
 
     def shared_gate(self, name: str, hidden: int) -> tuple[Tensor, Linear]:
         """The gate of a shared expert, [1, hidden], and the linear that it is where adapters change it."""
-        row = self._storage.empty(1, hidden)
+        row, kernels = self._storage.empty(1, hidden), self.kernels
         linear = self._loaded({name: Stored(1, hidden)}, hidden, 1)
-        self.groups.append(Plain(f"{name}.weight", row, lambda: linear.load(self.kernels.dense(row, None))))
+        self.groups.append(Plain(f"{name}.weight", row, lambda: linear.load(kernels.dense(row, None))))
         return row, linear
 
     def experts(self, name: str, hidden: int, spec: ExpertsSpec) -> Experts:
@@ -286,12 +289,13 @@ class Parameters:
             first = second = Cut(0, (share.experts,))
         entries = Entry((spec.count, 2 * spec.inner), cut=first), Entry((spec.count, hidden), cut=second)
         gate_up, down = (self._storage.empty(*entry.kept) for entry in entries)
+        another = share.columns is not None and self.shard.index > 0
 
         def sort() -> None:
             gate_up.copy_(gate_first(gate_up))
 
         def once() -> None:  # of products that are added up one has the bias
-            if share.columns is not None and self.shard.index:
+            if another:
                 down.zero_()
 
         self.groups.append(Plain(f"{name}.gate_up_proj_bias", gate_up, sort, entries[0]))
@@ -349,14 +353,14 @@ class Parameters:
         """
         first, last = self.shard.rows(count)
         rows = self.shard.each(count)
-        table = self._storage.empty(rows, width)
+        table, kernels = self._storage.empty(rows, width), self.kernels
         table[last - first :].zero_()
 
         entry = None if self.ranks is None else Entry((count, width), cut=Cut(0, ((first, last),)))
         kept = table[: last - first]
         if head is None:
             tied = self._loaded({HEAD: Stored(count, width, rows=((first, last),) if entry else None)}, width, rows)
-            self.groups.append(Plain(f"{name}.weight", kept, lambda: tied.load(self.kernels.dense(table, None)), entry))
+            self.groups.append(Plain(f"{name}.weight", kept, lambda: tied.load(kernels.dense(table, None)), entry))
         else:
             self.groups.append(Plain(f"{name}.weight", kept, entry=entry))
         scores: Linear = tied if head is None else self._scores(head, count, width)

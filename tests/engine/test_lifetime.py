@@ -12,12 +12,14 @@ import anyio
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from torch import Tensor
 
 import aengine
 from aengine import EngineClosedError, EngineFailedError, InvalidRequestError, NonFiniteLogitsError, QueueFullError
 from aengine.cache.kv import KVPool
 from aengine.engine import Stream
 from aengine.model.config import ModelConfig
+from aengine.model.decoder import Decoder
 from aengine.runtime.runner import CpuStep
 from aengine.runtime.startup.ready import Runtime
 from aengine.runtime.startup.start import start_runtime
@@ -67,20 +69,26 @@ async def test_a_generator_that_is_never_iterated_costs_nothing(engine: aengine.
 
 
 async def test_a_closed_engine_keeps_no_model_and_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    pools: list[weakref.ref[KVPool]] = []
-    make = KVPool.__init__
+    held: list[weakref.ref[KVPool | Tensor]] = []
+    make_pool, make_decoder = KVPool.__init__, Decoder.__init__
 
-    def made(self: KVPool, *arguments: Any) -> None:
-        make(self, *arguments)
-        pools.append(weakref.ref(self))
+    def pool_made(self: KVPool, *arguments: Any) -> None:
+        make_pool(self, *arguments)
+        held.append(weakref.ref(self))
 
-    monkeypatch.setattr(KVPool, "__init__", made)
+    def decoder_made(self: Decoder, *arguments: Any, **more: Any) -> None:
+        make_decoder(self, *arguments, **more)
+        held.extend(weakref.ref(weight) for group in self.groups for weight in group.open(()).values())
+
+    monkeypatch.setattr(KVPool, "__init__", pool_made)
+    monkeypatch.setattr(Decoder, "__init__", decoder_made)
     gc.disable()  # cycles may wait for it for a long time, and a device's memory is none of its business
     try:
         async with aengine.Engine() as engine:
             await engine.complete([300, 301], max_tokens=3)
-            assert pools[0]() is not None
-        assert pools[0]() is None
+            assert any(isinstance(one(), KVPool) for one in held)
+            assert any(isinstance(one(), Tensor) for one in held)
+        assert not any(one() is not None for one in held)
     finally:
         gc.enable()
     assert engine.stats().generated_tokens == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -143,3 +145,19 @@ def test_the_rotary_table_can_be_shorter_than_the_model_allows(config: ModelConf
     [(attention, _), *_] = decoder._layers
     assert isinstance(attention, Attention)
     assert attention._cos_sin.shape == (16, config.layers[0].attention.head_dim)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "qwen3-bias-untied", "qwen2-moe", "qwen3-5", "deepseek-v3", "gpt-oss"])
+def test_the_weights_go_with_the_decoder(case: str, tmp_path: Path) -> None:
+    """At once: a device's memory is none of the collector's business."""
+    write_checkpoint(case, tmp_path)
+    decoder = load(tmp_path, ModelConfig.from_folder(tmp_path), torch.float32)
+    weights = [weakref.ref(weight) for group in decoder.groups for weight in group.open(()).values()]
+    weights += [weakref.ref(value) for value in vars(decoder).values() if isinstance(value, Tensor)]
+    gc.disable()
+    try:
+        assert weights[0]() is not None
+        del decoder
+        assert not any(weight() is not None for weight in weights)
+    finally:
+        gc.enable()

@@ -114,4 +114,4 @@ async def test_leaving_gives_all_of_it_back(folder: Path) -> None:
         left = torch.cuda.memory_allocated() - before
     finally:
         gc.enable()
-    assert left < 64 * 2**20  # what libraries keep for their next call
+    assert left <= 96 * 2**20  # what cuBLAS keeps for each thread and stream that has used it: 32 MiB
