@@ -3,9 +3,10 @@
     python bench/lora.py [--shape 8b] [--rank 16] [--adapters 8 64] [--streams 64] [--runs 3] [--out results.jsonl]
 
 Random base weights, and one PEFT folder of random factors of all linears under as many names as adapters. A server
-without adapters, then one with them, get the same work: so many streams of 512 tokens in and 256 out, each with an
-adapter in turn or with none, and one stream of 128 in and 512 out. Shares are of the server without. Then all streams
-decode while further adapters are loaded, one after the other: the longest that a stream waited for a token.
+without adapters and one with them, both in this process, take turns at the same work, as the device's clock follows its
+heat: so many streams of 512 tokens in and 256 out, each with an adapter in turn or with none, and one stream of 128 in
+and 512 out. A share is of what the server without had in the same turn. Then all streams decode while further adapters
+are loaded, one after the other: the longest that a stream waited for a token.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from bench.results import Report
 from bench.shapes import SHAPES, SMALL, write_config
 
 MANY, ONE = (512, 256), (128, 512)  # tokens in and out
+KV_GIB = 16  # of each server
 LOADED = 5  # one after the other, each put on the device before the next one is read
 VLLM = {"8b": {8: 0.64}}  # share of its speed without adapters, 64 streams, rank 16
 TARGETS = {"streams": {0: 0.995, 8: 0.9, 64: 0.74}, "one stream": {1: 0.91}}
@@ -74,6 +76,7 @@ async def serve(model: Path, lora: dict[str, str], streams: int) -> AsyncIterato
         "model": str(model),
         "load_format": "dummy",
         "max_num_seqs": streams,
+        "kv_cache_gib": KV_GIB,
         "progress": False,
         **more,
     }
@@ -103,11 +106,6 @@ async def run(engine: aengine.Engine, streams: int, adapters: Sequence[str | Non
     ended = time.perf_counter()
     engine.flush_cache()
     return (tokens - 1) / (ended - firsts[0]) if streams == 1 else streams * tokens / (ended - began)
-
-
-async def speeds(engine: aengine.Engine, streams: int, adapters: Sequence[str | None], runs: int) -> list[float]:
-    """Each run's tokens a second, behind one that does not count."""
-    return [await run(engine, streams, adapters, number) for number in range(runs + 1)][1:]
 
 
 async def gaps(engine: aengine.Engine, streams: int, adapters: Sequence[str | None], path: str) -> dict[str, float]:
@@ -158,32 +156,29 @@ async def bench(arguments: argparse.Namespace, report: Report, folder: Path) -> 
     write_config(folder, arguments.shape)
     write_adapter(folder / "adapter", folder, arguments.rank)
     names = [f"adapter-{index}" for index in range(max(arguments.adapters))]
-    streams, runs = arguments.streams, arguments.runs
-    base: dict[int, float] = {}
+    streams, path = arguments.streams, str(folder / "adapter")
     case = {"shape": arguments.shape, "rank": arguments.rank}
 
-    def tell(server: str, count: int, used: int, measured: list[float]) -> None:
-        speed = statistics.median(measured)
-        if server == "without":
-            base[count] = speed
-        target = TARGETS["one stream" if count == 1 else "streams"].get(used) if server == "with" else None
-        peer = VLLM.get(arguments.shape, {}).get(used) if count == 64 and arguments.rank == 16 else None
-        report.tell(
-            {**case, "server": server, "streams": count, "adapters": used},
-            {"tok_s": speed, "share": speed / base[count]},
-            runs={"tok_s": measured},
-            reference={"target_share": target, "vllm_share": peer},
-        )
-
-    async with serve(folder, {}, streams) as engine:
-        for count in (streams, 1):
-            tell("without", count, 0, await speeds(engine, count, [None], runs))
-    async with serve(folder, {name: str(folder / "adapter") for name in names}, streams) as engine:
-        for count, used in [(streams, 0), *((streams, used) for used in arguments.adapters), (1, 0), (1, 1)]:
-            tell("with", count, used, await speeds(engine, count, names[:used] or [None], runs))
+    async with serve(folder, {}, streams) as plain, serve(folder, dict.fromkeys(names, path), streams) as adapted:
+        for count, several in ((streams, [0, *arguments.adapters]), (1, [0, 1])):
+            servers = [("without", plain, 0), *(("with", adapted, used) for used in several)]
+            turns = [
+                [await run(engine, count, names[:used] or [None], number) for _, engine, used in servers]
+                for number in range(arguments.runs + 1)
+            ][1:]  # the first one warms up
+            for place, (server, _, used) in enumerate(servers):
+                target = TARGETS["one stream" if count == 1 else "streams"].get(used) if server == "with" else None
+                peer = VLLM.get(arguments.shape, {}).get(used) if count == 64 and arguments.rank == 16 else None
+                measured, shares = [turn[place] for turn in turns], [turn[place] / turn[0] for turn in turns]
+                report.tell(
+                    {**case, "server": server, "streams": count, "adapters": used},
+                    {"tok_s": statistics.median(measured), "share": statistics.median(shares)},
+                    runs={"tok_s": measured, "share": shares},
+                    reference={"target_share": target, "vllm_share": peer},
+                )
         report.tell(
             {**case, "server": "with, loading", "streams": streams, "adapters": len(names)},
-            dict(await gaps(engine, streams, names, str(folder / "adapter"))),
+            dict(await gaps(adapted, streams, names, path)),
             reference={"target_ms": MOST_GAP_MS},
         )
 
