@@ -64,12 +64,8 @@ async def test_among_31_others_as_alone(expected: list[tuple[int, ...]]) -> None
     assert ids == expected
 
 
-ALWAYS = ("small pool, preempting",)  # the others among the slow tests
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
 async def test_same_ids(name: str, expected: list[tuple[int, ...]]) -> None:
     ids, stats = await run_all(**VARIANTS[name])
     assert ids == expected

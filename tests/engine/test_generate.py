@@ -57,6 +57,7 @@ async def test_max_tokens_is_exact(engine: aengine.Engine) -> None:
         assert completion.usage.completion_tokens == max_tokens
 
 
+@pytest.mark.slow
 async def test_the_context_can_be_filled_to_the_last_token(engine: aengine.Engine) -> None:
     room = 5
     prompt = [300 + place % 50 for place in range(engine.max_model_len - room)]

@@ -95,6 +95,7 @@ def on(device: str, gpus: int = 1) -> dict[str, Any]:
     return {"device": device, "load_format": "dummy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 async def test_returning_chats_find_their_tokens_in_host_memory(device: str) -> None:
     chats, alone = ([chat(number) for number in range(CHATS)] for _ in range(2))

@@ -88,21 +88,22 @@ def numbers(choice: Choice) -> list[float]:
     return [score.logprob for score in (*drawn, *prompt)] + best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "knobs"),
     [
-        pytest.param(2, {}, marks=LAST),
+        (2, {}),
         (2, PREEMPTING),
-        pytest.param(2, {"lookahead": False}, marks=LAST),
-        pytest.param(2, {"max_step_tokens": 8, "max_num_seqs": 8}, marks=LAST),
-        pytest.param(2, {"max_num_seqs": 3}, marks=LAST),
-        pytest.param(2, {"prefix_cache": False}, marks=LAST),
-        pytest.param(4, {"max_step_tokens": 24, "max_num_seqs": 24}, marks=LAST),
-        pytest.param(4, {}, marks=LAST),
-        pytest.param(4, PREEMPTING, marks=LAST),
-        pytest.param(8, {}, marks=LAST),
-        pytest.param(8, PREEMPTING, marks=LAST),
-        pytest.param(8, {"lookahead": False}, marks=LAST),
+        (2, {"lookahead": False}),
+        (2, {"max_step_tokens": 8, "max_num_seqs": 8}),
+        (2, {"max_num_seqs": 3}),
+        (2, {"prefix_cache": False}),
+        (4, {"max_step_tokens": 24, "max_num_seqs": 24}),
+        (4, {}),
+        (4, PREEMPTING),
+        (8, {}),
+        (8, PREEMPTING),
+        (8, {"lookahead": False}),
     ],
     ids=str,
 )

@@ -107,6 +107,7 @@ def expected() -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in completions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs",
     [

@@ -6,6 +6,8 @@ its pages up, goes back to the queue and resumes later. None of it may change a 
 
 from __future__ import annotations
 
+import pytest
+
 from aengine.model.decoder import Decoder
 from tests.lessons.conftest import NEW_TOKENS, Reference
 from tests.lessons.rig import Rig
@@ -31,6 +33,7 @@ def test_among_others_in_mixed_steps(decoder: Decoder, reference: Reference) -> 
     assert any(not chunk.samples for plan in rig.plans for chunk in plan.prefill), "no prompt came in chunks"
 
 
+@pytest.mark.slow
 def test_preempted_and_resumed(decoder: Decoder, reference: Reference) -> None:
     rig = Rig(decoder, num_pages=14, page_size=16)
     crowd(rig, reference)

@@ -83,6 +83,7 @@ def assert_greedy(sequences: list[Running], prompts: list[list[int]], oracle: Pr
         torch.testing.assert_close(torch.stack(sequence.logits), logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_alone(harness: Harness, prompts: list[list[int]], oracle: PreTrainedModel) -> None:
     some = prompts[::4]
     assert_greedy(harness.generate(some, NEW_TOKENS, batch=1), some, oracle)

@@ -119,7 +119,7 @@ def test_all_chunks_are_finite_in_a_model_that_is_well(executor: StepExecutor) -
     assert list(run(executor, step).finite_chunks) == []
 
 
-@pytest.mark.parametrize("broken", [break_attention, break_mlp])
+@pytest.mark.parametrize("broken", [pytest.param(break_attention, marks=pytest.mark.slow), break_mlp])
 @pytest.mark.parametrize("layer", [*(pytest.param(layer, marks=pytest.mark.slow) for layer in (0, 1)), -2])
 @pytest.mark.parametrize(
     ("token", "finite"), [(1, [False, True, True]), (20, [False, True, True]), (21, [True, False, True])]

@@ -49,6 +49,7 @@ def test_the_examination_is_the_same_each_time_and_covers_every_target() -> None
     assert len(some) < len(problems()) / 4
 
 
+@pytest.mark.slow
 def test_the_expected_answers_are_graded_as_right() -> None:
     assert all(p.is_right(p.expected) for p in problems())
 

@@ -110,14 +110,19 @@ def test_a_reader_that_leaves_early() -> None:
 @pytest.mark.parametrize(
     ("args", "status", "told"),
     [
-        (["/nonexistent/in"], 1, "/nonexistent/in: No such file or directory"),
-        (["--output", "/nonexistent/out"], 1, "/nonexistent/out: No such file or directory"),
         (["--temperature", "warm"], 2, "temperature"),
-        (["--concurrency", "0"], 2, "--concurrency"),
         (["--url", "http://127.0.0.1:9"], 1, "cannot be reached"),
-        (["--url", "nowhere"], 1, "address"),
-        (["--url", "http://127.0.0.1:9", "--page-size", "16"], 2, "--page-size cannot be said to a server"),
-        pytest.param(["--model", "/nonexistent/model"], 1, "/nonexistent/model", marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (["/nonexistent/in"], 1, "/nonexistent/in: No such file or directory"),
+                (["--output", "/nonexistent/out"], 1, "/nonexistent/out: No such file or directory"),
+                (["--concurrency", "0"], 2, "--concurrency"),
+                (["--url", "nowhere"], 1, "address"),
+                (["--url", "http://127.0.0.1:9", "--page-size", "16"], 2, "--page-size cannot be said to a server"),
+                (["--model", "/nonexistent/model"], 1, "/nonexistent/model"),
+            )
+        ),
     ],
 )
 def test_one_sentence_for_what_cannot_work(args: list[str], status: int, told: str) -> None:

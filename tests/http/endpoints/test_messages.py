@@ -275,9 +275,11 @@ async def test_a_failure_on_its_way_is_an_event() -> None:
         held.put(Fragment("a", (1,)))
         await read_until(raw, b"content_block_delta")
         held.fail(EngineFailedError("the step failed at /opt/engine/step.py"))
-        answer = (await read_until(raw, b"event: error")).decode()
-        answer += (await read_until(raw, b"\n\n")).decode()
+        said = b""
+        while b"\n\n" not in said.partition(b"event: error")[2]:
+            said += await read_until(raw, b"\n\n")
         raw.close()
+    answer = said.decode()
     event = answer[answer.index("event: error") :].split("\n")
     payload = json.loads(event[1].removeprefix("data: "))
     assert payload["error"] == {"type": "api_error", "message": "the step failed at step.py"}

@@ -105,7 +105,7 @@ def reset(raw: socket.socket) -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="of Linux")
-@pytest.mark.parametrize("leave", [socket.socket.close, reset])
+@pytest.mark.parametrize("leave", [socket.socket.close, pytest.param(reset, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("behind", [b"x", ASK, ASK * 20_000], ids=["a byte", "a request", "more than is read ahead"])
 async def test_a_client_that_pipelines_and_leaves_is_noticed_and_forgotten(
     connections: OpenConnections, leave: Callable[[socket.socket], None], behind: bytes

@@ -54,10 +54,12 @@ def random_url() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("server", "choice"),
     [
-        ("random_url", "required"),
         ("demo_url", "get_weather"),
-        *(pytest.param("random_url", choice, marks=pytest.mark.slow) for choice in ("add", "get_weather", "stop")),
         *(pytest.param("demo_url", choice, marks=pytest.mark.slow) for choice in ("required", "add", "stop")),
+        *(
+            pytest.param("random_url", choice, marks=pytest.mark.slow)
+            for choice in ("required", "add", "get_weather", "stop")
+        ),
     ],
 )
 async def test_a_call_comes_whatever_the_model_would_say(

@@ -51,7 +51,7 @@ def write(folder: Path, scheme: str | Scheme, case: str, **sizes: object) -> Pat
     return folder
 
 
-@pytest.fixture(scope="module", params=slow_but_some())
+@pytest.fixture(scope="module", params=slow_but_some(quick=("fp8-blocks-part-unchanged", "gptq-desc-act")))
 def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return request.param, write(tmp_path_factory.mktemp(request.param), request.param, "qwen3-bias-untied", **DENSE)
 

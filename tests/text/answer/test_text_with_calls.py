@@ -18,6 +18,7 @@ from aengine.text.answer.formats.table import FORMATS
 from aengine.text.answer.parser import AnswerParser
 from aengine.text.answer.thought import ThoughtParser
 from aengine.text.grammar.calls import CallGrammar
+from tests.one_in import one_in
 from tests.text.byte_grammars import ARGUMENTS, CITY, MARKERS, SUM, TOKENIZER, TOOLS, accepts, call, ids_of, text_of
 
 SCHEMAS: dict[str, Any] = {
@@ -120,7 +121,7 @@ def test_a_thought_whose_end_is_spelled_out_does_not_go_on() -> None:
 
 @special
 @pytest.mark.parametrize("thought", THOUGHTS)
-@pytest.mark.parametrize("form", list(FORMATS))
+@pytest.mark.parametrize("form", one_in(3, FORMATS))
 @pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_whatever_is_drawn_ends_and_calls_what_may_be_called(
     form: CallFormatName, thought: str, parallel: bool, special: bool

@@ -288,6 +288,7 @@ async def test_a_server_with_real_adapters(written: Written) -> None:
         running.abort()
 
 
+@pytest.mark.slow
 async def test_an_unloading_whose_client_leaves_goes_on_and_refuses_everyone_at_once(written: Written) -> None:
     engine = DemoEngine(lora={"first": written.paths["a0"]}, lora_loading=True)
     async with hosted_demo(engine, lora_folders=(str(written.folder),)) as url, Client(url) as client:

@@ -164,9 +164,11 @@ def test_ids_are_as_the_family_has_them(form: CallFormatName) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "[" * 30_000,
         "<" * 30_000,
-        *(pytest.param(body, marks=pytest.mark.slow) for body in ("x" * 30_000, '\\"' * 15_000, "\n" * 30_000)),
+        *(
+            pytest.param(body, marks=pytest.mark.slow)
+            for body in ("[" * 30_000, "x" * 30_000, '\\"' * 15_000, "\n" * 30_000)
+        ),
     ],
 )
 def test_time_is_linear(form: CallFormatName, body: str) -> None:

@@ -13,6 +13,7 @@ from aengine.text.answer.deltas import CallDelta, ContentDelta, ReasoningDelta
 from aengine.text.answer.harmony.markers import CONTROL, HARMONY_THOUGHT, uses_harmony
 from aengine.text.answer.harmony.parser import HarmonyParser
 from aengine.text.answer.parser import AnswerParser, answer_format_of
+from tests.one_in import one_in
 from tests.text.cutting import answer, cuts, shape
 
 TOOLS = ("f", "get_weather")
@@ -164,14 +165,17 @@ def test_texts_pass_unchanged(said: str, thought: str, arguments: dict[str, obje
 
 @pytest.mark.parametrize(
     "text",
-    [
-        FINAL + "x" * 40_000,
-        "<|start|>" * 6_000,
-        "<|channel|>" * 6_000,
-        "<" * 40_000,
-        " to=" * 10_000,
-        CALL * 800,
-    ],
+    one_in(
+        3,
+        [
+            FINAL + "x" * 40_000,
+            "<|start|>" * 6_000,
+            "<|channel|>" * 6_000,
+            "<" * 40_000,
+            " to=" * 10_000,
+            CALL * 800,
+        ],
+    ),
 )
 def test_time_is_linear(text: str) -> None:
     begin = time.process_time()
