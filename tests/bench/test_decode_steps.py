@@ -30,6 +30,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[aengine.Engine]:
         engine.check_integrity()
 
 
+@pytest.mark.slow
 async def test_a_row_for_each_number_of_streams(engine: aengine.Engine, tmp_path: Path) -> None:
     config, report = ModelConfig.from_folder(tmp_path), Report("trial")
     await tell_steps(engine, config, {"shape": "30m"}, report, streams=[1, 3], runs=2, temperature=1.0, tokens=TOKENS)

@@ -116,6 +116,7 @@ async def test_a_silent_server_is_given_up_after_the_timeout() -> None:
         silence.set()
 
 
+@pytest.mark.slow
 async def test_a_slow_model_on_a_server_that_gives_signs_of_life_is_not_given_up() -> None:
     engine = FakeEngine(held=True)
     async with serving(engine, heartbeat=0.05) as server, Client(server.url, timeout=1.5) as client:

@@ -131,6 +131,7 @@ def held(engine: Engine) -> set[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.slow
 async def test_events_tell_what_is_cached_through_splits_evictions_and_a_flush() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     async with listened(num_pages=34) as (engine, listener):

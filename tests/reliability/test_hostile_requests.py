@@ -155,6 +155,7 @@ def test_slow_headers_are_dropped_and_hold_nothing_up(server: RawServer, first: 
     assert {end.answer for end in (flooded, *ends)} == {b""}
 
 
+@pytest.mark.slow
 def test_a_second_request_may_not_be_slower_than_the_first(server: RawServer) -> None:
     with server.connect() as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
@@ -258,6 +259,7 @@ def test_pipelined_requests_are_all_answered_in_their_order(server: RawServer) -
     assert answer.count(b"HTTP/1.1 200") == len(lengths) + 1
 
 
+@pytest.mark.slow
 def test_many_pipelined_requests(server: RawServer) -> None:
     answer = server.ask(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
     assert answer.count(b"HTTP/1.1 200") == 500

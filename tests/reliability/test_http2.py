@@ -124,6 +124,7 @@ def test_more_streams_than_a_connection_may_have_at_once(server: RawServer) -> N
         assert usage in client.body[stream]
 
 
+@pytest.mark.slow
 def test_a_reset_aborts_its_own_stream_alone(server: RawServer) -> None:
     before = server.figure("generated_tokens_total")
     with Client(server) as client:

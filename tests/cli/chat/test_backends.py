@@ -37,6 +37,7 @@ async def answer_of(
     return thought, content, ending
 
 
+@pytest.mark.slow
 async def test_both_say_the_same() -> None:
     async with (
         hosted_demo() as url,

@@ -7,6 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.one_in import one_in
+
 PROMPT = "The capital of France is"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 PATHS: dict[str, dict[str, Any]] = {
@@ -118,13 +120,16 @@ def text(demo: httpx2.Client, path: str, **given: Any) -> str:
     return str(choices(ask(demo, path, **given))[0]["text"])
 
 
-every_path = pytest.mark.parametrize("path", PATHS)
+# /v1/completions has its parameters by the same rules as /generate.
+every_path = pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=pytest.mark.slow if path == "/v1/completions" else ()) for path in PATHS]
+)
 
 
 @pytest.mark.parametrize(
     "path", ["/generate", *(pytest.param(path, marks=pytest.mark.slow) for path in PATHS if path != "/generate")]
 )
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", one_in(3, TAKEN))
 def test_it_is_taken(demo: httpx2.Client, path: str, name: str) -> None:
     assert choices(ask(demo, path, **{name: TAKEN[name]}))
 

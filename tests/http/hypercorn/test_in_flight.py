@@ -50,6 +50,7 @@ async def test_a_long_answer_goes_out_in_pieces_and_whole() -> None:
     assert [piece.get("more_body", False) for piece in pieces] == [True] * (len(pieces) - 1) + [False]
 
 
+@pytest.mark.slow
 async def test_who_takes_each_piece_in_time_is_waited_for() -> None:
     async def send(message: Message) -> None:
         await asyncio.sleep(

@@ -36,6 +36,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join([root, str(folder)])}
 
 
+@pytest.mark.slow
 def test_two_workers_of_one_hypercorn_are_refused(tmp_path: Path) -> None:
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     port = free_port()

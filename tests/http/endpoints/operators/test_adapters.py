@@ -271,6 +271,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(tmp_path_factory.mktemp("adapters"), 2)
 
 
+@pytest.mark.slow
 async def test_a_server_with_real_adapters(written: Written) -> None:
     engine = DemoEngine(lora={"first": written.paths["a0"]}, lora_loading=True)
     async with hosted_demo(engine, lora_folders=(str(written.folder),)) as url, Client(url) as client:
