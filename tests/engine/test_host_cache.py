@@ -272,6 +272,7 @@ def files(folder: Path) -> list[Path]:
 # ---- the disk ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_restart_is_warm(tmp_path: Path) -> None:
     chats = [chat(number) for number in range(CHATS)]
     async with engine_with(disk_cache_dir=str(tmp_path)) as engine:

@@ -225,6 +225,7 @@ async def test_masks_that_cannot_be_filled_fail_the_step_alone(engine: aengine.E
     check(await engine.complete(PROMPT, structured=JSON, max_tokens=150), JSON)
 
 
+@pytest.mark.slow
 async def test_slow_masks_change_no_output(monkeypatch: pytest.MonkeyPatch, expected: list[tuple[int, ...]]) -> None:
     monkeypatch.setattr(matcher, "SLOW_SECONDS", -1.0)
     completions, _ = await complete_all(FORMS)

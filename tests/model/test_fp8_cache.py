@@ -185,6 +185,7 @@ def test_a_scale_for_each_head_is_refused_by_its_shape(folder: Path) -> None:
 # ---- latents -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 0.02])
 def test_latents_are_read_as_they_were_rounded(scale: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one scale a layer, of what is key and value at once: the same as over floats that were rounded so."""

@@ -144,6 +144,7 @@ def places(runtime: Runtime) -> AdapterPlaces:
     return runtime.adapters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scored", [False, True])  # where prompts are scored, all tokens go on to the output matrix
 def test_a_step_of_all_adapters_and_none(
     scored: bool, runtime: Runtime, written: tuple[Path, list[PreTrainedModel]]

@@ -42,6 +42,7 @@ def test_from_a_pipe_in_this_process() -> None:
     check(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_from_file_to_file_through_a_server(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

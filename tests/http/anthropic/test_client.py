@@ -133,6 +133,7 @@ async def test_what_is_wrong_with_a_request() -> None:
         assert stranger.value.type == "authentication_error"
 
 
+@pytest.mark.slow
 async def test_an_overloaded_server_is_asked_again() -> None:
     engine = FakeEngine(refuse=QueueFullError("full"))
     refused = 0

@@ -94,6 +94,7 @@ async def test_without_max_tokens_the_output_ends_at_the_bound() -> None:
     assert [one.params.max_tokens for one in engine.submitted] == [25, None, None, 25]
 
 
+@pytest.mark.slow
 def test_an_answer_with_logprobs_of_a_long_prompt(demo: httpx2.Client) -> None:
     """The usual way to evaluate a model: as many logprobs as prompts have tokens, over several prompts."""
     prompts = [[(7 * place + start) % 4000 for place in range(500)] for start in range(4)]

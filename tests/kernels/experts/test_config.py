@@ -25,6 +25,7 @@ def test_every_choice_fits_into_shared_memory(tokens: int, shared_memory: int) -
         assert isinstance(config, SingleConfig) or config.shared_memory(2, weight_bytes) <= shared_memory * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experts", "top_k"),
     [(128, 8), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((8, 2), (64, 6), (512, 10)))],

@@ -93,6 +93,7 @@ def test_what_pairs_of_groups_do_not_fit_is_the_librarys() -> None:
     assert few_tiles_config(32, 4096, 4096, H200) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", [H200, SMALL], ids=["H200", "small"])
 @pytest.mark.parametrize("shape", one_in(3, SHAPES))
 def test_tiles_change_behind_a_border_only(shape: tuple[int, int], launch: Launch) -> None:
