@@ -1,13 +1,16 @@
 """Replicas on Ray Serve beside one server, all of them the demo model with one thread each, on this machine's cores.
 
     python bench/replicas.py --out replicas.jsonl
+    python bench/replicas.py --shape 8b --gpus 1 --load alone 512-256 2048-32 shared-prefix --users 384 --requests 1152
 
-All cases are there at once and measured in turns, `--rounds` times, so that what else a machine does meets them alike.
+All cases are there at once and measured in turns, `--rounds` times, so that what else a machine does meets them
+alike. With `--gpus`, GPUs of each engine, they come one after the other, on random weights of a published shape.
 Loads: `alone`, one request after the other, for the time to a first token; `512-64` and the like, distinct prompts of
-so many tokens in and out, for throughput; `chat`, where `found` is what share of the tokens that one server has cached
-the replicas have cached together, when each turn goes where the router sends it. `cpu_ms_...`: CPU time of a role's
-processes, milliseconds a token of output; `other_cores`: cores that nothing of this kept busy meanwhile, so that it is
-seen which figures had the machine to themselves. With `RAY_SERVE_ENABLE_HA_PROXY=1` Ray's proxy is HAProxy.
+so many tokens in and out, for throughput; `shared-prefix`; `chat`, where `found` is what share of the tokens that one
+server has cached the replicas have cached together, when each turn goes where the router sends it. `cpu_ms_...`: CPU
+time of a role's processes, milliseconds a token of output; `other_cores`: cores that nothing of this kept busy
+meanwhile, so that it is seen which figures had the machine to themselves. With `RAY_SERVE_ENABLE_HA_PROXY=1` Ray's
+proxy is HAProxy.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -27,10 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from bench.results import Report, Result
 from bench.serve import Load, at_concurrency, figures_of
+from bench.shapes import SHAPES, SMALL, write_config
 from bench.sse_client import Target, first_model
 from bench.workloads import add_options, sessions
 
 KNOBS = {"torch_threads": "1", "progress": "false", "max_model_len": "2048"}
+GPU_KNOBS = {"load_format": "dummy", "progress": "false", "max_model_len": "8192"}
 CASES = {
     "one server": None,
     "1 replica": {"replicas": "1"},
@@ -51,9 +57,9 @@ FIGURES = (
 
 
 @contextmanager
-def one_server(port: int) -> Iterator[None]:
+def one_server(port: int, knobs: Mapping[str, str]) -> Iterator[None]:
     flags = [
-        word for name, value in KNOBS.items() if value != "false" for word in (f"--{name.replace('_', '-')}", value)
+        word for name, value in knobs.items() if value != "false" for word in (f"--{name.replace('_', '-')}", value)
     ]
     command = [sys.executable, "-m", "aengine", "serve", "--port", str(port), "--no-progress", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -67,7 +73,7 @@ def one_server(port: int) -> Iterator[None]:
 
 
 @contextmanager
-def on_ray(port: int, cases: dict[str, dict[str, str]]) -> Iterator[None]:
+def on_ray(port: int, cases: Mapping[str, Mapping[str, str]], knobs: Mapping[str, str]) -> Iterator[None]:
     """Each case an application of its own, at `/0`, `/1`, ... behind one proxy."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -78,8 +84,8 @@ def on_ray(port: int, cases: dict[str, dict[str, str]]) -> Iterator[None]:
     ray.init(num_cpus=8, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"port": port})
-        for place, knobs in enumerate(cases.values()):
-            serve.run(build(**KNOBS, **knobs), name=f"bench{place}", route_prefix=f"/{place}")
+        for place, case in enumerate(cases.values()):
+            serve.run(build(**knobs, **case), name=f"bench{place}", route_prefix=f"/{place}")
         yield
     finally:
         serve.shutdown()
@@ -131,6 +137,8 @@ async def figures(target: Target, load: str, options: argparse.Namespace, seed: 
         found = await measured(target, "random-64-4", 1, shaped)
     elif load == "chat":
         found = await measured(target, "chat", 8, shaped)
+    elif load == "shared-prefix":
+        found = await measured(target, load, options.users, shaped)
     else:
         found = await measured(target, f"random-{load}", options.users, shaped)
     return {name: found.get(name) for name in FIGURES}
@@ -156,26 +164,16 @@ def ratios(results: Sequence[Result]) -> Iterator[str]:
             yield f"{case}, {load}: {figure['requests_s'] / one['requests_s']:.2f} times the throughput of one"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=8799)
-    parser.add_argument("--case", nargs="+", choices=CASES, default=[*CASES])
-    parser.add_argument("--load", nargs="+", default=["alone", "512-64", "1024-16", "chat"], help="see above")
-    parser.add_argument("--users", type=int, default=16, help="at once, of the loads by lengths")
-    parser.add_argument("--alone", type=int, default=200, help="requests one after the other")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    add_options(parser)
-    parser.set_defaults(requests=64)
-    options = parser.parse_args()
-    report = Report("replicas", options.out)
-    on = {name: knobs for name, knobs in CASES.items() if knobs is not None and name in options.case}
+def measure(names: Sequence[str], knobs: Mapping[str, str], options: argparse.Namespace, report: Report) -> None:
+    """All loads of cases that are there at once."""
+    on = {name: case for name in names if (case := CASES[name]) is not None}
     targets = {name: Target(f"http://127.0.0.1:{options.port}/{place}", None) for place, name in enumerate(on)}
     with ExitStack() as stack:
-        if "one server" in options.case:
-            stack.enter_context(one_server(options.port + 1))
+        if "one server" in names:
+            stack.enter_context(one_server(options.port + 1, knobs))
             targets["one server"] = Target(f"http://127.0.0.1:{options.port + 1}", None)
-        stack.enter_context(on_ray(options.port, on))
+        if on:
+            stack.enter_context(on_ray(options.port, on, {**knobs, "gpus": str(options.gpus)}))
         warm = argparse.Namespace(**{**vars(options), "requests": 12, "seed": options.seed - 1})
         for target in targets.values():
             asyncio.run(measured(target, "random-512-64", 8, warm))
@@ -187,6 +185,30 @@ def main() -> None:
                         continue  # throughput is held against one replica's
                     found = asyncio.run(figures(target, load, options, options.seed + turn))
                     report.tell({"load": load, "case": name, "round": turn}, found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=8799)
+    parser.add_argument("--case", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--load", nargs="+", default=["alone", "512-64", "1024-16", "chat"], help="see above")
+    parser.add_argument("--users", type=int, default=16, help="at once, of the loads by lengths")
+    parser.add_argument("--alone", type=int, default=200, help="requests one after the other")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--shape", choices=[*SHAPES, *SMALL], help="random weights; default: the demo model")
+    parser.add_argument("--gpus", type=int, default=0, help="of each engine")
+    add_options(parser)
+    parser.set_defaults(requests=64)
+    options = parser.parse_args()
+    report = Report("replicas", options.out)
+    with tempfile.TemporaryDirectory() as folder:
+        knobs = KNOBS
+        if options.shape is not None:
+            write_config(Path(folder), options.shape)
+            knobs = {"model": folder, **(GPU_KNOBS if options.gpus else KNOBS | {"load_format": "dummy"})}
+        for cases in [[name] for name in options.case] if options.gpus else [options.case]:
+            measure(cases, knobs, options, report)
     report.print_table()
     for line in ratios(report.results):
         print(line)

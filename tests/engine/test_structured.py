@@ -112,13 +112,11 @@ def expected() -> list[tuple[int, ...]]:
     "knobs",
     [
         {},
-        pytest.param({"lookahead": False}, marks=pytest.mark.slow),
-        pytest.param(
-            {"num_pages": 45, "page_size": 4, "max_model_len": 170, "prefix_cache": False}, marks=pytest.mark.slow
-        ),
-        pytest.param({"num_pages": 12, "page_size": 16, "max_model_len": 170}, marks=pytest.mark.slow),
-        pytest.param({"max_step_tokens": 8, "max_num_seqs": 8}, marks=pytest.mark.slow),
-        pytest.param({"max_num_seqs": 2}, marks=pytest.mark.slow),
+        {"lookahead": False},
+        {"num_pages": 45, "page_size": 4, "max_model_len": 170, "prefix_cache": False},
+        {"num_pages": 12, "page_size": 16, "max_model_len": 170},
+        {"max_step_tokens": 8, "max_num_seqs": 8},
+        {"max_num_seqs": 2},
     ],
     ids=["together", "no lookahead", "preempting", "preempting with a cache", "chunks of 8", "two rows"],
 )

@@ -116,7 +116,7 @@ def test_a_process_without_siblings_needs_no_lock(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_knob_that_cannot_work_is_told_in_one_sentence(tmp_path: Path, workers: str) -> None:
     done = subprocess.run(
         [*HYPERCORN, "-w", workers, "-b", f"127.0.0.1:{free_port()}", "aengine.app:app"],
