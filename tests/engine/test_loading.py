@@ -103,6 +103,13 @@ def test_text_that_cannot_be_used_is_told_before_torch_is_imported(broken: str, 
     assert done.stdout == f"{reason}, no torch\n"
 
 
+def test_a_library_that_cannot_be_imported_is_told_in_a_sentence() -> None:
+    code = "import sys; sys.modules['llguidance'] = None\nimport aengine\n"
+    code += "try:\n    aengine.Engine\nexcept aengine.AengineError as error:\n    print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("the grammar library, llguidance, does not work here: import of llguidance halted")
+
+
 def test_the_devices_are_opened_while_text_is_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, read = threading.Event(), loaded._load_tokenizer
     named: list[tuple[str, int]] = []

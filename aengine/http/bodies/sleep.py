@@ -14,7 +14,7 @@ class SleepState(msgspec.Struct, frozen=True):
     is_sleeping: bool
 
 
-class ReloadRequest(msgspec.Struct, kw_only=True):
+class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /reload`."""
 
     folder: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None  # None: the model's own

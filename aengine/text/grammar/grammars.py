@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 from anyio import to_thread
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from aengine.errors import AengineError, InvalidRequestError
 from aengine.structured import Structured
 from aengine.text.answer.lark import PLACED
+from aengine.text.grammar.library import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from aengine.text.grammar.matcher import SLOW_SECONDS, Mask, line_of, reason, take_in
 from aengine.text.grammar.matcher import Matcher as Matcher
 from aengine.text.grammar.source import GrammarLimits, grammar_source

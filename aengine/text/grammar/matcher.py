@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterable
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
+
+from aengine.text.grammar.library import LLExecutor, LLMatcher
 
 Mask = NDArray[np.int32]
 

@@ -11,13 +11,13 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
-from llguidance import LLMatcher
 
 from aengine.errors import InvalidRequestError
 from aengine.structured import LARK_TEXT, Structured
 from aengine.text.answer.lark import PLACED
 from aengine.text.answer.parser import AnswerFormat
 from aengine.text.grammar.harmony import harmony_final, harmony_thoughts
+from aengine.text.grammar.library import LLMatcher
 from aengine.text.grammar.schema_formats import compilable_schema
 from aengine.text.grammar.schema_numbers import bounded_numbers
 from aengine.text.grammar.thoughts import thought_rules

@@ -86,6 +86,14 @@ async def test_only_what_lies_below_the_knobs_folders_is_read(engine: FakeEngine
     assert engine.changes == [("reload", str(folder / "step-1"))] * 2
 
 
+async def test_a_misspelled_folder_reloads_nothing(engine: FakeEngine, folder: Path) -> None:
+    async with serving(engine, reload_folders=(str(folder),)) as server:
+        answer = await server.post("/reload", path_to=str(folder))
+    assert answer.status_code == 400
+    assert "`path_to`" in answer.json()["error"]["message"]
+    assert engine.changes == []
+
+
 async def test_who_takes_nothing_up_is_not_ready(engine: FakeEngine) -> None:
     async with serving(engine) as server:
         engine.refusal = "the engine is asleep"
