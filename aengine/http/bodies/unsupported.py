@@ -1,5 +1,5 @@
-"""Known fields of OpenAI's, Anthropic's, vLLM's and SGLang's requests that no struct here has: refused by name, or
-ignored where that changes nothing.
+"""Known fields of requests of OpenAI's, Anthropic's, vLLM's, SGLang's and others' that no struct here has: refused by
+name, or ignored where that changes nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _NO_CODE = Unsupported("requests bring no code of their own; see logit_bias, all
 _CALLS_ARE_TEXT = Unsupported("calls are part of the text here; /v1/chat/completions takes it", ("auto", True))
 _UNCUT = Unsupported("all tokens are given here; take the last ones of them")
 _NO_WHITESPACE = "whitespace in JSON is the model's own choice here"
+_OTHER_DRAWS = "not supported; see top_p, top_k and min_p"
 
 REFUSED: Mapping[str, Unsupported] = {
     # OpenAI
@@ -106,6 +107,16 @@ REFUSED: Mapping[str, Unsupported] = {
     "max_new_tokens": Unsupported("it is called max_tokens here"),
     "min_new_tokens": Unsupported("it is called min_tokens here", (0,)),
     "sampling_seed": Unsupported("it is called seed here"),
+    # Ways to draw that transformers and llama.cpp have
+    "typical_p": Unsupported(_OTHER_DRAWS, (1,)),
+    "tfs_z": Unsupported(_OTHER_DRAWS, (1,)),
+    "top_a": Unsupported(_OTHER_DRAWS, (0,)),
+    "epsilon_cutoff": Unsupported(_OTHER_DRAWS, (0,)),
+    "eta_cutoff": Unsupported(_OTHER_DRAWS, (0,)),
+    "mirostat": Unsupported(_OTHER_DRAWS, (0,)),
+    "xtc_probability": Unsupported(_OTHER_DRAWS, (0,)),
+    "dynatemp_range": Unsupported("not supported; see temperature", (0,)),
+    "dry_multiplier": Unsupported("not supported; see repetition_penalty and frequency_penalty", (0,)),
 }
 
 REFUSED_IN_MESSAGES: Mapping[str, Unsupported] = {

@@ -57,6 +57,13 @@ def test_what_has_another_name_elsewhere_is_told_its_own(path: str, theirs: str,
 
 
 @pytest.mark.parametrize("path", STRUCTS)
+@pytest.mark.parametrize("name", ["typical_p", "tfs_z", "top_a", "mirostat", "xtc_probability", "dry_multiplier"])
+def test_other_ways_to_draw_are_not_left_out_in_silence(path: str, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{name}: not supported; see "):
+        check(path, **{name: 0.5})
+
+
+@pytest.mark.parametrize("path", STRUCTS)
 def test_values_that_ask_for_nothing_are_taken(path: str, caplog: pytest.LogCaptureFixture) -> None:
     for name, refused in REFUSED.items():
         outer, _, inner = name.partition(".")
