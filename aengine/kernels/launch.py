@@ -10,7 +10,8 @@ that one drains. Three rules keep this safe:
   must have been written before the last ordinary launch that precedes the layers (the embedding lookup is one).
   A kernel whose predecessor releases it only after its own wait may also read what that one had waited for.
 - A program releases its dependents at once. They may take room on a processor before the last programs of this launch
-  get there, so a grid whose programs must spread evenly has to leave no room.
+  get there, so a grid whose programs must spread evenly has to leave no room. But one that reads much besides weights
+  behind its wait releases them there: else the weights that they ask for at once stand in front of what it reads.
 """
 
 from __future__ import annotations

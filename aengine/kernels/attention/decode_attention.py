@@ -100,8 +100,6 @@ def _decode_kernel(
 ):
     head = tl.program_id(0) % KV_HEADS
     worker = tl.program_id(0) // KV_HEADS
-    if OVERLAP:
-        gdc_launch_dependents()
 
     # This worker's share of the line: blocks [place, end).
     all_rows = tl.arange(0, ROWS_PAD)
@@ -138,10 +136,12 @@ def _decode_kernel(
     first, _count = span_blocks(seq_len, start, window, BLOCK, WINDOWED)
     position = (first + place - begin) * BLOCK
     pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
-    if OVERLAP:  # noqa: SIM102 (one is known to the compiler, the other is not)
+    if OVERLAP:
         # A worker without a share ends here: it leaves its place to the next kernel. The first one waits in any case.
         if (place < end) | (worker == 0):
             gdc_wait()
+        # Only now: the weights that the next product asks for at once would stand in front of these keys and values.
+        gdc_launch_dependents()
 
     while place < end:
         low = start

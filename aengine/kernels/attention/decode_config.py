@@ -41,6 +41,8 @@ class DecodeConfig:
 
 # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
 ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
+# More query heads make larger parts of a row, of which there are half as many so.
+ONE_ROW_WIDE = DecodeConfig(block=64, stages=2, warps=2, crowd=3, merged=8192)
 # A window's keys and one block more: one program has them all, or two.
 IN_ONE = DecodeConfig(block=128, stages=2, warps=4, crowd=2)
 # A program of one warp never waits for another warp, and eight of them hide each other's ends of rows.
@@ -64,6 +66,8 @@ def decode_config(
     there is less shared memory, blocks are smaller, and fewer programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
+    if element_size == 2 and kept_size in (0, 2) and dim == 128 and rows == 1 and group > 4:
+        config = ONE_ROW_WIDE
     if element_size == 2 and kept_size in (0, 2) and dim == 64 and not shared:
         if rows <= 2 and window is not None and window <= IN_ONE.block:
             config = IN_ONE

@@ -104,6 +104,7 @@ def _decode_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     THROUGH_MEMORY: tl.constexpr,
+    LATE: tl.constexpr,  # the next product's programs, which ask for their weights at once, begin behind the states
     OVERLAP: tl.constexpr,
 ):
     REPEATS: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -111,7 +112,7 @@ def _decode_kernel(
     CHANNELS: tl.constexpr = 2 * KEYS + VALUE_HEADS * VALUE_DIM
     row = tl.program_id(0) // VALUE_HEADS
     head = tl.program_id(0) % VALUE_HEADS
-    if OVERLAP:
+    if OVERLAP and not LATE:
         gdc_launch_dependents()
     k = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)
@@ -143,6 +144,8 @@ def _decode_kernel(
     norm = tl.load(norm_ptr + v, mask=in_v, other=0.0)
     if OVERLAP:
         gdc_wait()
+        if LATE:
+            gdc_launch_dependents()
     qkv = qkv_ptr + row.to(tl.int64) * qkv_stride
     z = tl.load(z_ptr + row.to(tl.int64) * z_stride + head * VALUE_DIM + v, mask=in_v, other=0.0).to(tl.float32)
     b = tl.load(b_ptr + row.to(tl.int64) * b_stride + head).to(tl.float32)
@@ -222,6 +225,7 @@ def delta_decode(
         qkv.stride(0), z.stride(0), b.stride(0), a.stride(0), state.conv.stride(0), state.recurrence.stride(0),
         weights.eps,
         KEY_HEADS=heads.key_heads, VALUE_HEADS=heads.value_heads, KEY_DIM=heads.key_dim, VALUE_DIM=heads.value_dim,
-        WIDTH=weights.conv.shape[1], BLOCK_K=block_k, BLOCK_V=block_v, THROUGH_MEMORY=through_memory, OVERLAP=overlap,
+        WIDTH=weights.conv.shape[1], BLOCK_K=block_k, BLOCK_V=block_v, THROUGH_MEMORY=through_memory,
+        LATE=batch.num_decodes == 1, OVERLAP=overlap,
         num_warps=config.warps, maxnreg=config.registers, launch_pdl=overlap,
     )  # fmt: skip

@@ -15,6 +15,8 @@ from aengine.kernels.linear.fp8.quantize import E4M3, GROUP
 from aengine.kernels.linear.weights import Activations
 from aengine.kernels.variants import keep_variants
 
+FEW_ROWS = 256  # of which the pass with SiLU is bound by how long its loads take, and wants more warps
+
 
 @keep_variants
 @triton.jit(do_not_specialize=["m"])
@@ -100,10 +102,11 @@ def round_inputs(
     if norm is None and not token:  # nothing that a whole row has in common
         width = min(width, 16)
     overlap = launch_for(x.device).overlap
+    warps = width // 2 if silu and m <= FEW_ROWS else width // 4
     if m:
         _round_kernel[(m, triton.cdiv(groups, width))](
             x, x if norm is None else norm.weight, scale, out, scale, padded, 0.0 if norm is None else norm.eps,
             SIZE=k, WIDTH=width, NORM=norm is not None, SILU=silu, GROUPED=grouped, TOKEN=token, OVERLAP=overlap,
-            num_warps=min(16, max(1, width // 4)), launch_pdl=overlap,
+            num_warps=min(16, max(1, warps)), launch_pdl=overlap,
         )  # fmt: skip
     return out, scale

@@ -75,7 +75,8 @@ def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.devi
 
     norm = Norm()
     linear = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows())
-    assert relative_error(linear.after(norm, x), linear(norm(x))) < 5e-3
+    # A single row goes on from the norm without being rounded.
+    assert relative_error(linear.after(norm, x), linear(norm(x))) < (1e-2 if m == 1 else 5e-3)
     apart = linear.add_to(norms.silu_mul(gate_up), residual.clone())
     assert relative_error(linear.add_gated_to(gate_up, residual.clone()), apart) < 5e-3
 
