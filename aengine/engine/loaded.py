@@ -249,7 +249,9 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
         if config.matryoshka and pooling.dimensions is None:
             pooling = replace(pooling, dimensions=())
         scorer = scorer_of(config.rerank_template, config.model or "", tokenizer, model, pooling)
-        generation = GenerationDefaults.from_folder(folder, model)
+        # Of the demo model's tokenizer, which stands in for a missing one, nothing is known of where this model ends.
+        eos = tokenizer.eos_token_id if (folder / "tokenizer.json").exists() else None
+        generation = GenerationDefaults.from_folder(folder, model, eos)
         opening.result()
         limits = GrammarLimits(config.grammar_characters, config.grammar_nesting, config.grammar_seconds)
         making = beside.submit(Grammars, tokenizer, model.vocab_size, generation.eos_token_ids, limits)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 import aengine
 from aengine import ContextLengthError, InvalidRequestError, SamplingParams
 from aengine.engine.requests.seeds import sibling_seed
+from aengine.model.loading.hub import resolve_model
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +43,19 @@ async def test_complete_equals_the_stream(engine: aengine.Engine) -> None:
     assert completion.text == "".join(fragment.text for fragment in fragments)
     assert completion.token_ids == tuple(token for fragment in fragments for token in fragment.token_ids)
     assert completion.finish_reason == fragments[-1].finish_reason
+
+
+async def test_an_answer_ends_where_only_the_tokenizer_says_what_ends_it(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(resolve_model(None, None), tmp_path / "model"))
+    (folder / "generation_config.json").unlink()
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    async with aengine.Engine(str(folder), device="cpu", kv_cache_gib=0.05, cuda_graphs=False) as engine:
+        answer = await engine.chat(question, temperature=0, max_tokens=200)
+    assert answer.finish_reason == "stop"
+    assert "Paris" in answer.text
 
 
 async def test_a_prompt_may_be_token_ids(engine: aengine.Engine) -> None:

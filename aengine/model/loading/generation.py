@@ -27,16 +27,18 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
     sampling: dict[str, float | int]
 
     @classmethod
-    def from_folder(cls, folder: Path, config: ModelConfig) -> GenerationDefaults:
+    def from_folder(cls, folder: Path, config: ModelConfig, eos_token_id: int | None = None) -> GenerationDefaults:
         """Read generation_config.json, if there is one; EOS ids that it does not give come from config.json.
 
-        Raises `CheckpointError`, naming the key, for values out of range.
+        eos_token_id: the tokenizer's, where neither of them gives one. Raises `CheckpointError`, naming the key, for
+        values out of range.
         """
         path = folder / FILE
+        named = () if eos_token_id is None or eos_token_id >= config.vocab_size else (eos_token_id,)
         if not path.exists():
-            return cls(config.eos_token_ids, {})
+            return cls(config.eos_token_ids or named, {})
         fields = Fields(read_json_object(path), str(path))
-        eos = fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids
+        eos = fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids or named
         if not fields.flag("do_sample", default=True):
             # Greedy; files often keep sampling values beside it that then mean nothing, but the penalty applies.
             sampling: dict[str, float | int] = {"temperature": 0.0}

@@ -39,6 +39,25 @@ def test_eos_ids(
     assert read(tmp_path, generation, config).eos_token_ids == eos
 
 
+@pytest.mark.parametrize(
+    ("generation", "config", "eos"),
+    [
+        (None, {}, (5,)),
+        ({"eos_token_id": None}, {}, (5,)),
+        ({"eos_token_id": 9}, {}, (9,)),
+        (None, {"eos_token_id": 3}, (3,)),
+    ],
+)
+def test_where_no_file_says_what_ends_it_is_what_the_tokenizer_names(
+    tmp_path: Path, generation: dict[str, object] | None, config: dict[str, object], eos: tuple[int, ...]
+) -> None:
+    read(tmp_path, generation, config)
+    model = ModelConfig.from_folder(tmp_path)
+    assert GenerationDefaults.from_folder(tmp_path, model, 5).eos_token_ids == eos
+    unknown = GenerationDefaults.from_folder(tmp_path, model, model.vocab_size)  # no such token
+    assert unknown.eos_token_ids == (() if eos == (5,) else eos)
+
+
 def test_sampling_values_are_taken_over(tmp_path: Path) -> None:
     values = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
     assert (
