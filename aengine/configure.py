@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
@@ -48,6 +49,9 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
     for name in _MAPS & values.keys():
         if isinstance(values[name], str):
             values[name] = dict(_pair(name, part) for part in _split(values[name]))
+    for field in msgspec.structs.fields(kind):
+        if isinstance(text := values.get(field.name), str) and _takes_float(field.type):
+            values[field.name] = re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", text)  # .5 is no number of msgspec's
     try:
         # Text comes from the environment: not strict, so "4096" is an int and "false" is a bool.
         config = msgspec.convert(values, kind, strict=False)
@@ -73,6 +77,10 @@ def check_names(engine: EngineConfig, server: ServerConfig) -> None:
             "lora_loading: clients may load no adapter as long as neither lora_folders says below which folders nor "
             "lora_hub allows Hugging Face ids (--lora-folders or AENGINE_LORA_FOLDERS, --lora-hub or AENGINE_LORA_HUB)"
         )
+
+
+def _takes_float(kind: object) -> bool:
+    return kind is float or any(map(_takes_float, get_args(kind)))
 
 
 def _choices(kind: type[msgspec.Struct], knob: str) -> tuple[object, ...]:

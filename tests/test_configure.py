@@ -46,6 +46,12 @@ def test_api_keys_come_as_a_list_and_are_never_shown() -> None:
         assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("text", "number"), [(".5", 0.5), ("0.5", 0.5), ("1", 1.0)])
+def test_a_fraction_may_come_without_its_zero(text: str, number: float) -> None:
+    assert configure(EngineConfig, {"AENGINE_GPU_MEMORY_UTILIZATION": text}).gpu_memory_utilization == number
+    assert configure(EngineConfig, {}, gpu_memory_utilization=text, model=".5").model == ".5"
+
+
 @pytest.mark.parametrize("text", [",", " ", " , "])
 def test_a_door_that_was_to_be_locked_is_never_left_open(text: str) -> None:
     with pytest.raises(ConfigError, match="AENGINE_API_KEYS is set but names no key"):
