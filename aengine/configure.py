@@ -50,8 +50,8 @@ def configure(kind: type[T], environ: Mapping[str, str] | None = None, **knobs: 
         if isinstance(values[name], str):
             values[name] = dict(_pair(name, part) for part in _split(values[name]))
     for field in msgspec.structs.fields(kind):
-        if isinstance(text := values.get(field.name), str) and _takes_float(field.type):
-            values[field.name] = re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", text)  # .5 is no number of msgspec's
+        if isinstance(given := values.get(field.name), str) and _takes_float(field.type):
+            values[field.name] = re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", given)  # .5 is no number of msgspec's
     try:
         # Text comes from the environment: not strict, so "4096" is an int and "false" is a bool.
         config = msgspec.convert(values, kind, strict=False)
