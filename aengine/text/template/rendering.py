@@ -136,7 +136,7 @@ class ChatTemplates:
         if self._harmony:
             plain, kwargs = harmony_messages(plain), harmony_kwargs(kwargs)
             offered = harmony_tools(offered) if isinstance(offered, list) else offered
-        end = _End(plain) if continue_final_message else None
+        end = _End(plain, messages[-1].get("content")) if continue_final_message else None
         data = {
             "messages": plain,
             "tools": offered,
@@ -284,10 +284,11 @@ class _End:
     As transformers does it, so that the texts are the same. Puts the tag into `messages`.
     """
 
-    def __init__(self, messages: list[dict[str, object]]) -> None:
+    def __init__(self, messages: list[dict[str, object]], said: object) -> None:
+        """said: the last message's content as the client has it."""
         last = messages[-1]
         content = last.get("content")
-        if not isinstance(content, str) or "tool_calls" in last:
+        if said is None or not isinstance(content, str) or "tool_calls" in last:
             raise InvalidRequestError(
                 "continue_final_message: the last message must end with text, and call no tools",
                 "continue_final_message",
@@ -322,7 +323,8 @@ def _refusal(error: Exception) -> str:
 def _message(message: Mapping[str, Any], supports_developer: bool, layout: _CallsLayout) -> dict[str, object]:
     """A message as templates expect it: no null fields, its reasoning under every name in use, arguments as objects.
 
-    A `developer` is the `system` to a template that does not know the role.
+    An answer that neither says nor calls anything, as one that was cut in its thoughts, has an empty text. A
+    `developer` is the `system` to a template that does not know the role.
     """
     data = plain_data(message, "messages")
     if not isinstance(data, dict):
@@ -331,6 +333,8 @@ def _message(message: Mapping[str, Any], supports_developer: bool, layout: _Call
     if data.get("role") == "developer" and not supports_developer:
         data["role"] = "system"
     calls = data.get("tool_calls")
+    if data.get("role") == "assistant" and not calls:
+        data.setdefault("content", "")
     if isinstance(calls, list):
         data["tool_calls"] = [_call(call, layout.text_arguments) for call in calls]
         if layout.null_content:

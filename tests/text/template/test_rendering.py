@@ -56,7 +56,7 @@ CHATS: dict[str, Messages] = {
             ],
         },
         {"role": "tool", "content": '{"sky": "<clear>"}', "tool_call_id": "1"},
-        {"role": "assistant", "content": None, "tool_calls": None},
+        {"role": "assistant", "content": "", "tool_calls": None},
     ],
     "threads": [{"role": "user", "content": "a", "replies": [{"role": "user", "content": "b", "replies": []}]}],
 }
@@ -230,6 +230,16 @@ async def test_template_files_take_the_place_of_the_configs(tmp_path: Path) -> N
     assert pair.ours.decode(await pair.ours.encode_chat(CHATS["one question"])) == "from the file"
     for tools in (None, TOOLS):
         await pair.compare(CHATS["one question"], tools=tools)
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"content": None}, {"content": None, "reasoning_content": "hm"}, {"content": None, "tool_calls": []}]
+)
+async def test_an_answer_without_text_and_calls_is_an_empty_text(answer: dict[str, object], make: Make) -> None:
+    """As the server gives where thoughts are cut, and as clients send it back."""
+    tokenizer = make("{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}").ours
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", **answer}, {"role": "user", "content": "on"}]
+    assert tokenizer.decode(await tokenizer.encode_chat(messages)) == "user:hi;assistant:;user:on;"
 
 
 async def test_null_fields_count_as_absent(make: Make) -> None:
