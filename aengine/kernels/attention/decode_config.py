@@ -66,12 +66,12 @@ def decode_config(
     there is less shared memory, blocks are smaller, and fewer programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
-    if element_size == 2 and kept_size in (0, 2) and dim == 128 and rows == 1 and group > 4:
-        config = ONE_ROW_WIDE
-    if element_size == 2 and kept_size in (0, 2) and dim == 64 and not shared:
-        if rows <= 2 and window is not None and window <= IN_ONE.block:
+    if element_size == 2 and kept_size in (0, 2) and not shared:
+        if dim == 128 and rows == 1 and group > 4:
+            config = ONE_ROW_WIDE
+        elif dim == 64 and rows <= 2 and window is not None and window <= IN_ONE.block:
             config = IN_ONE
-        elif rows > 64 and 4 < group <= 8:
+        elif dim == 64 and rows > 64 and 4 < group <= 8:
             config = ONE_WARP
     if kept_size and kept_size < element_size == 2 and not (shared and rows > 16):
         config = ONE_WARP if rows > 64 and dim == 128 and group <= 8 else _half_the_bytes(config)
