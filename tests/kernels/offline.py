@@ -36,7 +36,7 @@ from aengine.kernels.experts.packed import rows as packed_rows
 from aengine.kernels.experts.packed import single_rows as packed_single_rows
 from aengine.kernels.experts.routing import plan, route, route_rows
 from aengine.kernels.launch import Launch
-from aengine.kernels.linear import one_row, small_linear
+from aengine.kernels.linear import gated_rows, one_row, small_linear, triton_linear
 from aengine.kernels.linear.fp8 import few_rows as fp8_few_rows
 from aengine.kernels.linear.fp8 import few_tiles as fp8_few_tiles
 from aengine.kernels.linear.fp8 import inputs as fp8_inputs
@@ -44,6 +44,7 @@ from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8 import linear as fp8_linear
 from aengine.kernels.linear.fp8 import many_rows as fp8_many_rows
 from aengine.kernels.linear.int4 import launch as int4_launch
+from aengine.kernels.linear.int4 import linear as int4_linear
 from aengine.kernels.lora import (
     expand,
     expand_gated,
@@ -62,6 +63,7 @@ KERNELS = (  # those that ask the device
         chunk_attention,
         cutoff,
         decode_attention,
+        gated_rows,
         gumbel,
         latent_decode,
         latent_inputs,
@@ -73,7 +75,18 @@ KERNELS = (  # those that ask the device
         rope,
         small_linear,
     ),
-    *(fp8_few_rows, fp8_few_tiles, fp8_inputs, fp8_library, fp8_linear, fp8_many_rows, int4_launch, triton_kernels),
+    *(
+        fp8_few_rows,
+        fp8_few_tiles,
+        fp8_inputs,
+        fp8_library,
+        fp8_linear,
+        fp8_many_rows,
+        int4_launch,
+        int4_linear,
+        triton_kernels,
+        triton_linear,
+    ),
     *(few_rows, fp8_experts, fp8_many_experts, many_rows, packed_experts, packed_rows, packed_single_rows),
     *(plan, route, route_rows, shared_gate, single_rows, triton_experts, weighted_sum),
     *(expand, expand_gated, pairs, pairs_gated, pairs_sum, shrink, shrink_few, shrink_row, triton_adapted),

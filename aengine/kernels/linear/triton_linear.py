@@ -1,4 +1,7 @@
-"""A linear of 16-bit or 32-bit floats on a CUDA device: our own kernel for few rows, cuBLAS for many."""
+"""A linear of 16-bit or 32-bit floats on a CUDA device: our own kernel for few rows, cuBLAS for many.
+
+But where SiLU(gate) * up follows many rows, our own again, which has it in its end.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.gated_rows import gated_config, gated_rows
 from aengine.kernels.linear.low_rank import LowRank
 from aengine.kernels.linear.small_linear import SmallLinear
 from aengine.kernels.norms import silu_mul
@@ -81,5 +86,8 @@ class TritonLinear:
             return self._few_rows(x, self._weight, self._bias, norm=norm, low_rank=low_rank)
         return self(norm(x), low_rank)
 
-    def activated(self, norm: Norm | None, x: Tensor) -> None:
-        return None
+    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
+        if self._bias is not None:
+            return None
+        config = gated_config(len(x), self.outputs // 2, self.inputs, x.element_size(), launch_for(x.device))
+        return None if config is None else gated_rows(x if norm is None else norm(x), self._weight, config)

@@ -61,7 +61,9 @@ class TritonAdapted:
         return self._linear.after(norm, x) if self._tokens.places is None else self(norm(x))
 
     def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
-        if self._tokens.places is None or len(x) <= LOW_UP_TO or not expands_gated(self._weights):
+        if self._tokens.places is None:
+            return self._linear.activated(norm, x)
+        if len(x) <= LOW_UP_TO or not expands_gated(self._weights):
             return None
         x = x if norm is None else norm(x)
         return expand_gated(self._inner(x), self._weights, self._linear(x), self._order)

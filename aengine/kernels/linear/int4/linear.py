@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
+from aengine.kernels.linear.gated_rows import gated_config, gated_rows
 from aengine.kernels.linear.int4.config import DENSE_ROWS
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import pack_codes
@@ -58,8 +60,15 @@ class Int4Linear:
         """`self(norm(x))`: x [tokens, inputs] -> [tokens, outputs]."""
         return self(norm(x))
 
-    def activated(self, norm: Norm | None, x: Tensor) -> None:
-        """It is left to the product that follows."""
+    def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
+        """SiLU(gate) * up of the outputs [tokens, outputs / 2]; None: it is left to the product that follows."""
+        if len(x) < DENSE_ROWS or self._bias is not None:
+            return None
+        config = gated_config(len(x), self.outputs // 2, self.inputs, x.element_size(), launch_for(x.device))
+        if config is None:
+            return None
+        x = self._in_order(x if norm is None else norm(x))
+        return gated_rows(x, self._product.dequantised(self._weight, x.dtype), config)
 
     def _in_order(self, x: Tensor) -> Tensor:
         """x with its columns in the order of the codes'."""

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.weights import Int4Weight, dequantize
 from tests.kernels.conftest import relative_error, tolerance
 
@@ -62,3 +65,31 @@ def test_columns_of_x_may_come_several_times(dtype: torch.dtype, device: torch.d
     x = torch.randn(5, 160, device=device).to(dtype)
     linear = int4_linear.Int4Linear(weight, None, int4_launch.Int4Product(), dtype)
     assert relative_error(linear(x), x.double() @ dequantize(weight).double().t()) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["in-order", "sorted-by-group"])
+def test_gate_and_up_of_many_rows_are_activated_in_the_dense_product_tiny(
+    ordered: bool, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gated_rows = pytest.importorskip("aengine.kernels.linear.gated_rows")
+    launch = replace(launch_for(device), capability=(9, 0))
+    monkeypatch.setattr("aengine.kernels.linear.int4.linear.launch_for", lambda device: launch)
+    cut = gated_rows.GatedConfig(block_m=32, block_n=16, block_k=16, band=3, stages=2, warps=4)
+    monkeypatch.setattr(gated_rows, "MEASURED", cut)
+    monkeypatch.setattr(gated_rows, "FEWEST_TILES", 2)
+    monkeypatch.setattr(int4_linear, "DENSE_ROWS", 40)
+    weight = Int4Weight(
+        torch.randint(0, 16, (64, 256), dtype=torch.uint8, device=device),
+        (torch.rand(64, 2, device=device) + 0.1).half() / 64,
+        order=torch.randperm(256, device=device) if ordered else None,
+    )
+    linear = int4_linear.Int4Linear(weight, None, int4_launch.Int4Product(), dtype)
+    x = torch.randn(50, 256, device=device).to(dtype)
+    assert linear.activated(None, x[:39]) is None
+    out = linear.activated(Halved(), x)
+    if dtype == torch.float32:
+        assert out is None
+        return
+    gate, up = (x.double() / 2 @ dequantize(weight).double().t()).chunk(2, dim=-1)
+    assert out is not None
+    assert relative_error(out, torch.nn.functional.silu(gate) * up) < 2 * tolerance(dtype)

@@ -1,0 +1,109 @@
+"""SiLU(gate) * up in the end of the product that makes both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aengine.kernels.launch import Launch, launch_for
+from tests.kernels.conftest import relative_error, tolerance
+
+gated = pytest.importorskip("aengine.kernels.linear.gated_rows")
+norms = pytest.importorskip("aengine.kernels.norms")
+kernels = pytest.importorskip("aengine.kernels.triton_kernels")
+
+H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
+SMALL = gated.GatedConfig(block_m=32, block_n=16, block_k=16, band=3, stages=2, warps=4)
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "n", "k", "config"),
+    [
+        pytest.param(1, 16, 32, SMALL, id="tiny-row"),
+        pytest.param(32, 48, 32, SMALL, id="tiny-one-tile-high"),
+        pytest.param(100, 32, 64, SMALL, id="tiny-part-of-a-tile"),
+        pytest.param(270, 16, 32, SMALL, id="tiny-three-bands"),
+        pytest.param(1536, 12288, 4096, gated.MEASURED),
+        pytest.param(8192, 3072, 1024, gated.MEASURED),
+        pytest.param(8191, 18944, 3584, gated.MEASURED),
+        pytest.param(300, 6144, 4096, gated.MEASURED),
+    ],
+)
+def test_gives_what_the_product_and_the_activation_give(
+    m: int, n: int, k: int, config: object, device: torch.device, dtype: torch.dtype
+) -> None:
+    if dtype == torch.float32 and config is not SMALL:
+        pytest.skip("no room for so large blocks of float32, and none asked for")
+    x = torch.randn(m, k, device=device).to(dtype)
+    weight = (torch.randn(2 * n, k, device=device) / k**0.5).to(dtype)
+    out = gated.gated_rows(x, weight, config)
+    assert relative_error(out, exact(x, weight)) < 2 * tolerance(dtype)
+    assert torch.equal(out, gated.gated_rows(x, weight, config))
+
+
+@pytest.mark.gpu
+def test_no_rows_are_no_launch_tiny(device: torch.device) -> None:
+    assert gated.gated_rows(torch.empty(0, 32, device=device), torch.ones(32, 32, device=device), SMALL).shape == (
+        0,
+        16,
+    )
+
+
+@pytest.mark.gpu
+def test_a_row_with_a_nan_is_nan_and_no_other_tiny(device: torch.device) -> None:
+    x, weight = torch.randn(40, 32, device=device), torch.randn(32, 32, device=device)
+    x[7, 3] = float("nan")
+    out = gated.gated_rows(x, weight, SMALL)
+    assert bool(out[7].isnan().all())
+    assert int(out.isnan().sum()) == 16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_activates_its_outputs_where_that_is_faster_tiny(
+    bias: bool, normed: bool, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = replace(launch_for(device), capability=(9, 0))
+    for module in ("aengine.kernels.linear.triton_linear", "aengine.kernels.linear.gated_rows"):
+        monkeypatch.setattr(f"{module}.launch_for", lambda device: launch)
+    monkeypatch.setattr(gated, "MEASURED", SMALL)
+    monkeypatch.setattr(gated, "FEWEST_TILES", 6)
+    x, weight = torch.randn(70, 32, device=device).to(dtype), torch.randn(64, 32, device=device).to(dtype)
+    norm = norms.TritonNorm(torch.rand(32, device=device).to(dtype), 1e-5) if normed else None
+    linear = kernels.TritonKernels().dense(weight, weight[:, 0].contiguous() if bias else None)
+    assert linear.activated(norm, x[:64]) is None  # too few
+    out = linear.activated(norm, x)
+    if bias or dtype == torch.float32:
+        assert out is None
+        return
+    assert out is not None
+    assert relative_error(out, exact(x if norm is None else norm(x), weight)) < 2 * tolerance(dtype)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "size", "launch", "own"),
+    [
+        (1536, 12288, 4096, 2, H200, True),
+        (1024, 12288, 4096, 2, H200, False),
+        (8192, 3072, 1024, 2, H200, True),
+        (8192, 12288, 4096, 4, H200, False),  # float32
+        (8192, 11008 + 64, 4096, 2, H200, False),  # outputs end in a part of a block
+        (8192, 12288, 4096 + 32, 2, H200, False),  # and inputs
+        (8192, 12288, 4096, 2, replace(H200, capability=(8, 9)), False),
+        (8192, 12288, 4096, 2, replace(H200, capability=(10, 0)), False),  # not measured
+    ],
+)
+def test_is_chosen_where_it_was_measured_to_be_faster(
+    m: int, n: int, k: int, size: int, launch: Launch, own: bool
+) -> None:
+    assert (gated.gated_config(m, n, k, size, launch) is not None) == own
