@@ -43,6 +43,8 @@ class DecodeConfig:
 ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
 # More query heads make larger parts of a row, of which there are half as many so.
 ONE_ROW_WIDE = DecodeConfig(block=64, stages=2, warps=2, crowd=3, merged=8192)
+# Of heads of 256: one row, and where many query heads make larger parts.
+WIDE_HEADS = DecodeConfig(block=32, stages=2, warps=2, crowd=4, merged=8192)
 # A window's keys and one block more: one program has them all, or two.
 IN_ONE = DecodeConfig(block=128, stages=2, warps=4, crowd=2)
 # A program of one warp never waits for another warp, and eight of them hide each other's ends of rows.
@@ -59,7 +61,7 @@ def decode_config(
     rows: int, group: int, dim: int, element_size: int, launch: Launch, shared: bool = False, kept_size: int = 0,
     window: int | None = None,
 ) -> DecodeConfig:  # fmt: skip
-    """Measured on an H200 for 2-byte elements, dim 64 and 128 (bench/KERNELS.md); the others only have to fit.
+    """Measured on an H200 for 2-byte elements, dim 64 to 256 (bench/KERNELS.md); the others only have to fit.
 
     group: query heads of each KV head; shared: what is left of each row is short; kept_size: as `shared_memory`;
     window: of keys that a row sees. Where
@@ -95,7 +97,8 @@ def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) 
     if element_size > 2:
         return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
     if dim > 128:
-        return DecodeConfig(block=32, stages=3, warps=4, crowd=2)
+        few_or_large = dim == 256 and (rows == 1 or group > 4)
+        return WIDE_HEADS if few_or_large else DecodeConfig(block=32, stages=3, warps=4, crowd=2)
     if shared and rows > 16:
         return DecodeConfig(block=32, stages=4, warps=2, crowd=4)
     if rows <= 2 and dim <= 64:

@@ -43,3 +43,14 @@ def test_a_window_of_few_keys_is_for_one_program() -> None:
     windowed = [decode_config(rows, 8, 64, 2, H200, window=128).block for rows in (1, 2, 8)]
     assert windowed == [128, 128, 32]
     assert decode_config(1, 8, 64, 2, H200, window=129) == decode_config(1, 8, 64, 2, H200)
+
+
+def test_heads_of_256_have_small_programs_where_rows_are_few_or_parts_large() -> None:
+    small = {
+        (rows, group)
+        for rows in (1, 2, 256)
+        for group in (2, 4, 8)
+        if decode_config(rows, group, 256, 2, H200).crowd == 4
+    }
+    assert small == {(1, 2), (1, 4), (1, 8), (2, 8), (256, 8)}
+    assert decode_config(1, 2, 512, 2, H200).warps == 4

@@ -93,9 +93,10 @@ def test_a_linear_activates_its_outputs_where_that_is_faster_tiny(
 @pytest.mark.parametrize(
     ("m", "n", "k", "size", "launch", "own"),
     [
-        (1536, 12288, 4096, 2, H200, True),
-        (1024, 12288, 4096, 2, H200, False),
-        (8192, 3072, 1024, 2, H200, True),
+        (512, 12288, 4096, 2, H200, True),
+        (384, 12288, 4096, 2, H200, False),
+        (2048, 3072, 1024, 2, H200, True),
+        (1024, 3072, 1024, 2, H200, False),
         (8192, 12288, 4096, 4, H200, False),  # float32
         (8192, 11008 + 64, 4096, 2, H200, False),  # outputs end in a part of a block
         (8192, 12288, 4096 + 32, 2, H200, False),  # and inputs
