@@ -60,14 +60,21 @@ def _few_rows_kernel(
     tile = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    if OVERLAP:
+    if OVERLAP and GATED:
         gdc_wait()
+    # Down begins behind gate and up's own wait, and what they waited for is the plan. Others wrote it: read past the
+    # first-level cache.
+    count = tl.load(count_ptr, cache_modifier=".cg")
+    expert = tl.load(tiles_ptr + tile, cache_modifier=".cg")
+    start = tl.load(tiles_ptr + capacity + tile, cache_modifier=".cg")
+    end = tl.load(tiles_ptr + 2 * capacity + tile, cache_modifier=".cg")
+    if OVERLAP:
+        if not GATED:
+            gdc_wait()
         gdc_launch_dependents()
-    count = tl.load(count_ptr)
     if tile < count:
-        expert = tl.load(tiles_ptr + tile)
-        row = tl.load(tiles_ptr + capacity + tile) + tl.arange(0, M)
-        used = row < tl.load(tiles_ptr + 2 * capacity + tile)
+        row = start + tl.arange(0, M)
+        used = row < end
         pair = tl.load(order_ptr + row, mask=used, other=0)
         product = _tile_product(
             x_ptr, w_ptr, scale_ptr, expert, pair // TOP_K if GATED else pair, used, block,
