@@ -87,6 +87,7 @@ def _decode_kernel(
     MERGE_GROUP: tl.constexpr,  # power of two >= GROUP
     MERGE: tl.constexpr,  # parts added up at a time
     BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,  # blocks of a share, at least
     RUN: tl.constexpr,  # keys of a block that are in one page for certain
     STAGES: tl.constexpr,
     WIDE: tl.constexpr,  # the caches have 2 ** 31 elements or more
@@ -111,7 +112,7 @@ def _decode_kernel(
     _firsts, counts = span_blocks(lens, starts, window, BLOCK, WINDOWED)
     counts = tl.where(exists & (lens >= 0), counts, 0)
     line = tl.sum(counts, axis=0)
-    share = tl.cdiv(line, workers)
+    share = tl.maximum(tl.cdiv(line, workers), PIECE)
     place = worker * share
     end = tl.minimum(place + share, line)
     # The row that `place` falls into, where on the line it begins, and how long it is.
@@ -341,7 +342,7 @@ class PagedDecode:
             KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
             GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
             MERGE=max(1, config.merged // (power_of_two(group) * dim)),
-            BLOCK=config.block, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
+            BLOCK=config.block, PIECE=config.piece, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
             WIDE=k_cache.numel() >= 2**31, WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
             SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None,
             PRECISION="ieee" if q.element_size() > 2 else "tf32",

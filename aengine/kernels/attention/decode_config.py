@@ -12,7 +12,8 @@ DECODE_BORDERS = (1, 2, 8, 16, 64)  # rows: beyond each, other cuts
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """block: keys at a time; stages: depth of the copy pipeline; merged: elements of parts that are added up at a time.
+    """block: keys at a time; stages: depth of the copy pipeline; merged: elements of parts that are added up at a time;
+    piece: blocks that a program takes at least, though others have none: so many fewer parts are added up.
 
     crowd: programs on each processor at once. It must be exactly as many as fit: with room for one more, programs of
     the next launch move in early, and then more of them share some processors than others.
@@ -23,6 +24,7 @@ class DecodeConfig:
     warps: int
     crowd: int
     merged: int = 4096
+    piece: int = 1
 
     def shared_memory(
         self, group: int, dim: int, element_size: int, kept_size: int = 0, warp_groups: bool = False
@@ -41,8 +43,6 @@ class DecodeConfig:
 
 # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
 ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
-# More query heads make larger parts of a row, of which there are half as many so.
-ONE_ROW_WIDE = DecodeConfig(block=64, stages=2, warps=2, crowd=3, merged=8192)
 # Of heads of 256: one row, and where many query heads make larger parts.
 WIDE_HEADS = DecodeConfig(block=32, stages=2, warps=2, crowd=4, merged=8192)
 # A window's keys and one block more: one program has them all, or two.
@@ -69,8 +69,8 @@ def decode_config(
     """
     config = _measured(rows, group, dim, element_size, shared)
     if element_size == 2 and kept_size in (0, 2) and not shared:
-        if dim == 128 and rows == 1 and group > 4:
-            config = ONE_ROW_WIDE
+        if dim == 128 and config == ONE_ROW:
+            config = replace(config, piece=2)
         elif dim == 64 and rows <= 2 and window is not None and window <= IN_ONE.block:
             config = IN_ONE
         elif dim == 64 and rows > 64 and 4 < group <= 8:

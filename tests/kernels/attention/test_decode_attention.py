@@ -132,10 +132,11 @@ def test_scores_are_capped_and_sinks_take_their_share(
     assert not out[inputs[4] == 0].any()
 
 
+@pytest.mark.parametrize("piece", [1, 2, 5, 40])
 @pytest.mark.parametrize("crowd", [1, 4])
-def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, device: torch.device) -> None:
+def test_the_result_does_not_hang_on_how_the_work_is_cut_tiny(crowd: int, piece: int, device: torch.device) -> None:
     inputs = paged([5, 90, 0, 200, 33], 4, 2, 16, 16, torch.float32, device)
-    config = DecodeConfig(block=16, stages=2, warps=4, crowd=crowd)
+    config = DecodeConfig(block=16, stages=2, warps=4, crowd=crowd, piece=piece)
     out = decode_attention.PagedDecode()(*inputs, 0.25, config=config)
     assert relative_error(out, reference(*inputs, 0.25)) < tolerance(torch.float32)
 

@@ -22,10 +22,15 @@ def test_many_rows_of_codes_have_twice_the_programs_of_one_warp_each() -> None:
     assert decode_config(256, 10, 128, 2, H200, kept_size=1).warps == 2  # their queries need the registers of two
 
 
-def test_one_row_with_many_query_heads_a_kv_head_has_longer_blocks() -> None:
-    longer = {group for group in (1, 4, 5, 7, 8, 16) if decode_config(1, group, 128, 2, H200).block == 64}
-    assert longer == {5, 7, 8, 16}
-    assert decode_config(2, 8, 128, 2, H200).block == decode_config(1, 4, 128, 2, H200).block == 32
+def test_one_row_has_few_parts() -> None:
+    pieces = {
+        (rows, dim, group): decode_config(rows, group, dim, 2, H200).piece
+        for rows in (1, 2)
+        for dim in (64, 128)
+        for group in (2, 4, 8)
+    }
+    assert {case for case, piece in pieces.items() if piece == 2} == {(1, 128, 4), (1, 128, 8)}
+    assert decode_config(1, 4, 128, 2, H200, kept_size=1).piece == 1  # its blocks are twice as long
 
 
 def test_operands_that_stay_in_shared_memory_are_counted() -> None:
