@@ -8,7 +8,8 @@ that one drains. Three rules keep this safe:
   before that one are.
 - Before the wait only two things are read: weights, and the tensors of the batch (`seq_lens`, `page_table`, ...), which
   must have been written before the last ordinary launch that precedes the layers (the embedding lookup is one).
-  A kernel whose predecessor releases it only after its own wait may also read what that one had waited for.
+  A kernel whose predecessor releases it only after its own wait may also read what that one had waited for; and so may
+  those behind it, which begin later still.
 - A program releases its dependents at once. They may take room on a processor before the last programs of this launch
   get there, so a grid whose programs must spread evenly has to leave no room. But one that reads much besides weights
   behind its wait releases them there: else the weights that they ask for at once stand in front of what it reads.

@@ -134,6 +134,18 @@ def test_products_of_few_rows(compiler: Compiler, m: int, n: int, k: int) -> Non
     assert compiler.shared[-1] <= config.shared_memory(m, 2)
 
 
+@pytest.mark.parametrize("tokens", [2048, 8192])
+def test_products_that_are_activated_in_the_end(compiler: Compiler, tokens: int) -> None:
+    x, kernels = half(tokens, 4096), TritonKernels()
+    codes = Int4Weight(octets(24576, 4096), half(24576, 32))
+    for linear in (kernels.dense(half(24576, 4096), None), kernels.quantized(codes, None, torch.bfloat16)):
+        before = len(compiler.shared)
+        out = linear.activated(norms.TritonNorm(half(4096), 1e-6), x)
+        assert (None if out is None else out.shape) == ((tokens, 12288) if compiler.gpu.capability == 90 else None)
+        assert len(compiler.shared) > before or out is None
+    norms.silu_mul(half(1, 8))  # so that something is built for the others
+
+
 @pytest.mark.parametrize("k", [2048, 3840, 4096])
 def test_products_of_a_row_normed_by_float32(compiler: Compiler, k: int) -> None:
     small_linear.SmallLinear()(half(1, k), half(12352, k), norm=norms.TritonNorm(single(k), 1e-6))

@@ -9,10 +9,12 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("triton")
 
+from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8.quantize import quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight, dequantize
 from aengine.kernels.torch_kernels import TorchKernels
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.gpu
 # How far: rounding to bf16 alone makes 2.3e-3 of it; inputs of FP8 products are rounded as well.
 FORMATS = {"bf16": 2.8e-3, "fp8": 5e-2, "int4": 3e-3, "mxfp4": 2.8e-3}
 ROWS = [*range(1, 130), *range(130, 513, 7), 1023, 1024, 2048]
+GATED_ROWS = [*range(479, 514), 640, 641, 959, 1023, 1024, 1025, 2048, 4095, 8192]
 TOKENS = [*range(1, 70), 96, 128, 200, 256, 333, 512, 1000, 2048]
 
 
@@ -62,6 +65,31 @@ def test_a_linear_gives_its_product(n: int, k: int, form: str, device: torch.dev
         error = max(relative_error(once, product), relative_error(added, product + residual.float()))
         if not error < FORMATS[form] or not torch.equal(once, again):
             wrong.append((rows, error))
+    assert not wrong
+
+
+@pytest.mark.parametrize("form", ["bf16", "int4"])
+@pytest.mark.parametrize(("n", "k"), [(24576, 4096), (6144, 1024), (37888, 3584)])
+def test_gate_and_up_are_activated(n: int, k: int, form: str, device: torch.device) -> None:
+    kernels = TritonKernels()
+    if form == "bf16":
+        weight = (torch.randn(n, k, device=device) / k**0.5).bfloat16()
+        linear, exact = kernels.dense(weight, None), weight.float()
+    else:
+        weight = quantized(form, n, k, device=device)
+        linear, exact = kernels.quantized(weight, None, torch.bfloat16), dequantize(weight)
+    done, wrong = 0, list[tuple[int, float]]()
+    for rows in GATED_ROWS:
+        x = torch.randn(rows, k, device=device).bfloat16()
+        out, again = linear.activated(None, x), linear.activated(None, x)
+        if out is None or again is None:
+            continue
+        gate, up = (x.float() @ exact.t()).chunk(2, dim=-1)
+        error = relative_error(out, F.silu(gate) * up)
+        if not error < 2 * FORMATS[form] or not torch.equal(out, again):
+            wrong.append((rows, error))
+        done += 1
+    assert done or launch_for(device).capability[0] != 9
     assert not wrong
 
 

@@ -13,7 +13,8 @@ DECODE_BORDERS = (1, 2, 8, 16, 64)  # rows: beyond each, other cuts
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """block: keys at a time; stages: depth of the copy pipeline; merged: elements of parts that are added up at a time;
-    piece: blocks that a program takes at least, though others have none: so many fewer parts are added up.
+    piece: blocks that a program takes at least; a short row then leaves some programs without any, and has fewer parts
+    to be added up.
 
     crowd: programs on each processor at once. It must be exactly as many as fit: with room for one more, programs of
     the next launch move in early, and then more of them share some processors than others.
@@ -43,7 +44,7 @@ class DecodeConfig:
 
 # Small programs let the next product's programs move in beside them: best in a whole step, though not alone.
 ONE_ROW = DecodeConfig(block=32, stages=3, warps=2, crowd=3, merged=8192)
-# Of heads of 256: one row, and where many query heads make larger parts.
+# Of heads of 256: one row, and where more than four query heads make larger parts.
 WIDE_HEADS = DecodeConfig(block=32, stages=2, warps=2, crowd=4, merged=8192)
 # A window's keys and one block more: one program has them all, or two.
 IN_ONE = DecodeConfig(block=128, stages=2, warps=4, crowd=2)
@@ -71,6 +72,8 @@ def decode_config(
     if element_size == 2 and kept_size in (0, 2) and not shared:
         if dim == 128 and config == ONE_ROW:
             config = replace(config, piece=2)
+        elif dim == 256 and (rows == 1 or group > 4) and group <= 8:
+            config = WIDE_HEADS
         elif dim == 64 and rows <= 2 and window is not None and window <= IN_ONE.block:
             config = IN_ONE
         elif dim == 64 and rows > 64 and 4 < group <= 8:
@@ -97,8 +100,7 @@ def _measured(rows: int, group: int, dim: int, element_size: int, shared: bool) 
     if element_size > 2:
         return DecodeConfig(block=32 if dim <= 128 else 16, stages=2, warps=4, crowd=2)
     if dim > 128:
-        few_or_large = dim == 256 and (rows == 1 or group > 4)
-        return WIDE_HEADS if few_or_large else DecodeConfig(block=32, stages=3, warps=4, crowd=2)
+        return DecodeConfig(block=32, stages=3, warps=4, crowd=2)
     if shared and rows > 16:
         return DecodeConfig(block=32, stages=4, warps=2, crowd=4)
     if rows <= 2 and dim <= 64:

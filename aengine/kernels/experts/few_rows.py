@@ -62,8 +62,8 @@ def _few_rows_kernel(
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     if OVERLAP and GATED:
         gdc_wait()
-    # Down begins behind gate and up's own wait, and what they waited for is the plan. Others wrote it: read past the
-    # first-level cache.
+    # Down, and whatever is launched between, begins behind the wait of all of gate and up's programs, and what they
+    # waited for is the plan. Others wrote it: read past the first-level cache.
     count = tl.load(count_ptr, cache_modifier=".cg")
     expert = tl.load(tiles_ptr + tile, cache_modifier=".cg")
     start = tl.load(tiles_ptr + capacity + tile, cache_modifier=".cg")

@@ -71,17 +71,28 @@ class GatedConfig:
     warps: int = 8
 
 
-MEASURED = GatedConfig()
-FEWEST_TILES = 384  # three rounds of 132 processors; for fewer, cuBLAS finds better cuts
+CONFIG = GatedConfig()
+LEAST_ROUNDS = 3
 
 
 def gated_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> GatedConfig | None:
-    """For m rows of k inputs and n outputs; None: the library and a launch for SiLU(gate) * up are as fast, or the
-    shape does not fit. Measured on an H200 (bench/KERNELS.md)."""
-    config = MEASURED
+    """For m rows of k inputs and n outputs; None: the library and a launch for SiLU(gate) * up are faster, or the
+    shape does not fit.
+
+    A round of tiles takes nine tenths of what these take for as many rows (an H200, bench/KERNELS.md), but it takes
+    as long where tiles are not full or some processors have none.
+    """
+    config = CONFIG
     if not launch.warp_groups or element_size != 2 or n % config.block_n or k % config.block_k:
         return None
-    return config if triton.cdiv(m, config.block_m) * (n // config.block_n) >= FEWEST_TILES else None
+    rounds = triton.cdiv(triton.cdiv(m, config.block_m) * (n // config.block_n), launch.processors)
+    outputs = rounds * launch.processors * config.block_m * config.block_n  # as many as take as long
+    return config if rounds >= LEAST_ROUNDS and 10 * outputs <= 11 * m * n else None
+
+
+def fewest_rows(n: int, k: int, element_size: int, launch: Launch, most: int) -> int | None:
+    """Of how many rows the kernel is used first; None: not of up to `most`."""
+    return next((m for m in range(1, most + 1) if gated_config(m, n, k, element_size, launch) is not None), None)
 
 
 def gated_rows(x: Tensor, weight: Tensor, config: GatedConfig) -> Tensor:

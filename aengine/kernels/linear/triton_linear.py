@@ -1,6 +1,6 @@
 """A linear of 16-bit or 32-bit floats on a CUDA device: our own kernel for few rows, cuBLAS for many.
 
-But where SiLU(gate) * up follows many rows, our own again, which has it in its end.
+But gate and up of many rows have one of our own again, which applies SiLU(gate) * up before it stores.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TritonLinear:
         return self(norm(x), low_rank)
 
     def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
-        if self._bias is not None:
+        if self._bias is not None or not self._weight.is_contiguous():
             return None
         config = gated_config(len(x), self.outputs // 2, self.inputs, x.element_size(), launch_for(x.device))
         return None if config is None else gated_rows(x if norm is None else norm(x), self._weight, config)

@@ -18,6 +18,7 @@ from aengine.kernels.collective.mailboxes import LANE
 from aengine.kernels.experts.config import row_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.config import tile_borders
+from aengine.kernels.linear.gated_rows import fewest_rows
 from aengine.kernels.linear.int4.config import int4_borders
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.lora.config import adapter_borders
@@ -90,6 +91,12 @@ def uncaptured_steps(
     kinds = [kind for kind, there in ((tile_borders, model.fp8), (int4_borders, model.int4)) if there]
     shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size, model.ranks)}
     borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch)}
+    gates = {shape for layer in model.layers for shape in layer.ffn.linears(model.hidden_size, model.ranks)[::2]}
+    for outputs, inputs in gates:
+        first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, max_step_tokens)
+        if first is not None:  # some larger steps go without the kernel again, so it is this one that is launched
+            for whole in {first, min(2, model.ranks) * first}:  # or in halves
+                borders |= {whole - 1, whole}
     if model.lora is not None:
         borders |= set(adapter_borders(model.lora.places + 1))
     if model.ranks > 1:
@@ -106,9 +113,9 @@ def border_steps(
     for border in sorted({most, *(border for border in borders if border < most)} if borders else ()):
         if not any(last < tokens <= border for tokens in launched):
             rows = -(-border // max_model_len)
-            length = border // rows
+            length = -(-border // rows)
             pages = -(-length // config.page_size)
-            steps.append(_in_page_0(_largest_step(rows, length, pages, max_step_tokens, SamplingParams())))
+            steps.append(_in_page_0(_largest_step(rows, length, pages, border, SamplingParams())))
         last = border
     return steps
 
@@ -180,32 +187,33 @@ def _in_page_0(step: StepPlan) -> StepPlan:
 
 
 def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:
-    """Every row at once prefills `length` tokens and draws, as many as one step may carry."""
-    rows = min(rows, max(1, max_step_tokens // length))
+    """Every row at once prefills `length` tokens and draws, as many as one step may carry; the last what is left."""
+    tokens = min(rows * length, max_step_tokens)
+    lengths = [min(length, tokens - before) for before in range(0, tokens, length)]
     new_rows = [
         NewRow(
             row=row,
             params=params,
             seed=row,
             stop_ids=(0,),
-            prompt_len=length,
-            tokens=[0] * length,
+            prompt_len=tokens,
+            tokens=[0] * tokens,
             length=0,
             pages=list(range(1 + row * pages_per_row, 1 + (row + 1) * pages_per_row)),
         )
-        for row in range(rows)
+        for row, tokens in enumerate(lengths)
     ]
     # One prompt alone is scored: the others' scores come one after the other, in the same memory.
-    scored = 0 if params.prompt_logprobs is None else length
+    scored = 0 if params.prompt_logprobs is None else lengths[0]
     prefill = [
         PrefillChunk(
             row=row,
             start=0,
-            token_ids=[0] * length,
+            token_ids=[0] * tokens,
             samples=True,
             score_ids=[0] * scored if row == 0 else [],
             top=params.prompt_logprobs or 0,
         )
-        for row in range(rows)
+        for row, tokens in enumerate(lengths)
     ]
     return StepPlan(step=0, new_rows=new_rows, new_pages=[], decode=[], prefill=prefill, page_copies=[])

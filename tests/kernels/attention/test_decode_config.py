@@ -58,4 +58,10 @@ def test_heads_of_256_have_small_programs_where_rows_are_few_or_parts_large() ->
         if decode_config(rows, group, 256, 2, H200).crowd == 4
     }
     assert small == {(1, 2), (1, 4), (1, 8), (2, 8), (256, 8)}
-    assert decode_config(1, 2, 512, 2, H200).warps == 4
+    others = [
+        decode_config(1, 2, 512, 2, H200),
+        decode_config(1, 16, 256, 2, H200),
+        decode_config(256, 8, 256, 2, H200, shared=True),
+        decode_config(1, 2, 256, 2, H200, kept_size=1),
+    ]
+    assert {config.warps for config in others} == {4}  # as was measured before

@@ -32,10 +32,10 @@ def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         pytest.param(32, 48, 32, SMALL, id="tiny-one-tile-high"),
         pytest.param(100, 32, 64, SMALL, id="tiny-part-of-a-tile"),
         pytest.param(270, 16, 32, SMALL, id="tiny-three-bands"),
-        pytest.param(1536, 12288, 4096, gated.MEASURED),
-        pytest.param(8192, 3072, 1024, gated.MEASURED),
-        pytest.param(8191, 18944, 3584, gated.MEASURED),
-        pytest.param(300, 6144, 4096, gated.MEASURED),
+        pytest.param(1536, 12288, 4096, gated.CONFIG),
+        pytest.param(8192, 3072, 1024, gated.CONFIG),
+        pytest.param(8191, 18944, 3584, gated.CONFIG),
+        pytest.param(300, 6144, 4096, gated.CONFIG),
     ],
 )
 def test_gives_what_the_product_and_the_activation_give(
@@ -48,6 +48,14 @@ def test_gives_what_the_product_and_the_activation_give(
     out = gated.gated_rows(x, weight, config)
     assert relative_error(out, exact(x, weight)) < 2 * tolerance(dtype)
     assert torch.equal(out, gated.gated_rows(x, weight, config))
+    if dtype != torch.float32:  # rounded wherever a product and a launch of its own would
+        assert relative_error(out, norms.silu_mul((x.float() @ weight.float().t()).to(dtype))) < 3e-4
+
+
+@pytest.mark.gpu
+def test_rows_may_be_a_part_of_something_wider_tiny(device: torch.device) -> None:
+    x, weight = torch.randn(40, 64, device=device)[:, 16:48], torch.randn(64, 32, device=device)
+    assert relative_error(gated.gated_rows(x, weight, SMALL), exact(x, weight)) < 2 * tolerance(torch.float32)
 
 
 @pytest.mark.gpu
@@ -73,15 +81,17 @@ def test_a_row_with_a_nan_is_nan_and_no_other_tiny(device: torch.device) -> None
 def test_a_linear_activates_its_outputs_where_that_is_faster_tiny(
     bias: bool, normed: bool, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = replace(launch_for(device), capability=(9, 0))
+    launch = replace(launch_for(device), capability=(9, 0), processors=6)
     for module in ("aengine.kernels.linear.triton_linear", "aengine.kernels.linear.gated_rows"):
         monkeypatch.setattr(f"{module}.launch_for", lambda device: launch)
-    monkeypatch.setattr(gated, "MEASURED", SMALL)
-    monkeypatch.setattr(gated, "FEWEST_TILES", 6)
-    x, weight = torch.randn(70, 32, device=device).to(dtype), torch.randn(64, 32, device=device).to(dtype)
+    monkeypatch.setattr(gated, "CONFIG", SMALL)
+    monkeypatch.setattr(gated, "LEAST_ROUNDS", 1)
+    x, weight = torch.randn(90, 32, device=device).to(dtype), torch.randn(64, 32, device=device).to(dtype)
     norm = norms.TritonNorm(torch.rand(32, device=device).to(dtype), 1e-5) if normed else None
     linear = kernels.TritonKernels().dense(weight, weight[:, 0].contiguous() if bias else None)
-    assert linear.activated(norm, x[:64]) is None  # too few
+    assert linear.activated(norm, x[:64]) is None  # too few for all processors
+    turned = kernels.TritonKernels().dense(weight.t().contiguous().t(), None)
+    assert turned.activated(norm, x) is None
     out = linear.activated(norm, x)
     if bias or dtype == torch.float32:
         assert out is None
@@ -95,6 +105,11 @@ def test_a_linear_activates_its_outputs_where_that_is_faster_tiny(
     [
         (512, 12288, 4096, 2, H200, True),
         (384, 12288, 4096, 2, H200, False),
+        (513, 12288, 4096, 2, H200, False),  # the last tile of rows would be empty but for one
+        (768, 12288, 4096, 2, H200, False),  # and here the last round
+        (1, 53248, 4096, 2, H200, False),
+        (64, 53248, 4096, 2, H200, False),
+        (129, 25600, 5120, 2, H200, False),
         (2048, 3072, 1024, 2, H200, True),
         (1024, 3072, 1024, 2, H200, False),
         (8192, 12288, 4096, 4, H200, False),  # float32
@@ -108,3 +123,12 @@ def test_is_chosen_where_it_was_measured_to_be_faster(
     m: int, n: int, k: int, size: int, launch: Launch, own: bool
 ) -> None:
     assert (gated.gated_config(m, n, k, size, launch) is not None) == own
+
+
+def test_the_fewest_rows_are_the_first_that_it_is_chosen_for() -> None:
+    fewest = gated.fewest_rows(12288, 4096, 2, H200, 8192)
+    assert fewest is not None
+    chosen = [gated.gated_config(m, 12288, 4096, 2, H200) is not None for m in range(fewest + 1)]
+    assert chosen == [False] * fewest + [True]
+    assert gated.fewest_rows(12288, 4096, 2, H200, fewest - 1) is None
+    assert gated.fewest_rows(12288, 4096, 4, H200, 8192) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -170,6 +171,23 @@ def test_gate_and_up_of_many_tokens_are_activated_where_adapters_add_theirs(
     assert relative_error(out, F.silu(first) * second) < 2 * tolerance(dtype)  # two roundings on the way
     if mix == "none":
         assert torch.equal(out, silu_mul(case.linear.after(case.norm, x) if normed else case.linear(x)))
+
+
+def test_without_adapters_the_linear_itself_is_asked_tiny(device: torch.device) -> None:
+    class Activates:
+        inputs, outputs = 96, 128
+
+        def activated(self, norm: object, x: Tensor) -> Tensor:
+            return x + 1 if norm is None else x + 2
+
+    case = Case(96, (64, 64), 16, torch.float32, device)
+    order = case.linear._order
+    adapted = TritonAdapted(cast(Linear, Activates()), case.adapters, case.tokens, order, Parts())
+    x = case.random(300, 96)
+    for norm, added in ((None, 1), (case.norm, 2)):
+        out = adapted.activated(norm, x)
+        assert out is not None
+        assert torch.equal(out, x + added)
 
 
 @pytest.mark.parametrize(

@@ -62,20 +62,19 @@ pytestmark = [*MARKS, pytest.mark.slow]
 DEVICE, META = torch.device("cpu"), torch.device("meta")
 empty = torch.empty
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability=(9, 0))
-# The last layer's feed-forward part has the rows that are drawn from.
-TWO: dict[str, Any] = {"num_hidden_layers": 2}
-EXPERTS: dict[str, Any] = TWO | {"num_experts": 32, "num_experts_per_tok": 4}
+EXPERTS: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 4}
 EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
 FP8_STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 INT4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
-GPT_OSS: dict[str, Any] = TWO | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64}
+GPT_OSS: dict[str, Any] = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64}
 GPT_OSS |= {"num_local_experts": 32, "num_experts_per_tok": 4, "intermediate_size": 256, "sliding_window": 128}
 GPT_OSS |= {"quantization_config": {"quant_method": "mxfp4"}}
-LATENTS: dict[str, Any] = TWO | {"first_k_dense_replace": 0, "topk_method": "greedy", "num_key_value_heads": 16}
+LATENTS: dict[str, Any] = {"first_k_dense_replace": 0, "topk_method": "greedy", "num_key_value_heads": 16}
 LATENTS |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
 LATENTS |= {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 LATENTS |= {"n_routed_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "n_shared_experts": 1}
+NO_GRAPHS: dict[str, Any] = {"cuda_graphs": False}
 LORA: dict[str, Any] = {"lora_loading": True, "max_loras": 2}
 OF_EXPERTS: dict[str, Any] = LORA | {"lora": {"of-experts": "adapter"}}  # below the test's folder
 GIB = 2**30
@@ -200,13 +199,15 @@ def attention_of(name: str, seen: set[str]) -> PrefillAttention:
 
 
 def checkpoint(folder: Path, kv_heads: int, more: dict[str, Any]) -> Path:
-    """The 0.6B shape, with one layer and a small vocabulary. more: of its configuration."""
+    """The 0.6B shape, with a small vocabulary and two layers: the feed-forward part of the last has the rows that are
+    drawn from. more: of its configuration.
+    """
     family = "Qwen3Moe" if "num_experts" in more else "Qwen3"
     shape: dict[str, Any] = {
         "vocab_size": 9000,
         "hidden_size": 1024,
         "intermediate_size": 3072,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": 2,
         "num_attention_heads": 16,
         "num_key_value_heads": kv_heads,
         "head_dim": 128,
@@ -308,6 +309,8 @@ def record_the_rest(runtime: Runtime) -> Iterator[None]:
         pytest.param("flash-attn-4", 70, 8, {"cuda_graphs": False}, {}, id="no-graphs"),
         pytest.param("flash-attn-4", 200, 2, {"cuda_graphs": False}, {}, id="no-graphs-few-heads"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False, "kv_cache_gib": 0.25}, {}, id="no-graphs-few-rows"),
+        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25, "max_step_tokens": 2048}, {}, id="middling-steps"),
+        pytest.param("flash-attn-2", 5, 8, NO_GRAPHS | {"max_step_tokens": 2048}, {}, id="middling-steps-no-graphs"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | FP8, id="experts-fp8"),
         pytest.param("flash-attn-4", 40, 8, {}, EXPERTS | INT4, id="experts-int4"),
@@ -315,12 +318,12 @@ def record_the_rest(runtime: Runtime) -> Iterator[None]:
         pytest.param("flash-attn-4", 40, 16, {}, LATENTS, id="latents"),
         pytest.param("flash-attn-4", 40, 16, {"kv_cache_dtype": "fp8"}, LATENTS, id="latents-in-fp8"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False}, EXPERTS, id="experts-no-graphs"),
-        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | INT4, id="int4-not-captured"),
-        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, TWO | FP8_STATIC, id="fp8-static-not-captured"),
+        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, INT4, id="int4-not-captured"),
+        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, FP8_STATIC, id="fp8-static-not-captured"),
         pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
-        pytest.param("flash-attn-4", 40, 8, LORA, TWO, id="adapters"),
+        pytest.param("flash-attn-4", 40, 8, LORA, {}, id="adapters"),
         pytest.param("flash-attn-4", 40, 8, OF_EXPERTS, EXPERTS, id="adapters-of-experts"),
-        pytest.param("flash-attn-2", 5, 8, LORA | {"cuda_graphs": False}, TWO | FP8, id="adapters-no-graphs-fp8"),
+        pytest.param("flash-attn-2", 5, 8, LORA | {"cuda_graphs": False}, FP8, id="adapters-no-graphs-fp8"),
     ],
 )
 def test_nothing_is_compiled_while_serving(
@@ -396,9 +399,9 @@ def test_nothing_is_compiled_while_serving_what_an_earlier_start_up_has_measured
         pytest.param("flash-attn-4", 40, {}, GPT_OSS, id="gpt-oss"),
         pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
         pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, {}, id="fp8-short-steps"),
-        pytest.param("flash-attn-4", 40, LORA, TWO, id="adapters"),
+        pytest.param("flash-attn-4", 40, LORA, {}, id="adapters"),
         pytest.param("flash-attn-4", 40, OF_EXPERTS, EXPERTS, id="adapters-of-experts"),
-        pytest.param("flash-attn-2", 5, LORA | {"kv_cache_gib": 0.25}, TWO | INT4, id="adapters-not-captured-int4"),
+        pytest.param("flash-attn-2", 5, LORA | {"kv_cache_gib": 0.25}, INT4, id="adapters-not-captured-int4"),
     ],
 )
 def test_processes_beside_a_start_up_compile_all_that_it_launches(

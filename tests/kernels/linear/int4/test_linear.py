@@ -72,11 +72,11 @@ def test_gate_and_up_of_many_rows_are_activated_in_the_dense_product_tiny(
     ordered: bool, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gated_rows = pytest.importorskip("aengine.kernels.linear.gated_rows")
-    launch = replace(launch_for(device), capability=(9, 0))
+    launch = replace(launch_for(device), capability=(9, 0), processors=4)
     monkeypatch.setattr("aengine.kernels.linear.int4.linear.launch_for", lambda device: launch)
     cut = gated_rows.GatedConfig(block_m=32, block_n=16, block_k=16, band=3, stages=2, warps=4)
-    monkeypatch.setattr(gated_rows, "MEASURED", cut)
-    monkeypatch.setattr(gated_rows, "FEWEST_TILES", 2)
+    monkeypatch.setattr(gated_rows, "CONFIG", cut)
+    monkeypatch.setattr(gated_rows, "LEAST_ROUNDS", 1)
     monkeypatch.setattr(int4_linear, "DENSE_ROWS", 40)
     weight = Int4Weight(
         torch.randint(0, 16, (64, 256), dtype=torch.uint8, device=device),
@@ -84,7 +84,7 @@ def test_gate_and_up_of_many_rows_are_activated_in_the_dense_product_tiny(
         order=torch.randperm(256, device=device) if ordered else None,
     )
     linear = int4_linear.Int4Linear(weight, None, int4_launch.Int4Product(), dtype)
-    x = torch.randn(50, 256, device=device).to(dtype)
+    x = torch.randn(60, 256, device=device).to(dtype)
     assert linear.activated(None, x[:39]) is None
     out = linear.activated(Halved(), x)
     if dtype == torch.float32:
