@@ -91,6 +91,7 @@ def uncaptured_steps(
     kinds = [kind for kind, there in ((tile_borders, model.fp8), (int4_borders, model.int4)) if there]
     shapes = {shape for layer in model.layers for shape in layer.linears(model.hidden_size, model.ranks)}
     borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch)}
+    # Gate and up as one, then down.
     gates = {shape for layer in model.layers for shape in layer.ffn.linears(model.hidden_size, model.ranks)[::2]}
     for outputs, inputs in gates:
         first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, max_step_tokens)
@@ -188,8 +189,8 @@ def _in_page_0(step: StepPlan) -> StepPlan:
 
 def _largest_step(rows: int, length: int, pages_per_row: int, max_step_tokens: int, params: SamplingParams) -> StepPlan:
     """Every row at once prefills `length` tokens and draws, as many as one step may carry; the last what is left."""
-    tokens = min(rows * length, max_step_tokens)
-    lengths = [min(length, tokens - before) for before in range(0, tokens, length)]
+    total = min(rows * length, max_step_tokens)
+    lengths = [min(length, total - before) for before in range(0, total, length)]
     new_rows = [
         NewRow(
             row=row,
