@@ -15,6 +15,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.base import Linear
 from aengine.kernels.linear.fp8.quantize import quantize_fp8
 from aengine.kernels.linear.weights import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight, dequantize
 from aengine.kernels.torch_kernels import TorchKernels
@@ -45,18 +46,22 @@ def quantized(form: str, *shape: int, device: torch.device) -> QuantizedWeight:
     return Int4Weight(codes, (torch.rand(*experts, n, k // 128, device=device) + 0.1) / (6 * k**0.5))
 
 
+def linear_of(form: str, n: int, k: int, device: torch.device) -> tuple[Linear, Tensor]:
+    """A random linear, and its weight [n, k] in float32."""
+    kernels = TritonKernels()
+    if form == "bf16":
+        weight = (torch.randn(n, k, device=device) / k**0.5).bfloat16()
+        return kernels.dense(weight, None), weight.float()
+    codes = quantized(form, n, k, device=device)
+    return kernels.quantized(codes, None, torch.bfloat16), dequantize(codes)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     ("n", "k"), [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (5120, 2048), (2048, 4096), (1024, 3072)]
 )
 def test_a_linear_gives_its_product(n: int, k: int, form: str, device: torch.device) -> None:
-    kernels = TritonKernels()
-    if form == "bf16":
-        weight = (torch.randn(n, k, device=device) / k**0.5).bfloat16()
-        linear, exact = kernels.dense(weight, None), weight.float()
-    else:
-        weight = quantized(form, n, k, device=device)
-        linear, exact = kernels.quantized(weight, None, torch.bfloat16), dequantize(weight)
+    linear, exact = linear_of(form, n, k, device)
     wrong: list[tuple[int, float]] = []
     for rows in ROWS:
         x, residual = (torch.randn(rows, width, device=device).bfloat16() for width in (k, n))
@@ -71,13 +76,7 @@ def test_a_linear_gives_its_product(n: int, k: int, form: str, device: torch.dev
 @pytest.mark.parametrize("form", ["bf16", "int4"])
 @pytest.mark.parametrize(("n", "k"), [(24576, 4096), (6144, 1024), (37888, 3584)])
 def test_gate_and_up_are_activated(n: int, k: int, form: str, device: torch.device) -> None:
-    kernels = TritonKernels()
-    if form == "bf16":
-        weight = (torch.randn(n, k, device=device) / k**0.5).bfloat16()
-        linear, exact = kernels.dense(weight, None), weight.float()
-    else:
-        weight = quantized(form, n, k, device=device)
-        linear, exact = kernels.quantized(weight, None, torch.bfloat16), dequantize(weight)
+    linear, exact = linear_of(form, n, k, device)
     done, wrong = 0, list[tuple[int, float]]()
     for rows in GATED_ROWS:
         x = torch.randn(rows, k, device=device).bfloat16()

@@ -90,9 +90,9 @@ def gated_config(m: int, n: int, k: int, element_size: int, launch: Launch) -> G
     return config if rounds >= LEAST_ROUNDS and 10 * outputs <= 11 * m * n else None
 
 
-def fewest_rows(n: int, k: int, element_size: int, launch: Launch, most: int) -> int | None:
-    """Of how many rows the kernel is used first; None: not of up to `most`."""
-    return next((m for m in range(1, most + 1) if gated_config(m, n, k, element_size, launch) is not None), None)
+def fewest_rows(n: int, k: int, element_size: int, launch: Launch, rows: range) -> int | None:
+    """Of how many of these rows the kernel is used first; None: of none."""
+    return next((m for m in rows if gated_config(m, n, k, element_size, launch) is not None), None)
 
 
 def gated_rows(x: Tensor, weight: Tensor, config: GatedConfig) -> Tensor:

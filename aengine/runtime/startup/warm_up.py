@@ -5,6 +5,7 @@ All but the largest ones write into page 0, which nobody owns and nobody reads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -19,7 +20,7 @@ from aengine.kernels.experts.config import row_borders
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8.config import tile_borders
 from aengine.kernels.linear.gated_rows import fewest_rows
-from aengine.kernels.linear.int4.config import int4_borders
+from aengine.kernels.linear.int4.config import DENSE_ROWS, int4_borders
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.lora.config import adapter_borders
 from aengine.model.config import ModelConfig
@@ -93,8 +94,9 @@ def uncaptured_steps(
     borders |= {border for kind in kinds for n, k in shapes for border in kind(n, k, launch)}
     # Gate and up as one, then down.
     gates = {shape for layer in model.layers for shape in layer.ffn.linears(model.hidden_size, model.ranks)[::2]}
-    for outputs, inputs in gates:
-        first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, max_step_tokens)
+    for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.int4 else 1}):
+        rows = range(least, max_step_tokens + 1)
+        first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, rows)
         if first is not None:  # some larger steps go without the kernel again, so it is this one that is launched
             for whole in {first, min(2, model.ranks) * first}:  # or in halves
                 borders |= {whole - 1, whole}

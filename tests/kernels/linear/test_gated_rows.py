@@ -126,9 +126,10 @@ def test_is_chosen_where_it_was_measured_to_be_faster(
 
 
 def test_the_fewest_rows_are_the_first_that_it_is_chosen_for() -> None:
-    fewest = gated.fewest_rows(12288, 4096, 2, H200, 8192)
+    fewest = gated.fewest_rows(12288, 4096, 2, H200, range(1, 8193))
     assert fewest is not None
     chosen = [gated.gated_config(m, 12288, 4096, 2, H200) is not None for m in range(fewest + 1)]
     assert chosen == [False] * fewest + [True]
-    assert gated.fewest_rows(12288, 4096, 2, H200, fewest - 1) is None
-    assert gated.fewest_rows(12288, 4096, 4, H200, 8192) is None
+    assert gated.fewest_rows(12288, 4096, 2, H200, range(1, fewest)) is None
+    assert gated.fewest_rows(12288, 4096, 2, H200, range(1000, 8193)) == 1000
+    assert gated.fewest_rows(12288, 4096, 4, H200, range(1, 8193)) is None

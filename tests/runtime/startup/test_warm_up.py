@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +22,8 @@ pytest.importorskip("triton")  # comes with the runner's kernels
 
 from aengine.kernels.collective.config import sum_borders
 from aengine.kernels.linear.fp8.config import tile_borders
+from aengine.kernels.linear.gated_rows import gated_config
+from aengine.kernels.linear.int4.config import DENSE_ROWS
 from aengine.runtime.cuda.capture import GraphSizes
 from aengine.runtime.startup.warm_up import (
     decode_steps,
@@ -121,3 +125,24 @@ def test_sums_over_ranks_have_met_every_cut_of_theirs(ranks: int) -> None:
     for below, border in pairwise([0, *sorted(sum_borders(4096 * 2 // 16, ranks)), most]):
         assert any(below < count <= border for count in tokens)
     assert len(steps) > len(plain)
+
+
+@pytest.mark.parametrize("most", [500, 1100, 2048, 8192])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("form", ["floats", "int4"])
+def test_gate_and_up_have_met_the_kernel_of_many_rows(tmp_path: Path, form: str, ranks: int, most: int) -> None:
+    shape = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 2, "num_attention_heads": 32}
+    shape |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 9000, "max_position_embeddings": 4096}
+    int4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}}
+    family = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1e6}
+    (tmp_path / "config.json").write_text(json.dumps(family | shape | (int4 if form == "int4" else {})))
+    model, config = ModelConfig.from_folder(tmp_path).over(ranks), EngineConfig(max_num_seqs=7, kv_cache_gib=1)
+    launch = Launch(132, True, 227 * 1024, (9, 0))
+    steps = uncaptured_steps(config, model, torch.bfloat16, launch, most, 4096, GraphSizes([], []))
+
+    def gated(tokens: int) -> bool:
+        least = DENSE_ROWS if form == "int4" else 1
+        return tokens >= least and gated_config(tokens, 12288 // ranks, 4096, 2, launch) is not None
+
+    assert any(map(gated, range(1, most + 1))) == any(gated(step.num_tokens) for step in steps)
+    assert all(step.num_tokens <= most for step in steps)
