@@ -44,7 +44,7 @@ from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.fp8.quantize import E4M3
 from aengine.kernels.linear.int4 import launch as int4_launch
-from aengine.kernels.linear.int4.config import int4_config, one_row_config
+from aengine.kernels.linear.int4.config import StreamedRowConfig, int4_config, one_row_config
 from aengine.kernels.linear.int4.packed_codes import PackedCodes
 from aengine.kernels.linear.weights import Activations, Fp8Weight, Int4Weight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
@@ -258,12 +258,16 @@ def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int,
     product.dequantised(weight, torch.bfloat16)
 
 
-@pytest.mark.parametrize("n", [6144, 4096])
-def test_products_of_one_row_with_4_bit_weights(compiler: Compiler, n: int) -> None:
-    words = torch.empty(n // 16, 32, 512, dtype=torch.int16, device=META)
-    weight = PackedCodes(words, ints(32, n), None, 128, n, 4096, False)
-    assert one_row_config(weight, compiler.gpu.launch) is not None
-    int4_launch.Int4Product()(half(1, 4096), weight)
+@pytest.mark.parametrize("new", [half, lambda *shape: torch.empty(*shape, dtype=torch.float16, device=META)])
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (4100, 9600)])
+def test_products_of_one_row_with_4_bit_weights(compiler: Compiler, n: int, k: int, new: Callable[..., Tensor]) -> None:
+    words = torch.empty(-(-n // 16), k // 128, 512, dtype=torch.int16, device=META)
+    weight = PackedCodes(words, ints(k // 128, n), None, 128, n, k, False)
+    config = one_row_config(weight, compiler.gpu.launch)
+    assert config is not None
+    int4_launch.Int4Product()(new(1, k), weight)
+    if isinstance(config, StreamedRowConfig):
+        assert compiler.shared[-1] <= config.shared_memory(weight.blocks)
 
 
 @pytest.mark.parametrize(

@@ -50,33 +50,53 @@ class Int4Config:
 
 @dataclass(frozen=True, slots=True)
 class OneRowConfig:
-    """How one shape is cut up for a single row.
-
-    steps: blocks of a warp that are multiplied at once; chunks: how often, 1 to 3. registers: of a thread at most; 0:
-    as many as the compiler likes.
-    """
+    """How one shape is cut up for a single row whose weights are all on their way at once. steps: blocks of a warp."""
 
     block_n: int
     warps: int
     steps: int
-    chunks: int
-    registers: int = 0
 
 
-def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | None:
-    """How to cut a weight for one row whose programs are all resident; None where `int4_config` is better.
+@dataclass(frozen=True, slots=True)
+class StreamedRowConfig:
+    """The same where a warp has some blocks on their way, `ahead`. registers: of a thread at most."""
+
+    warps: int
+    ahead: int
+    registers: int
+
+    def steps(self, blocks: int) -> int:
+        """Blocks of a warp, of so many of a row of the weight."""
+        return -(-blocks // self.warps)
+
+    def shared_memory(self, blocks: int) -> int:
+        """Bytes: of each block the columns of x, and a scale and an offset for 16 rows."""
+        return power_of_two(self.steps(blocks)) * self.warps * (2 * BLOCK + 128)
+
+
+def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | StreamedRowConfig | None:
+    """How to cut a weight for one row of x in 16 bits; None where `int4_config` is better.
 
     Measured on an H200, in the four shapes of an 8B model.
     """
     if weight.mxfp4 or weight.group < BLOCK or weight.columns % 2:
         return None
     each, tiles = -(-weight.blocks // ONE_ROW_WARPS), -(-weight.rows // 16)
-    if not launch.processors <= tiles <= 4 * launch.processors or each > 4:
+    if tiles < launch.processors:
+        return None
+    if tiles <= 2 * launch.processors and each <= 4:
+        return OneRowConfig(16, ONE_ROW_WARPS, power_of_two(each))
+    if launch.capability < (8, 0):
         return None
     if tiles <= 2 * launch.processors:
-        return OneRowConfig(16, ONE_ROW_WARPS, power_of_two(each), 1)
-    steps = min(2, each)
-    return OneRowConfig(32, ONE_ROW_WARPS, steps, -(-each // steps), registers=128)
+        config = StreamedRowConfig(8, 5, 128)
+    elif tiles <= 4 * launch.processors:
+        config = StreamedRowConfig(4, 4, 160)
+    else:
+        config = StreamedRowConfig(4, 2, 80)
+    # Two programs a processor at least, each with what it has on its way.
+    fits = config.shared_memory(weight.blocks) <= launch.shared_memory // 2
+    return config if fits and config.steps(weight.blocks) >= config.ahead else None
 
 
 def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) -> Int4Config:

@@ -7,8 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.int4.config import Int4Config, OneRowConfig, int4_config, one_row_config
+from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.linear.int4.config import (
+    Int4Config,
+    OneRowConfig,
+    StreamedRowConfig,
+    int4_config,
+    one_row_config,
+)
 from aengine.kernels.linear.int4.dealt_out import int4_dealt_out_kernel
 from aengine.kernels.linear.int4.dequantise import dequantise_kernel
 from aengine.kernels.linear.int4.few_rows import int4_few_rows_kernel
@@ -16,6 +22,7 @@ from aengine.kernels.linear.int4.many_rows import int4_many_rows_kernel
 from aengine.kernels.linear.int4.one_row import int4_one_row_kernel
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
 from aengine.kernels.linear.int4.product import int4_product_kernel
+from aengine.kernels.linear.int4.streamed_row import OPERANDS, block_product, int4_streamed_row_kernel
 from aengine.kernels.linear.int4.unpacking import Unpacking, unpacking
 from aengine.kernels.parts import Parts
 
@@ -90,24 +97,42 @@ class Int4Product:
         return out
 
     def row(
-        self, x: Tensor, weight: PackedCodes, bias: Tensor | None, residual: Tensor | None, config: OneRowConfig
+        self,
+        x: Tensor,
+        weight: PackedCodes,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        config: OneRowConfig | StreamedRowConfig,
     ) -> Tensor:
         """The product of one row, x [1, k]; else as a call. Raises ValueError where a group is less than a block, where
-        a row has more blocks than the config, and for other formats.
+        a row has more blocks than the config, or fewer than it loads ahead, for float32 where words stream, and for
+        other formats.
         """
-        blocks = config.warps * config.steps * config.chunks
-        if weight.mxfp4 or weight.group < BLOCK or weight.blocks > blocks or weight.columns % 2:
-            raise ValueError(f"a row of {weight.columns} in groups of {weight.group} is not for {blocks} blocks")
+        blocks = weight.blocks
+        if isinstance(config, StreamedRowConfig):
+            fits = config.steps(blocks) >= config.ahead and x.element_size() == 2
+        else:
+            fits = blocks <= config.warps * config.steps
+        if weight.mxfp4 or weight.group < BLOCK or not fits or weight.columns % 2:
+            raise ValueError(f"a row of {weight.columns} in groups of {weight.group} is not for {config}")
         launch, how = launch_for(x.device), _unpacking(x, weight, scaled=False)
         out = x.new_empty(1, weight.rows) if residual is None else residual
-        int4_one_row_kernel[(-(-weight.rows // config.block_n),)](
-            x, weight.words, weight.scales, x if bias is None else bias, out, out,
-            N=weight.rows, K=weight.columns, BLOCKS=weight.blocks, GROUP=weight.group, BLOCK_N=config.block_n,
-            WARPS=config.warps, STEPS=config.steps, CHUNKS=config.chunks, PAIRS=bool(how.assembly),
-            BIAS=bias is not None, ADD=residual is not None, ASM=how.assembly, BASE=how.base, LIFT=how.lift,
-            PRECISION=_precision(x), OVERLAP=launch.overlap,
-            num_warps=config.warps, launch_pdl=launch.overlap, maxnreg=config.registers or None,
-        )  # fmt: skip
+        given = x, weight.words, weight.scales, x if bias is None else bias, out, out
+        constants: dict[str, Any] = {
+            "N": weight.rows, "K": weight.columns, "BLOCKS": blocks, "GROUP": weight.group, "WARPS": config.warps,
+            "BIAS": bias is not None, "ADD": residual is not None, "BASE": how.base, "LIFT": how.lift,
+            "OVERLAP": launch.overlap, "num_warps": config.warps, "launch_pdl": launch.overlap,
+        }  # fmt: skip
+        if isinstance(config, StreamedRowConfig):
+            int4_streamed_row_kernel[(-(-weight.rows // 16),)](
+                *given, PADDED=power_of_two(config.steps(blocks)), AHEAD=config.ahead, ASM=block_product(x.dtype),
+                OPERANDS=OPERANDS, maxnreg=config.registers, **constants,
+            )  # fmt: skip
+        else:
+            int4_one_row_kernel[(-(-weight.rows // config.block_n),)](
+                *given, BLOCK_N=config.block_n, STEPS=config.steps, PAIRS=bool(how.assembly), ASM=how.assembly,
+                PRECISION=_precision(x), **constants,
+            )  # fmt: skip
         return out
 
     def reserve(self, size: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from aengine.kernels.variants import keep_variants
 
 @triton.jit
 def _load_weights(
-    words_ptr, scales_ptr, tile, first, N: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr,
+    words_ptr, scales_ptr, tile, N: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """WARPS * STEPS blocks of a tile: words [WARPS, STEPS, strips, 2, 256], scales [32, WARPS, STEPS, strips, 2].
@@ -27,11 +27,11 @@ def _load_weights(
     """
     STRIPS: tl.constexpr = BLOCK_N // 16
     warp, step, strip = tl.arange(0, WARPS), tl.arange(0, STEPS), tile * STRIPS + tl.arange(0, STRIPS)
-    block = first + warp[:, None, None, None, None] + WARPS * step[None, :, None, None, None]
+    block = warp[:, None, None, None, None] + WARPS * step[None, :, None, None, None]
     half, inner = tl.arange(0, 2)[None, None, None, :, None], tl.arange(0, 256)[None, None, None, None, :]
     start = (tl.minimum(strip, (N - 1) // 16).to(tl.int64)[None, None, :, None, None] * BLOCKS + block) * 512
     words = tl.load(words_ptr + (start + half * 256 + inner), mask=block < BLOCKS, other=0)
-    block = first + warp[None, :, None, None, None] + WARPS * step[None, None, :, None, None]
+    block = warp[None, :, None, None, None] + WARPS * step[None, None, :, None, None]
     lane, eight = tl.arange(0, 32)[:, None, None, None, None], tl.arange(0, 2)[None, None, None, None, :]
     n = tl.minimum(strip[None, None, None, :, None] * 16 + eight * 8 + lane // 4, N - 1)
     scales = tl.load(scales_ptr + (block * 128 // GROUP * N + n), mask=block < BLOCKS, other=0)
@@ -99,11 +99,11 @@ def _unpack(words, zeros, like, ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.
 
 
 @triton.jit
-def _add(
-    acc, words, scales, row, like, BLOCK_N: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr,
+def _products(
+    words, scales, row, like, BLOCK_N: tl.constexpr, WARPS: tl.constexpr, STEPS: tl.constexpr,
     PAIRS: tl.constexpr, ASM: tl.constexpr, BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """acc [WARPS, BLOCK_N, 8] plus the products of the blocks."""
+    """[WARPS, BLOCK_N, 8]: the sums of each warp's blocks, eight times the same."""
     STRIPS: tl.constexpr = BLOCK_N // 16
     BATCH: tl.constexpr = STEPS * WARPS
     words = tl.reshape(words, [WARPS, STEPS, STRIPS, 2, 8, 4, 2, 2, 2])
@@ -120,7 +120,7 @@ def _add(
     scale = (scales & ~255).to(tl.float32, bitcast=True) * LIFT
     scale = tl.broadcast_to(tl.reshape(scale, [BATCH, BLOCK_N, 4, 1]), [BATCH, BLOCK_N, 4, 2])
     part *= tl.reshape(scale, [BATCH, BLOCK_N, 8])
-    return acc + tl.sum(tl.reshape(part, [STEPS, WARPS, BLOCK_N, 8]), axis=0)
+    return tl.sum(tl.reshape(part, [STEPS, WARPS, BLOCK_N, 8]), axis=0)
 
 
 @keep_variants
@@ -138,8 +138,7 @@ def int4_one_row_kernel(
     GROUP: tl.constexpr,  # at least 128
     BLOCK_N: tl.constexpr,
     WARPS: tl.constexpr,
-    STEPS: tl.constexpr,  # blocks of a warp that are multiplied at once
-    CHUNKS: tl.constexpr,  # how often: 1 to 3
+    STEPS: tl.constexpr,  # blocks of a warp
     PAIRS: tl.constexpr,  # whether two numbers are 4 bytes, and assembly may be used
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
@@ -150,22 +149,14 @@ def int4_one_row_kernel(
     OVERLAP: tl.constexpr,
 ):
     tile = tl.program_id(0)
-    stride: tl.constexpr = WARPS * STEPS
     if OVERLAP:
         gdc_launch_dependents()
-    w0, s0 = _load_weights(words_ptr, scales_ptr, tile, 0, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
-    if CHUNKS > 1:
-        w1, s1 = _load_weights(words_ptr, scales_ptr, tile, stride, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
-    if CHUNKS > 2:
-        w2, s2 = _load_weights(words_ptr, scales_ptr, tile, 2 * stride, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
+    words, scales = _load_weights(words_ptr, scales_ptr, tile, N, BLOCKS, GROUP, BLOCK_N, WARPS, STEPS)
     if OVERLAP:
         gdc_wait()
+    row = load_row(x_ptr, 0, K, WARPS, STEPS, PAIRS)
     like = tl.zeros([1], x_ptr.dtype.element_ty)
-    acc = tl.zeros([WARPS, BLOCK_N, 8], tl.float32)
-    for chunk in tl.static_range(CHUNKS):
-        row = load_row(x_ptr, chunk * stride, K, WARPS, STEPS, PAIRS)
-        words, scales = (w0, s0) if chunk == 0 else (w1, s1) if chunk == 1 else (w2, s2)
-        acc = _add(acc, words, scales, row, like, BLOCK_N, WARPS, STEPS, PAIRS, ASM, BASE, LIFT, PRECISION)
+    acc = _products(words, scales, row, like, BLOCK_N, WARPS, STEPS, PAIRS, ASM, BASE, LIFT, PRECISION)
     result = tl.sum(tl.max(acc, axis=2), axis=0)[None, :]  # all columns are the same
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     write(result, bias_ptr, residual_ptr, out_ptr, 1, n, tl.arange(0, 1), N, BIAS, ADD)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,13 +14,18 @@ int4_config = pytest.importorskip("aengine.kernels.linear.int4.config")
 packed_codes = pytest.importorskip("aengine.kernels.linear.int4.packed_codes")
 pytestmark = pytest.mark.gpu
 
-OneRowConfig = int4_launch.OneRowConfig
+OneRowConfig, StreamedRowConfig = int4_config.OneRowConfig, int4_config.StreamedRowConfig
 CUTS = {
-    "plain": OneRowConfig(block_n=16, warps=4, steps=1, chunks=1),
-    "more-than-there-is": OneRowConfig(block_n=16, warps=4, steps=4, chunks=3),
-    "low-and-long": OneRowConfig(block_n=16, warps=2, steps=2, chunks=2),
-    "high": OneRowConfig(block_n=32, warps=2, steps=2, chunks=1),
-    "few-registers": OneRowConfig(block_n=16, warps=8, steps=2, chunks=2, registers=64),
+    "plain": OneRowConfig(block_n=16, warps=4, steps=1),
+    "more-than-there-is": OneRowConfig(block_n=16, warps=4, steps=4),
+    "low-and-long": OneRowConfig(block_n=16, warps=2, steps=2),
+    "high": OneRowConfig(block_n=32, warps=2, steps=2),
+}
+STREAMS = {
+    "one-warp": StreamedRowConfig(warps=1, ahead=1, registers=255),
+    "all-ahead": StreamedRowConfig(warps=2, ahead=2, registers=128),
+    "few-registers": StreamedRowConfig(warps=4, ahead=1, registers=64),
+    "eight-warps": StreamedRowConfig(warps=8, ahead=1, registers=128),
 }
 
 
@@ -37,8 +44,23 @@ def test_every_cut_gives_the_product_the_same_each_time(
     n: int, k: int, group: int, cut: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     config = CUTS[cut]
-    if config.warps * config.steps * config.chunks * 128 < k:
+    if config.warps * config.steps * 128 < k:
         pytest.skip("a longer row than the cut holds")
+    check(config, n, k, group, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("cut", STREAMS)
+@pytest.mark.parametrize(("n", "k", "group"), [(40, 512, 128), (9, 330, 330), (4096, 4096, 256), (6144, 4736, 128)])
+def test_every_cut_of_a_stream_gives_the_product_the_same_each_time(
+    n: int, k: int, group: int, cut: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    if device.type == "cpu":
+        pytest.skip("Gluon has no interpreter")
+    check(STREAMS[cut], n, k, group, dtype, device)
+
+
+def check(config: Any, n: int, k: int, group: int, dtype: torch.dtype, device: torch.device) -> None:
     weight = random_weight(n, k, group, device)
     packed, product = packed_codes.pack_codes(weight), int4_launch.Int4Product()
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((1, k), (n,), (1, n)))
@@ -52,17 +74,20 @@ def test_every_cut_gives_the_product_the_same_each_time(
     assert torch.equal(out, again)
 
 
-def test_the_kernel_of_one_row_is_for_matrices_whose_programs_are_all_resident(device: torch.device) -> None:
-    def config(n: int, k: int, group: int = 128) -> object:
+def test_one_row_of_a_matrix_has_a_kernel_where_its_programs_fill_the_processors() -> None:
+    def config(n: int, k: int, group: int = 128, capability: tuple[int, int] = (9, 0)) -> object:
         words = torch.empty(n // 16, k // 128, 512, dtype=torch.int16, device="meta")
         scales = torch.empty(k // group, n, dtype=torch.int32, device="meta")
         weight = packed_codes.PackedCodes(words, scales, None, group, n, k, False)
-        return int4_config.one_row_config(weight, Launch(132, True, 227 * 1024, (9, 0)))
+        return int4_config.one_row_config(weight, Launch(132, True, 227 * 1024, capability))
 
-    assert config(4096, 4096) == OneRowConfig(16, 8, 4, 1)
-    assert config(6144, 4096) == OneRowConfig(32, 8, 2, 2, registers=128)
-    assert config(24576, 4096) is None
-    assert config(4096, 12288) is None
+    assert config(4096, 4096) == OneRowConfig(16, 8, 4)
+    assert config(6144, 4096) == StreamedRowConfig(4, ahead=4, registers=160)
+    assert config(24576, 4096) == StreamedRowConfig(4, ahead=2, registers=80)
+    assert config(4096, 12288) == StreamedRowConfig(8, ahead=5, registers=128)
+    assert config(24576, 4096, capability=(7, 5)) is None
+    assert config(24576, 128) is None
+    assert config(4096, 65536) is None
     assert config(1024, 1024) is None
     assert config(4096, 4096, group=64) is None
 
@@ -70,5 +95,15 @@ def test_the_kernel_of_one_row_is_for_matrices_whose_programs_are_all_resident(d
 @pytest.mark.parametrize(("k", "group"), [(384, 128), (256, 64)], ids=["tiny-long", "tiny-finely-grouped"])
 def test_what_is_not_for_it_is_refused(k: int, group: int, device: torch.device) -> None:
     packed = packed_codes.pack_codes(random_weight(16, k, group, device))
-    with pytest.raises(ValueError, match=f"a row of {k} in groups of {group} is not for 2 blocks"):
-        int4_launch.Int4Product().row(torch.zeros(1, k, device=device), packed, None, None, OneRowConfig(16, 2, 1, 1))
+    with pytest.raises(ValueError, match=f"a row of {k} in groups of {group} is not for OneRowConfig"):
+        int4_launch.Int4Product().row(torch.zeros(1, k, device=device), packed, None, None, OneRowConfig(16, 2, 1))
+
+
+@pytest.mark.parametrize(("ahead", "dtype"), [(3, torch.float16), (1, torch.float32)], ids=["tiny-short", "tiny-wide"])
+def test_a_stream_needs_the_blocks_it_loads_ahead_and_16_bits(
+    ahead: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    packed = packed_codes.pack_codes(random_weight(16, 512, 128, device))
+    x, config = torch.zeros(1, 512, dtype=dtype, device=device), StreamedRowConfig(2, ahead, 128)
+    with pytest.raises(ValueError, match="a row of 512 in groups of 128 is not for StreamedRowConfig"):
+        int4_launch.Int4Product().row(x, packed, None, None, config)
