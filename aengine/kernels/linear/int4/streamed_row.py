@@ -63,7 +63,7 @@ def _keep_scales(
     kept, scales_ptr, strip, like, N: gl.constexpr, BLOCKS: gl.constexpr, GROUP: gl.constexpr, PADDED: gl.constexpr,
     WARPS: gl.constexpr, BASE: gl.constexpr, LIFT: gl.constexpr,
 ):  # fmt: skip
-    """A strip's scales and what is added to its codes into `kept` [PADDED * WARPS, r, eight, 2]; 0 behind the blocks."""
+    """Scales, and what is added to codes, of a strip into `kept` [PADDED * WARPS, r, eight, 2]; 0 beyond the blocks."""
     FLAT: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
     place = gl.arange(0, PADDED * WARPS * 16, layout=FLAT)
     block, n = place // 16, strip * 16 + place % 16
