@@ -89,19 +89,43 @@ def begin_decode(
 
 
 @keep_variants
-@triton.jit(do_not_specialize_on_alignment=["token_ids_ptr"])
-def _end_kernel(row_index_ptr, token_ids_ptr, last_token_ptr, length_ptr, PADDING: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["token_ids_ptr", "finite_ptr"])
+def _end_kernel(
+    row_index_ptr,  # [n] int64
+    token_ids_ptr,  # [n] int64
+    finite_ptr,  # [n] bool
+    last_token_ptr,  # [rows] int64
+    length_ptr,  # [rows] int64
+    drawn_ptr,  # [rows, TURNS] int64
+    PADDING: tl.constexpr,
+    TURNS: tl.constexpr,
+):
     place = tl.program_id(0)
     row = tl.load(row_index_ptr + place)
     if row != PADDING:
-        tl.store(last_token_ptr + row, tl.load(token_ids_ptr + place))
-        tl.store(length_ptr + row, tl.load(length_ptr + row) + 1)
+        token_id = tl.load(token_ids_ptr + place)
+        length = tl.load(length_ptr + row) + 1
+        tl.store(last_token_ptr + row, token_id)
+        tl.store(length_ptr + row, length)
+        tl.store(drawn_ptr + row * TURNS + length % TURNS, tl.where(tl.load(finite_ptr + place), token_id, ~token_id))
 
 
-def end_decode(row_index: Tensor, token_ids: Tensor, last_token: Tensor, length: Tensor, padding: int) -> None:
+def end_decode(
+    row_index: Tensor,
+    token_ids: Tensor,
+    finite: Tensor,
+    last_token: Tensor,
+    length: Tensor,
+    drawn: Tensor,
+    padding: int,
+) -> None:
     """Each row feeds what it drew next, and is one token longer; the padding row stays as it is.
 
-    row_index [n] int64, rows other than `padding` only once; token_ids [n] int64; last_token, length [rows] int64.
+    row_index [n] int64, rows other than `padding` only once; token_ids [n] int64; finite [n] bool; last_token, length
+    [rows] int64. drawn [rows, turns] int64, which may be pinned memory of the host: takes each row's token, or ~token
+    where it is not finite, in the column of its new length modulo `turns`.
     """
     if len(row_index):
-        _end_kernel[(len(row_index),)](row_index, token_ids, last_token, length, PADDING=padding, num_warps=1)
+        _end_kernel[(len(row_index),)](
+            row_index, token_ids, finite, last_token, length, drawn, PADDING=padding, TURNS=drawn.shape[1], num_warps=1
+        )

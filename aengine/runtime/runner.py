@@ -231,6 +231,8 @@ def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], p
     chunks = _finite_chunks(outcome.sums, plan)
     pooled = read_pools(outcome.pools, plan)
     draws = outcome.draws
+    if outcome.written is not None:
+        return StepResult(*outcome.written.read(), None, prompts, chunks, pooled)
     if draws is None:
         return StepResult([], [], None, prompts, chunks, pooled)
     logprobs: list[RowLogprobs | None] | None = None

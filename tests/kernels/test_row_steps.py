@@ -32,9 +32,15 @@ def test_a_step_begins_with_what_its_rows_hold(width: int, device: torch.device)
 
 def test_a_step_ends_with_one_token_more_for_all_but_the_padding_tiny(device: torch.device) -> None:
     index = torch.tensor([4, 0, PADDING, PADDING], device=device)
-    drawn = torch.tensor([11, 12, 13, 14], device=device)
+    token_ids = torch.tensor([11, 12, 13, 14], device=device)
+    finite = torch.tensor([True, False, True, False], device=device)
     last_token = torch.arange(100, 110, device=device)
     length = torch.arange(10, 20, device=device)
-    row_steps.end_decode(index, drawn, last_token, length, PADDING)
+    drawn = torch.zeros(10, 4, dtype=torch.int64, pin_memory=device.type == "cuda")
+    row_steps.end_decode(index, token_ids, finite, last_token, length, drawn, PADDING)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     assert last_token.tolist() == [12, 101, 102, 103, 11, 105, 106, 107, 108, 109]
     assert length.tolist() == [11, 11, 12, 13, 15, 15, 16, 17, 18, 19]
+    assert drawn.nonzero().tolist() == [[0, 11 % 4], [4, 15 % 4]]
+    assert (drawn[0, 3], drawn[4, 3]) == (~12, 11)

@@ -29,7 +29,8 @@ from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.recording import GraphPart, borrowed, recorded
 from aengine.runtime.step.own_tokens import draw_from_own
 from aengine.runtime.step.rows import Rows
-from aengine.sampling.sampler import Draws, Kind, Sampler
+from aengine.runtime.step.written import TURNS, WrittenDraws
+from aengine.sampling.sampler import Kind, Sampler
 from aengine.step_plan import MOST_SHARED_RUNS, SharedRun
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class _Captured:
     # [size, n] in the model's dtype: of the rank's own tokens; borrowed where no other pass is still to write it
     logits: Tensor
     positions: Tensor  # [size] int64: where the drawn tokens will stand
-    draws: dict[Kind, tuple[torch.cuda.CUDAGraph, Draws]]
+    draws: dict[Kind, torch.cuda.CUDAGraph]
 
 
 class SharedBuffers:
@@ -135,6 +136,8 @@ class DecodeGraphs:
         self._row_index = torch.full((sizes[-1],), rows.padding, dtype=torch.int64, device=rows.device)
         self._query_starts = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=rows.device)
         self._current: list[int] = []  # what `_row_index` holds
+        pinned = rows.device.type == "cuda"
+        self._drawn = torch.zeros(len(rows.lengths), TURNS, dtype=torch.int64, pin_memory=pinned)
         self._graphs: dict[int, _Captured] = {}
         self._shared = SharedBuffers(sizes[-1], rows)
         self._pool = pool
@@ -182,7 +185,8 @@ class DecodeGraphs:
         for drawn in () if part.shared else CAPTURED_KINDS:
             graph = torch.cuda.CUDAGraph()
             with recorded(graph, self._pool):
-                captured.draws[drawn] = graph, self._draw(logits, positions, drawn)
+                self._draw(logits, positions, drawn)
+            captured.draws[drawn] = graph
         if not shareable(self._decoder.config, part.size):
             captured.logits = borrowed(logits)
         self._graphs[part.size] = captured
@@ -207,11 +211,13 @@ class DecodeGraphs:
         captured.forward[kind].replay()
         return captured.logits[: len(rows)], self._row_index[: len(rows)]
 
-    def draw(self, rows: list[int], kind: Kind) -> Draws:
-        """Replay a captured kind of draw behind `forward` of the same rows; it also feeds back and advances lengths."""
-        graph, draws = self._graphs[self._size(len(rows))].draws[kind]
-        graph.replay()
-        return Draws(draws.token_ids[: len(rows)], draws.finite[: len(rows)], None)
+    def draw(self, rows: list[int], kind: Kind) -> WrittenDraws:
+        """Replay a captured kind of draw behind `forward` of the same rows; it also feeds back and advances lengths.
+
+        The rows' lengths on the host are those behind this step.
+        """
+        self._graphs[self._size(len(rows))].draws[kind].replay()
+        return WrittenDraws(self._drawn, rows, [self._rows.lengths[row] % TURNS for row in rows])
 
     def _kinds(self, part: GraphPart) -> list[ForwardKind]:
         """Of the part's forward passes, the plainest first."""
@@ -270,11 +276,10 @@ class DecodeGraphs:
         none = self._query_starts[size : size + 1]  # no chunks: they begin, and end, behind the decodes
         return StateBatch(slots, slots, none, positions, self._no_saves[:size], size)
 
-    def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> Draws:
+    def _draw(self, logits: Tensor, positions: Tensor, kind: Kind) -> None:
         rows, index = self._rows, self._row_index[: len(logits)]
         if kind is Kind.SIMPLE:
             draws = draw_from_own(self._decoder, self._sampler, logits, index, positions)
         else:
             draws = self._sampler.draw_filtered(self._decoder.head.whole(logits), index, positions)
-        end_decode(index, draws.token_ids, rows.last_token, rows.length, rows.padding)
-        return draws
+        end_decode(index, draws.token_ids, draws.finite, rows.last_token, rows.length, self._drawn, rows.padding)

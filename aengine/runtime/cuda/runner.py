@@ -52,7 +52,7 @@ class GraphedExecutor(StepExecutor):
         if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
             return super().execute(plan)
         self._replay_decode(plan, graphs)
-        return Outcome(graphs.draw(plan.decode, kind))  # which also feeds back and advances
+        return Outcome(None, written=graphs.draw(plan.decode, kind))  # which also feeds back and advances
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
@@ -226,6 +226,7 @@ class CudaRunner:
             [one.mapped(_pinned) for one in outcome.scores],
             None if outcome.sums is None else _pinned(outcome.sums),
             None if outcome.pools is None else outcome.pools.mapped(_pinned),
+            outcome.written,
         )
         failed = self._ring[plan.step % RING].failed
         for rank, cell in enumerate(self._failed):

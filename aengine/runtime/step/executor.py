@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aengine.runtime.step.pooling import ChunkPools
 from aengine.runtime.step.scoring import ChunkScores
+from aengine.runtime.step.written import WrittenDraws
 from aengine.sampling.sampler import Draws
 from aengine.step_plan import StepPlan
 
@@ -20,10 +21,11 @@ from aengine.step_plan import StepPlan
 class Outcome:
     """What a step brought, on the device or on its way to the host."""
 
-    draws: Draws | None  # None where nothing draws
+    draws: Draws | None  # None where nothing draws, or all of it is written
     scores: Sequence[ChunkScores] = ()  # of the chunks with `score_ids`
     sums: Tensor | None = None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
     pools: ChunkPools | None = None  # of the chunks with a `pool`
+    written: WrittenDraws | None = None  # in place of `draws`
 
 
 @dataclass(slots=True)

@@ -1,0 +1,24 @@
+"""Draws that a kernel has written into the host's memory by itself, so that no copy stands between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+TURNS = 4  # of a row, one more than steps can be in flight
+
+
+@dataclass(slots=True)
+class WrittenDraws:
+    """What `end_decode` has left of one step, to be read once that is done and before the row's next `TURNS` draws."""
+
+    cells: Tensor  # [rows, TURNS] int64, in pinned memory
+    rows: Sequence[int]  # in the order of the step
+    turns: Sequence[int]  # the column of each
+
+    def read(self) -> tuple[list[int], list[bool]]:
+        """The token that each row drew, without meaning where not finite, and whether it was finite."""
+        drawn = self.cells.numpy()[self.rows, self.turns].tolist()
+        return [max(token, ~token) for token in drawn], [token >= 0 for token in drawn]
