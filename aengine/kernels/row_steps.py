@@ -121,9 +121,9 @@ def end_decode(
 ) -> None:
     """Each row feeds what it drew next, and is one token longer; the padding row stays as it is.
 
-    row_index [n] int64, rows other than `padding` only once; token_ids [n] int64; finite [n] bool; last_token, length
-    [rows] int64. drawn [rows, turns] int64, which may be pinned memory of the host: takes each row's token, or ~token
-    where it is not finite, in the column of its new length modulo `turns`.
+    row_index [n] int64, rows other than `padding` only once; token_ids [n] int64, none negative; finite [n] bool;
+    last_token, length [rows] int64. drawn [rows, turns] int64, which may be pinned memory of the host: takes each row's
+    token, or ~token where it is not finite, in the column of its new length modulo `turns`.
     """
     if len(row_index):
         _end_kernel[(len(row_index),)](

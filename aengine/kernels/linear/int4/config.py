@@ -9,6 +9,7 @@ from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
 
 LEAST_ROWS = 8  # of a product
 ONE_ROW_WARPS = 8
+MOST_STEPS = 32  # of a row that streams: more take long to compile, and were not measured
 # From here on the library's product is so much faster that the weight may be written out for it first.
 DENSE_ROWS = 1024
 
@@ -86,6 +87,8 @@ def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | Stream
         return None
     if tiles <= 2 * launch.processors and each <= 4:
         return OneRowConfig(16, ONE_ROW_WARPS, power_of_two(each))
+    if tiles <= 4 * launch.processors and each <= 2:
+        return OneRowConfig(32, ONE_ROW_WARPS, each)
     if launch.capability < (8, 0):
         return None
     if tiles <= 2 * launch.processors:
@@ -94,9 +97,9 @@ def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | Stream
         config = StreamedRowConfig(4, 4, 160)
     else:
         config = StreamedRowConfig(4, 2, 80)
-    # Two programs a processor at least, each with what it has on its way.
+    # Two programs a processor at least, each with what it has on its way; the steps are unrolled.
     fits = config.shared_memory(weight.blocks) <= launch.shared_memory // 2
-    return config if fits and config.steps(weight.blocks) >= config.ahead else None
+    return config if fits and config.ahead <= config.steps(weight.blocks) <= MOST_STEPS else None
 
 
 def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) -> Int4Config:

@@ -120,7 +120,7 @@ def int4_streamed_row_kernel(
     kept = gl.allocate_shared_memory(
         gl.int32, [PADDED * WARPS, 8, 2, 2], gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
     )
-    _keep_scales(kept, scales_ptr, strip, out_ptr.dtype.element_ty, N, BLOCKS, GROUP, PADDED, WARPS, BASE, LIFT)
+    _keep_scales(kept, scales_ptr, strip, x_ptr.dtype.element_ty, N, BLOCKS, GROUP, PADDED, WARPS, BASE, LIFT)
     if OVERLAP:
         _control("griddepcontrol.wait;")
     row = gl.allocate_shared_memory(

@@ -85,6 +85,9 @@ def test_one_row_of_a_matrix_has_a_kernel_where_its_programs_fill_the_processors
     assert config(6144, 4096) == StreamedRowConfig(4, ahead=4, registers=160)
     assert config(24576, 4096) == StreamedRowConfig(4, ahead=2, registers=80)
     assert config(4096, 12288) == StreamedRowConfig(8, ahead=5, registers=128)
+    assert config(6144, 1024) == OneRowConfig(32, 8, 1)
+    assert config(3584, 18944) == StreamedRowConfig(8, ahead=5, registers=128)
+    assert config(8192, 28672) is None
     assert config(24576, 4096, capability=(7, 5)) is None
     assert config(24576, 128) is None
     assert config(4096, 65536) is None
