@@ -21,14 +21,13 @@ from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, PrefillShape
 from aengine.runtime.runner import StepExecutor, read_outcome
 from aengine.runtime.step.executor import Executor, Forwarded, Outcome
 from aengine.runtime.step.pooling import pool_chunks
+from aengine.runtime.step.written import TURNS
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
 from aengine.sampling.sampler import Draws, Kind
 from aengine.step_plan import StepPlan, StepResult
 from aengine.timeline import Timeline
 from aengine.types import DeviceMemory
-
-RING = 4  # results in flight, one more than steps can be
 
 
 @dataclass(slots=True)
@@ -180,7 +179,7 @@ class CudaRunner:
                 torch.empty(max_draws, dtype=torch.bool, pin_memory=True),
                 torch.empty(len(failed), dtype=torch.int32, pin_memory=True),
             )
-            for _ in range(RING)
+            for _ in range(TURNS)
         ]
 
     def launch(self, plan: StepPlan) -> CudaStep:
@@ -228,7 +227,7 @@ class CudaRunner:
             None if outcome.pools is None else outcome.pools.mapped(_pinned),
             outcome.written,
         )
-        failed = self._ring[plan.step % RING].failed
+        failed = self._ring[plan.step % TURNS].failed
         for rank, cell in enumerate(self._failed):
             with torch.cuda.stream(self._streams[rank]):
                 failed[rank].copy_(cell[0], non_blocking=True)
@@ -242,7 +241,7 @@ class CudaRunner:
         return self._logprob_counts.get(row)
 
     def _to_host(self, plan: StepPlan, draws: Draws) -> Draws:
-        slot = self._ring[plan.step % RING]
+        slot = self._ring[plan.step % TURNS]
         count = len(draws.token_ids)
         token_ids, finite = slot.token_ids[:count], slot.finite[:count]
         token_ids.copy_(draws.token_ids, non_blocking=True)

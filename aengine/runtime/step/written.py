@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-TURNS = 4  # of a row, one more than steps can be in flight
+TURNS = 4  # results that are kept; two steps can be in flight
 
 
 @dataclass(slots=True)

@@ -70,9 +70,13 @@ class StreamedRowConfig:
         """Blocks of a warp, of so many of a row of the weight."""
         return -(-blocks // self.warps)
 
+    def padded_steps(self, blocks: int) -> int:
+        """The same as a power of two, as what lies in shared memory is laid out."""
+        return power_of_two(self.steps(blocks))
+
     def shared_memory(self, blocks: int) -> int:
         """Bytes: of each block the columns of x, and a scale and an offset for 16 rows."""
-        return power_of_two(self.steps(blocks)) * self.warps * (2 * BLOCK + 128)
+        return self.padded_steps(blocks) * self.warps * (2 * BLOCK + 128)
 
 
 def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | StreamedRowConfig | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.kernels.launch import launch_for, power_of_two
+from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.int4.config import (
     Int4Config,
     OneRowConfig,
@@ -125,7 +125,7 @@ class Int4Product:
         }  # fmt: skip
         if isinstance(config, StreamedRowConfig):
             int4_streamed_row_kernel[(-(-weight.rows // 16),)](
-                *given, PADDED=power_of_two(config.steps(blocks)), AHEAD=config.ahead, ASM=block_product(x.dtype),
+                *given, PADDED=config.padded_steps(blocks), AHEAD=config.ahead, ASM=block_product(x.dtype),
                 OPERANDS=OPERANDS, maxnreg=config.registers, **constants,
             )  # fmt: skip
         else:

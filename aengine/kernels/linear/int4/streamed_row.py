@@ -87,16 +87,16 @@ def _keep_row(row, x_ptr, K: gl.constexpr, PADDED: gl.constexpr, WARPS: gl.const
 @keep_variants
 @gluon.jit
 def int4_streamed_row_kernel(
-    x_ptr,  # [K]
-    words_ptr,  # [tiles of 16 rows, blocks, 512] int16
-    scales_ptr,  # [groups, N] int32
-    bias_ptr,  # [N], BIAS only
-    residual_ptr,  # [N], ADD only; may be out_ptr
-    out_ptr,  # [N]
+    x_ptr,  # this and what follows as in `one_row`
+    words_ptr,
+    scales_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
     N: gl.constexpr,
     K: gl.constexpr,
     BLOCKS: gl.constexpr,
-    GROUP: gl.constexpr,  # at least 128
+    GROUP: gl.constexpr,
     WARPS: gl.constexpr,
     PADDED: gl.constexpr,  # a power of two: at least the blocks of a warp
     AHEAD: gl.constexpr,  # blocks of a warp that are on their way
