@@ -217,7 +217,8 @@ class DecodeGraphs:
         The rows' lengths on the host are those behind this step.
         """
         self._graphs[self._size(len(rows))].draws[kind].replay()
-        return WrittenDraws(self._drawn, rows, [self._rows.lengths[row] % TURNS for row in rows])
+        lengths = self._rows.lengths
+        return WrittenDraws(self._drawn, [row * TURNS + lengths[row] % TURNS for row in rows])
 
     def _kinds(self, part: GraphPart) -> list[ForwardKind]:
         """Of the part's forward passes, the plainest first."""

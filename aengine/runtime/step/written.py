@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 TURNS = 4  # results that are kept; two steps can be in flight
@@ -15,10 +16,9 @@ class WrittenDraws:
     """What `end_decode` has left of one step, to be read once that is done and before the row's next `TURNS` draws."""
 
     cells: Tensor  # [rows, TURNS] int64, in pinned memory
-    rows: Sequence[int]  # in the order of the step
-    turns: Sequence[int]  # the column of each
+    places: Sequence[int]  # row * TURNS + turn, in the order of the step
 
     def read(self) -> tuple[list[int], list[bool]]:
         """The token that each row drew, without meaning where not finite, and whether it was finite."""
-        drawn = self.cells.numpy()[self.rows, self.turns].tolist()
-        return [max(token, ~token) for token in drawn], [token >= 0 for token in drawn]
+        drawn = self.cells.numpy().take(self.places)
+        return np.maximum(drawn, ~drawn).tolist(), (drawn >= 0).tolist()
