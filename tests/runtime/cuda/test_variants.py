@@ -136,7 +136,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     monkeypatch.setattr(
         fp8_library.LibraryFp8,
         "__call__",
-        lambda self, x, x_scale, bias, dtype: x.new_zeros(len(x), self._weight.shape[1], dtype=dtype),
+        lambda self, x, x_scale, residual, rows, dtype: x.new_zeros(rows, len(self._weight), dtype=dtype),
     )
     # What a CPU's interpreter cannot run is unpacked otherwise.
     for module in (int4_launch, packed_rows, packed_single_rows):

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.fp8.cublas_lt import BlockProduct
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.weights import Fp8Weight
 
@@ -14,14 +15,13 @@ from aengine.kernels.linear.weights import Fp8Weight
 class LibraryFp8:
     """A weight as cuBLAS reads it: its scales in float32, along k padded to a multiple of four."""
 
-    def __init__(self, weight: Fp8Weight) -> None:
-        self._weight = weight.weight.t()
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        self._weight = weight.weight
+        self._bias = bias
         self._grouped = weight.activations == "group"
         scale = weight.scale
-        if self._grouped:
-            self._scale = F.pad(scale, (0, -scale.shape[1] % 4)).t()  # [groups, n / 128], strides (1, groups)
-        else:
-            self._scale = scale.view(1, -1)
+        self._scale = F.pad(scale, (0, -scale.shape[1] % 4)) if self._grouped else scale.view(1, -1)
+        self._products: dict[torch.dtype, BlockProduct | None] = {}  # by the type of what comes out
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
@@ -37,17 +37,36 @@ class LibraryFp8:
         """Of what the number of rows is made one: 4 is needed; with groups, 129 to 255 rows take longer than 256."""
         return 256 if self._grouped and 128 < m < 256 else 4
 
-    def __call__(self, x: Tensor, x_scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """x [m, k] e4m3 with its scales as `round_inputs` gives them -> [m, n] of `dtype`; m a multiple of four."""
+    def __call__(self, x: Tensor, x_scale: Tensor, residual: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
+        """x [m, k] e4m3, m a multiple of four, with its scales as `round_inputs` gives them -> [rows, n] of `dtype`.
+
+        The first `rows` mean something. residual [rows, n] is added and used up.
+        """
+        m, n = len(x), len(self._weight)
         if x.is_meta:  # torch does not know the shape of what it would return
-            return x.new_empty(len(x), self._weight.shape[1], dtype=dtype)
+            return x.new_empty(rows, n, dtype=dtype)
+        product = self._block_product(dtype) if self._grouped else None
+        if product is not None:
+            add = residual is not None and rows == m
+            out = residual if residual is not None and add else x.new_empty(m, n, dtype=dtype)
+            if product(x, x_scale, self._weight, self._scale, self._bias, out, add=add):
+                return out[:rows] if residual is None or add else residual.add_(out[:rows])
+        out = self._by_torch(x, x_scale, dtype)[:rows]
+        return out if residual is None else residual.add_(out)
+
+    def _block_product(self, dtype: torch.dtype) -> BlockProduct | None:
+        if dtype not in self._products:
+            self._products[dtype] = BlockProduct.of(self._weight, dtype, bias=self._bias is not None)
+        return self._products[dtype]
+
+    def _by_torch(self, x: Tensor, x_scale: Tensor, dtype: torch.dtype) -> Tensor:
         if self._grouped:
             recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-            scale_x = x_scale.t()
+            scales = x_scale.t(), self._scale.t()  # the latter [groups, n / 128], strides (1, groups)
         else:
             recipes = F.ScalingType.RowWise, F.ScalingType.RowWise
-            scale_x = x_scale[:, None]
+            scales = x_scale[:, None], self._scale
         out: Tensor = F.scaled_mm(
-            x, self._weight, scale_x, recipes[0], self._scale, recipes[1], bias=bias, output_dtype=dtype
+            x, self._weight.t(), scales[0], recipes[0], scales[1], recipes[1], bias=self._bias, output_dtype=dtype
         )
         return out

@@ -37,7 +37,7 @@ class Fp8Linear:
         self._input_scale = weight.input_scale
         self._bias = bias
         self._few_rows = few_rows
-        self._library = LibraryFp8(weight) if LibraryFp8.fits(weight) else None
+        self._library = LibraryFp8(weight, bias) if LibraryFp8.fits(weight) else None
         self._blocks = self._library is not None and weight.activations == "group"
 
     @staticmethod
@@ -78,8 +78,7 @@ class Fp8Linear:
         multiple = library.multiple(m) if library else 1
         rounded, scale = round_inputs(x, self._activations, self._input_scale, norm=norm, silu=silu, multiple=multiple)
         if library is not None:
-            out = library(rounded, scale, self._bias, x.dtype)[:m]
-            return out if residual is None else residual.add_(out)
+            return library(rounded, scale, residual, m, x.dtype)
         if tiles is not None:
             return few_tiles(
                 rounded, scale, self._weight, self._scales.scale, tiles, self._few_rows.parts, bias=self._bias,

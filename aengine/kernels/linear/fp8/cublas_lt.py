@@ -1,0 +1,152 @@
+"""cuBLASLt called without torch between: FP8 by blocks of 128, a residual within the sum, and no workspace.
+
+torch's `scaled_mm` leaves the residual to a pass of its own, and offers a workspace, in which the library counts tiles:
+before each product a launch then sets that counter to zero.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
+from functools import lru_cache
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+# What the library's header calls these numbers.
+_E4M3, _F32 = 28, 0  # CUDA_R_8F_E4M3, CUDA_R_32F
+_OUTPUTS = {torch.bfloat16: 14, torch.float16: 2}  # CUDA_R_16BF, CUDA_R_16F
+_COMPUTE_F32 = 68  # CUBLAS_COMPUTE_32F
+_TRANSPOSE_A, _EPILOGUE, _BIAS, _BIAS_TYPE = 3, 7, 8, 26  # CUBLASLT_MATMUL_DESC_...
+_SCALE_A, _SCALE_B, _MODE_A, _MODE_B = 17, 18, 31, 32
+_GROUPS_OF_128, _BLOCKS_OF_128 = 4, 5  # CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, ..._BLK128x128_32F
+_ADD_BIAS = 4  # CUBLASLT_EPILOGUE_BIAS
+_COLUMNS = 3  # CUBLASLT_MATRIX_LAYOUT_COLS
+_MOST_WORKSPACE, _LEAST_ALIGNMENTS = 1, (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_..., of A, B, C and D
+_ALIGNMENT = 16  # bytes, at which every row of what is multiplied begins
+
+
+class _Found(ctypes.Structure):  # cublasLtMatmulHeuristicResult_t
+    _fields_ = (
+        ("algorithm", c_uint64 * 8),
+        ("workspace", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+class _Library:
+    """The library that torch has loaded, with a handle for the current device. OSError: it is not there."""
+
+    def __init__(self) -> None:
+        major = (torch.version.cuda or "").partition(".")[0]
+        self._calls: Any = ctypes.CDLL(f"libcublasLt.so.{major}")
+        self.handle = self.make("cublasLt")
+        self.preference = self.make("cublasLtMatmulPreference")
+        preferences = {_MOST_WORKSPACE: c_size_t(0)} | {of: c_uint32(_ALIGNMENT) for of in _LEAST_ALIGNMENTS}
+        for attribute, value in preferences.items():
+            self.put("cublasLtMatmulPreference", self.preference, attribute, value)
+
+    def make(self, kind: str, *arguments: object) -> c_void_p:
+        made = c_void_p()
+        self.call(f"{kind}Create", byref(made), *arguments)
+        return made
+
+    def drop(self, kind: str, made: c_void_p) -> None:
+        self.call(f"{kind}Destroy", made)
+
+    def put(self, kind: str, made: c_void_p, attribute: int, value: Any) -> None:
+        self.call(f"{kind}SetAttribute", made, c_int(attribute), byref(value), c_size_t(sizeof(value)))
+
+    def call(self, name: str, *arguments: object) -> None:
+        code = self.status(name, *arguments)
+        if code:
+            raise RuntimeError(f"{name} failed with cuBLAS's error {code}")
+
+    def status(self, name: str, *arguments: object) -> int:
+        code: int = getattr(self._calls, name)(*arguments)
+        return code
+
+
+@lru_cache
+def _library(device: torch.device) -> _Library | None:
+    """One for each device; None where there is none or it is too old for these scales."""
+    try:
+        with torch.cuda.device(device):
+            library = _Library()
+        library.drop("cublasLtMatmulDesc", _description(library, torch.bfloat16, bias=False))
+    except (OSError, AttributeError, RuntimeError):
+        return None
+    return library
+
+
+def _description(library: _Library, dtype: torch.dtype, *, bias: bool) -> c_void_p:
+    # The library's matrices lie column by column: its A is the weight, transposed, and its B is x.
+    made = library.make("cublasLtMatmulDesc", c_int(_COMPUTE_F32), c_int(_F32))
+    values = {_TRANSPOSE_A: 1, _MODE_A: _BLOCKS_OF_128, _MODE_B: _GROUPS_OF_128}
+    if bias:
+        values |= {_EPILOGUE: _ADD_BIAS, _BIAS_TYPE: _OUTPUTS[dtype]}
+    for attribute, value in values.items():
+        library.put("cublasLtMatmulDesc", made, attribute, c_int32(value))
+    return made
+
+
+class BlockProduct:
+    """Products with weights [n, k], for one number of rows at a time and from one thread."""
+
+    def __init__(self, library: _Library, n: int, k: int, dtype: torch.dtype, *, bias: bool) -> None:
+        self._library = library
+        self._description = _description(library, dtype, bias=bias)
+        finalize(self, library.drop, "cublasLtMatmulDesc", self._description)
+        self._weight, self._x, self._out = (
+            library.make("cublasLtMatrixLayout", c_int(kind), c_uint64(rows), c_uint64(columns), c_int64(rows))
+            for kind, rows, columns in ((_E4M3, k, n), (_E4M3, k, 1), (_OUTPUTS[dtype], n, 1))
+        )
+        for layout in (self._weight, self._x, self._out):
+            finalize(self, library.drop, "cublasLtMatrixLayout", layout)
+        self._found = _Found()
+        self._rows = 0
+        self._known = False
+
+    @staticmethod
+    def of(weight: Tensor, dtype: torch.dtype, *, bias: bool) -> BlockProduct | None:
+        """For weights like this [n, k]; None where the library is not there, or does not know `dtype` or the scales."""
+        library = _library(weight.device) if weight.is_cuda and dtype in _OUTPUTS else None
+        n, k = weight.shape
+        return None if library is None else BlockProduct(library, n, k, dtype, bias=bias)
+
+    def __call__(
+        self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
+    ) -> bool:
+        """out [m, n] = x weight^T + bias, and + out where `add`; False, and nothing done, where m has no algorithm.
+
+        x [m, k] e4m3 with scales [k / 128, m], weight [n, k] with scales [n / 128, k / 128 up to a multiple of four].
+        """
+        tensors = {_SCALE_A: scale, _SCALE_B: x_scale} | ({} if bias is None else {_BIAS: bias})
+        for attribute, tensor in tensors.items():
+            self._library.put("cublasLtMatmulDesc", self._description, attribute, c_void_p(tensor.data_ptr()))
+        if not self._takes(len(out)):
+            return False
+        at, stream = c_void_p(out.data_ptr()), c_void_p(torch.cuda.current_stream().cuda_stream)
+        self._library.call(
+            "cublasLtMatmul", self._library.handle, self._description, byref(c_float(1)),
+            c_void_p(weight.data_ptr()), self._weight, c_void_p(x.data_ptr()), self._x, byref(c_float(add)),
+            at, self._out, at, self._out, byref(self._found), c_void_p(), c_size_t(0), stream,
+        )  # fmt: skip
+        return True
+
+    def _takes(self, rows: int) -> bool:
+        """Ask for an algorithm where the number of rows is another; the library wants to know scales by then."""
+        if rows != self._rows:
+            for layout in (self._x, self._out):
+                self._library.put("cublasLtMatrixLayout", layout, _COLUMNS, c_uint64(rows))
+            count = c_int()
+            code = self._library.status(
+                "cublasLtMatmulAlgoGetHeuristic", self._library.handle, self._description, self._weight, self._x,
+                self._out, self._out, self._library.preference, c_int(1), byref(self._found), byref(count),
+            )  # fmt: skip
+            self._rows, self._known = rows, code == 0 and count.value > 0
+        return self._known
