@@ -9,7 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
+from aengine.kernels.launch import launch_for
 from aengine.kernels.variants import keep_variants
 
 BLOCK = 1024
@@ -99,7 +101,10 @@ def _end_kernel(
     drawn_ptr,  # [rows, TURNS] int64
     PADDING: tl.constexpr,
     TURNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_wait()
     place = tl.program_id(0)
     row = tl.load(row_index_ptr + place)
     if row != PADDING:
@@ -126,6 +131,8 @@ def end_decode(
     token, or ~token where it is not finite, in the column of its new length modulo `turns`.
     """
     if len(row_index):
+        overlap = launch_for(row_index.device).overlap
         _end_kernel[(len(row_index),)](
-            row_index, token_ids, finite, last_token, length, drawn, PADDING=padding, TURNS=drawn.shape[1], num_warps=1
-        )
+            row_index, token_ids, finite, last_token, length, drawn,
+            PADDING=padding, TURNS=drawn.shape[1], OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
+        )  # fmt: skip

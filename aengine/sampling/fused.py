@@ -23,6 +23,12 @@ class FusedDraw:
         self._floors = Cutoff(max_rows, device)
         self._draw = Draw(max_rows, device)
 
+    def plain(
+        self, logits: Tensor, parameters: PickedParameters, lines: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`__call__` without filters: lines [rows] int64 says which of the parameters are a row's."""
+        return self._draw(logits, *_noise_of(parameters), positions, lines=lines)
+
     def __call__(
         self, logits: Tensor, picked: PickedParameters, positions: Tensor, filtered: bool
     ) -> tuple[Tensor, Tensor]:
@@ -31,16 +37,17 @@ class FusedDraw:
         logits [rows, vocab] of any type, contiguous, only read; positions [rows] int64. filtered: whether any row may
         have top_k, top_p or min_p; else they are not looked at. Decides nothing on the host, and shapes are fixed.
         """
-        temperature = picked.temperature[:, 0]
         floor = None
         if filtered:
-            floor = self._floors(logits, temperature, picked.top_k[:, 0], picked.top_p[:, 0], picked.log_min_p[:, 0])
-        return self._draw(logits, temperature, picked.seed_low[:, 0], picked.seed_high[:, 0], positions, floor)
+            filters = picked.top_k[:, 0], picked.top_p[:, 0], picked.log_min_p[:, 0]
+            floor = self._floors(logits, picked.temperature[:, 0], *filters)
+        return self._draw(logits, *_noise_of(picked), positions, floor)
 
-    def candidates(self, logits: Tensor, picked: PickedParameters, positions: Tensor, first: int, valid: int) -> Tensor:
-        """`Draw.candidates` with these parameters."""
-        seeds = picked.seed_low[:, 0], picked.seed_high[:, 0]
-        return self._draw.candidates(logits, picked.temperature[:, 0], *seeds, positions, first, valid)
+    def candidates(
+        self, logits: Tensor, parameters: PickedParameters, lines: Tensor, positions: Tensor, first: int, valid: int
+    ) -> Tensor:
+        """`Draw.candidates` with these parameters, of which `lines` [rows] int64 are the rows'."""
+        return self._draw.candidates(logits, *_noise_of(parameters), positions, first, valid, lines)
 
     def choose(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         return choose(candidates)
@@ -57,3 +64,7 @@ class FusedDraw:
     def logprobs(self, logits: Tensor, draws: Tensor, token_ids: Tensor, k: int) -> DrawLogprobs:
         """Of these draws, under logits [all draws, vocab] of any type, only read; draws [n] int64."""
         return DrawLogprobs(*likeliest(logits, draws, token_ids, k))
+
+
+def _noise_of(parameters: PickedParameters) -> tuple[Tensor, Tensor, Tensor]:
+    return parameters.temperature[:, 0], parameters.seed_low[:, 0], parameters.seed_high[:, 0]

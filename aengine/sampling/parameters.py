@@ -33,7 +33,7 @@ _COLUMNS = 10
 
 
 class PickedParameters:
-    """The parameters of some draws, [draws, 1] each."""
+    """The parameters of some draws or of all rows, [draws or rows, 1] each."""
 
     def __init__(self, table: Tensor) -> None:
         floats = table.view(torch.float32)
@@ -56,6 +56,7 @@ class RowParameters:
         self._vocab_size = vocab_size
         self._device = device
         self._table = torch.zeros((max_rows, _COLUMNS), dtype=torch.int32, device=device)
+        self.lines = PickedParameters(self._table)  # of all rows, as they stand
         self.needs = [0] * max_rows
         self.top_k = [vocab_size] * max_rows  # vocab_size: off
         self.logprobs = [0] * max_rows  # how many candidates, meaningful with LOGPROBS

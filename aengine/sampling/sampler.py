@@ -141,9 +141,9 @@ class Sampler:
 
         logits [draws, vocab] float32, only read; row_index, positions [draws] int64.
         """
-        picked = self._parameters.pick(row_index)
         if self._fused is not None:
-            return Draws(*self._fused(logits, picked, positions, filtered=False), None)
+            return Draws(*self._fused.plain(logits, self._parameters.lines, row_index, positions), None)
+        picked = self._parameters.pick(row_index)
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
         token_ids = draw_plain(logits, noise, picked.temperature, None)  # at temperature 0 the noise vanishes
         return Draws(token_ids, logits.amax(dim=-1).isfinite(), None)
@@ -154,10 +154,11 @@ class Sampler:
         logits [draws, n] are those of the tokens from `first` on; what is beyond the vocabulary is not looked at.
         Returns [draws, 4] float32, of which only the bits count, and none of which is a NaN. `choose` has the rest.
         """
-        picked = self._parameters.pick(row_index)
         valid = max(0, min(logits.shape[1], self._vocab_size - first))
         if self._fused is not None:
-            return self._fused.candidates(logits, picked, positions, first, valid).view(torch.float32)
+            found = self._fused.candidates(logits, self._parameters.lines, row_index, positions, first, valid)
+            return found.view(torch.float32)
+        picked = self._parameters.pick(row_index)
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
         of_these = noise._replace(codes=noise.codes[first : first + valid])
         return candidates(logits[:, :valid].float(), of_these, picked.temperature, first).view(torch.float32)

@@ -95,13 +95,14 @@ def _best(values, ids):
 @keep_variants
 @triton.jit(
     do_not_specialize=["parameter_stride", "pieces", "first", "valid"],
-    do_not_specialize_on_alignment=["positions_ptr", "ids_ptr", "finite_ptr"],  # parts of a step's numbers
+    do_not_specialize_on_alignment=["lines_ptr", "positions_ptr", "ids_ptr", "finite_ptr"],  # parts of a step's numbers
 )
 def _draw_kernel(
     logits_ptr,  # [rows, VOCAB]
-    temperature_ptr,  # [rows] float32
-    seed_low_ptr,  # [rows] int32
-    seed_high_ptr,  # [rows] int32
+    lines_ptr,  # [rows] int64, or None
+    temperature_ptr,  # [lines] float32
+    seed_low_ptr,  # [lines] int32
+    seed_high_ptr,  # [lines] int32
     positions_ptr,  # [rows] int64
     floor_ptr,  # [rows] float32, or None
     ids_ptr,  # [rows] int64
@@ -126,9 +127,12 @@ def _draw_kernel(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    temperature = tl.load(temperature_ptr + row * parameter_stride)
-    seed_low = tl.load(seed_low_ptr + row * parameter_stride).to(tl.uint32, bitcast=True)
-    seed_high = tl.load(seed_high_ptr + row * parameter_stride).to(tl.uint32, bitcast=True)
+    line = row.to(tl.int64)
+    if lines_ptr is not None:
+        line = tl.load(lines_ptr + row)
+    temperature = tl.load(temperature_ptr + line * parameter_stride)
+    seed_low = tl.load(seed_low_ptr + line * parameter_stride).to(tl.uint32, bitcast=True)
+    seed_high = tl.load(seed_high_ptr + line * parameter_stride).to(tl.uint32, bitcast=True)
     key0, key1 = row_keys(seed_low, seed_high, tl.load(positions_ptr + row).to(tl.uint32))
     logits = logits_ptr + row.to(tl.int64) * VOCAB
     length = tl.cdiv(VOCAB, pieces * BLOCK) * BLOCK  # whole blocks, perhaps beyond the row's end
@@ -233,17 +237,19 @@ class Draw:
         seed_high: Tensor,
         positions: Tensor,
         floor: Tensor | None = None,
+        lines: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Ids [rows] int64 and whether each row was finite [rows] bool.
 
-        logits [rows, vocab], contiguous, only read; temperature [rows] float32, seed_low and seed_high [rows] int32,
-        all of one stride; positions [rows] int64 and floor [rows] float32, contiguous: tokens below the floor are not
-        drawn. Not finite: NaN, +inf, or nothing above -inf.
+        logits [rows, vocab], contiguous, only read; temperature [lines] float32, seed_low and seed_high [lines] int32,
+        all of one stride, and lines [rows] int64 says which are a row's (None: its own number); positions [rows] int64
+        and floor [rows] float32, contiguous: tokens below the floor are not drawn. Not finite: NaN, +inf, or nothing
+        above -inf.
         """
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
         finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
-        self._launch(logits, temperature, seed_low, seed_high, positions, floor, ids, finite, None, 0, vocab)
+        self._launch(logits, lines, temperature, seed_low, seed_high, positions, floor, ids, finite, None, 0, vocab)
         return ids, finite
 
     def candidates(
@@ -255,6 +261,7 @@ class Draw:
         positions: Tensor,
         first: int,
         valid: int,
+        lines: Tensor | None = None,
     ) -> Tensor:
         """The same of some tokens, from `first` on: int32 [rows, 4], a row's best score as the bits of a float32, its
         token, and 1 where something is NaN or +inf. `choose` takes it from there.
@@ -263,7 +270,7 @@ class Draw:
         """
         found = torch.empty(len(logits), 4, dtype=torch.int32, device=logits.device)
         self._launch(
-            logits, temperature, seed_low, seed_high, positions, None, found, found, found, first,
+            logits, lines, temperature, seed_low, seed_high, positions, None, found, found, found, first,
             max(0, min(valid, logits.shape[1])),
         )  # fmt: skip
         return found
@@ -271,6 +278,7 @@ class Draw:
     def _launch(
         self,
         logits: Tensor,
+        lines: Tensor | None,
         temperature: Tensor,
         seed_low: Tensor,
         seed_high: Tensor,
@@ -292,7 +300,7 @@ class Draw:
         while pieces > least and rows * pieces > 6 * launch.processors:
             pieces //= 2
         _draw_kernel[(rows * pieces,)](
-            logits, temperature, seed_low, seed_high, positions, floor, ids, finite, candidates,
+            logits, lines, temperature, seed_low, seed_high, positions, floor, ids, finite, candidates,
             self._best, self._best_id, self._bad, self._arrived, temperature.stride(0), pieces, first, valid,
             VOCAB=vocab, PIECES=PIECES, BLOCK=BLOCK, STAGES=STAGES, OVERLAP=launch.overlap,
             # A product and a sum, rounded one after the other, as the reference does; four programs a processor.

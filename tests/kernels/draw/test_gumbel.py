@@ -45,6 +45,24 @@ def test_draws_are_the_argmax_of_logits_and_the_samplers_noise(rows: int, vocab:
         assert torch.equal(ids, reference(logits, temperature, **of_rows).argmax(dim=1))
 
 
+@pytest.mark.parametrize(("rows", "vocab"), [pytest.param(3, 500, id="tiny"), (1, 151_936), (200, 151_936)])
+def test_a_rows_parameters_may_stand_in_any_line(rows: int, vocab: int, device: torch.device) -> None:
+    logits = torch.randn(rows, vocab, device=device) * 3
+    temperature = torch.rand(rows, device=device) * 2
+    temperature[::3] = 0.0
+    of_rows = parameters(rows, device)
+    draw = gumbel.Draw(rows, device)
+    lines = torch.randperm(2 * rows, device=device)[:rows]
+    table = torch.zeros(2 * rows, 10, dtype=torch.int32, device=device)
+    table[lines, 1], table[lines, 2] = of_rows["seed_low"], of_rows["seed_high"]
+    table.view(torch.float32)[lines, 4] = temperature
+    columns = table.view(torch.float32)[:, 4], table[:, 1], table[:, 2], of_rows["positions"]
+    expected = draw(logits, temperature, **of_rows)[0]
+    assert torch.equal(draw(logits, *columns, lines=lines)[0], expected)
+    found = draw.candidates(logits, *columns, first=0, valid=vocab, lines=lines)
+    assert torch.equal(found[:, 1].long(), expected)
+
+
 def in_parts(
     logits: torch.Tensor, temperature: torch.Tensor, count: int, **of_rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
