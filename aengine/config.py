@@ -59,6 +59,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "128 x 128 while they are loaded"
         ),
     ] = "auto"
+    unpacked_copies: Annotated[
+        bool,
+        Meta(
+            description="on a GPU, keep 4-bit matrices in the model's dtype as well, those of experts aside: steps of "
+            "128 tokens and more are as fast as without quantisation, for 2 bytes a weight"
+        ),
+    ] = False
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
         Meta(

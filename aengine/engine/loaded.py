@@ -301,6 +301,8 @@ def described_model(config: EngineConfig, folder: Path) -> ModelConfig:
     model = ModelConfig.from_folder(folder)
     if config.load_format == "auto":
         model = without_head(folder, model)
+    if config.unpacked_copies:
+        model = model.with_unpacked_copies()
     return model.in_fp8() if config.quantization == "fp8" else model
 
 

@@ -44,7 +44,9 @@ from aengine.kernels.parts import Parts
 class TritonKernels:
     """Everything is enqueued on the current stream; one stream at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, unpacked_copies: bool = False) -> None:
+        """unpacked_copies: whether 4-bit linears keep their weight in floats as well."""
+        self._unpacked_copies = unpacked_copies
         self._small_linear = SmallLinear()
         self._fp8_few_rows = Fp8FewRows()
         self._int4_product = Int4Product()
@@ -63,7 +65,7 @@ class TritonKernels:
         """Where there is no kernel for its shape or on this device, of the dequantised weight."""
         if not isinstance(weight, Fp8Weight):
             if supported_group(weight.group, weight.shape[-1]) and dtype != torch.float32:
-                return Int4Linear(weight, bias, self._int4_product, dtype)
+                return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
         elif Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
             return Fp8Linear(weight, bias, self._fp8_few_rows)
         return self.dense(dequantize(weight).to(dtype), bias)

@@ -52,6 +52,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None
     quantization: str = "{}"  # what config.json says of it, as it says it: JSON
     to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
+    unpacked_copies: bool = False  # whether 4-bit matrices are kept as floats as well
     ranks: int = 1  # that it is spread over
     wrapped: bool = False  # whether it is the language model of one that sees as well, and its weights are named so
     aside: tuple[str, ...] = ()  # what the names of tensors begin with that belong to other parts of the model
@@ -81,6 +82,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if (quantized := self.quantized) is not None:
             raise ConfigError(f"quantization: the checkpoint is quantised already ({quantized.method}); use auto")
         return msgspec.structs.replace(self, to_fp8=True)
+
+    def with_unpacked_copies(self) -> ModelConfig:
+        """The same, with its 4-bit matrices in floats beside them. Raises `ConfigError` where it has none."""
+        if not self.int4:
+            raise ConfigError("unpacked_copies: the checkpoint has no matrices of 4-bit integers; leave it out")
+        return msgspec.structs.replace(self, unpacked_copies=True)
 
     def far(self, max_positions: int) -> bool:
         """Whether any layer's keys are rotated otherwise than where fewer positions may come."""
@@ -169,6 +176,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         floats = self.end_parameters + self.second_embedding
         floats += sum(one.absorbed for one in self.attending if isinstance(one, LatentSpec))
         kept = floats * dtype.itemsize
+        if self.unpacked_copies:  # of experts there are none: about what a token is multiplied with
+            kept += (self.active_parameters - self.end_parameters) * dtype.itemsize
         if self.lora is not None:
             kept += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
         return (kept + (self.parameters - floats) * inner // 8) // self.ranks

@@ -8,7 +8,7 @@ import pytest
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from aengine.kernels import norms, rope, triton_kernels
+from aengine.kernels import norms, rope, row_steps, triton_kernels
 from aengine.kernels.attention import (
     chunk_attention,
     decode_attention,
@@ -73,6 +73,7 @@ KERNELS = (  # those that ask the device
         peers,
         prefix_attention,
         rope,
+        row_steps,
         small_linear,
     ),
     *(

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aengine.errors import CheckpointError, UnsupportedModelError
+from aengine.errors import CheckpointError, ConfigError, UnsupportedModelError
 from aengine.model.config import ModelConfig
 from aengine.model.families import FAMILIES
 
@@ -73,6 +74,17 @@ def test_fp8_is_a_format_of_the_checkpoint_or_of_its_loading(tmp_path: Path) -> 
     assert not read(tmp_path, {"quantization_config": blocks}).int4
     assert not read(tmp_path, {}).fp8
     assert read(tmp_path, {}).in_fp8().fp8
+
+
+def test_copies_of_4_bit_matrices_take_their_room_and_others_have_none(tmp_path: Path) -> None:
+    packed = read(tmp_path, {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}})
+    both = packed.with_unpacked_copies()
+    dense = read(tmp_path, {})
+    inner = dense.parameters - dense.end_parameters
+    assert both.weight_bytes(torch.bfloat16) == packed.weight_bytes(torch.bfloat16) + 2 * inner
+    assert packed.over(2).with_unpacked_copies().weight_bytes(torch.bfloat16) == both.weight_bytes(torch.bfloat16) // 2
+    with pytest.raises(ConfigError, match="unpacked_copies: the checkpoint has no matrices of 4-bit integers"):
+        dense.with_unpacked_copies()
 
 
 def test_old_llama_files_name_no_kv_heads(tmp_path: Path) -> None:

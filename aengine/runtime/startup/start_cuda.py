@@ -113,7 +113,7 @@ def start_cuda(
                 folder,
                 model,
                 [
-                    Placement(gpu, TritonKernels(), one, ranks)
+                    Placement(gpu, TritonKernels(model.unpacked_copies), one, ranks)
                     for gpu, one, ranks in zip(gpus, attention, collectives or (None,))
                 ],
                 dtype=dtype,

@@ -27,6 +27,7 @@ from aengine.attention.flash4 import Flash4
 from aengine.attention.flash_backend import PrefillAttention, _OnGathered
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
+from aengine.engine.loaded import described_model
 from aengine.errors import CheckpointError
 from aengine.kernels import triton_kernels
 from aengine.kernels.draw import gumbel
@@ -396,6 +397,7 @@ def test_nothing_is_compiled_while_serving_what_an_earlier_start_up_has_measured
         pytest.param("flash-attn-4", 256, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25}, EXPERTS | FP8, id="experts-fp8"),
         pytest.param("flash-attn-4", 256, {}, EXPERTS | INT4, id="experts-int4"),
+        pytest.param("flash-attn-4", 256, {"unpacked_copies": True}, INT4, id="unpacked-copies"),
         pytest.param("flash-attn-4", 40, {}, GPT_OSS, id="gpt-oss"),
         pytest.param("flash-attn-4", 40, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
         pytest.param("flash-attn-4", 5, {"kv_cache_dtype": "fp8", "max_step_tokens": 64}, {}, id="fp8-short-steps"),
@@ -420,7 +422,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
         device="cuda", dtype="bfloat16", load_format="dummy", max_num_seqs=rows, page_size=16, progress=False, **knobs
     )
     folder = checkpoint(tmp_path, 8, more)
-    start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
+    start_cuda.start_cuda(config, folder, described_model(config, folder), DEVICE, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     assert len(launched) > 20
     assert bool(attended) == (attention == "flash-attn-4")

@@ -145,6 +145,12 @@ class Int4Product:
         n, k = weight.rows, weight.columns
         self.reserve(n * k, dtype, weight.words.device)
         dense = self._dense[: n * k * dtype.itemsize].view(dtype).view(n, k)
+        self.write_out(weight, dense)
+        return dense
+
+    def write_out(self, weight: PackedCodes, dense: Tensor) -> None:
+        """The weight into `dense` [n, k], its columns in the order of the codes'."""
+        n, k = dense.shape
         launch = launch_for(dense.device)
         how = _unpacking(dense, weight, scaled=True)
         dequantise_kernel[(-(-n // 64) * weight.blocks,)](
@@ -152,7 +158,6 @@ class Int4Product:
             MXFP4=weight.mxfp4, ASM=how.assembly, BASE=how.base, LIFT=how.lift, OVERLAP=launch.overlap,
             num_warps=4, launch_pdl=launch.overlap,
         )  # fmt: skip
-        return dense
 
 
 def _unpacking(x: Tensor, weight: PackedCodes, scaled: bool) -> Unpacking:

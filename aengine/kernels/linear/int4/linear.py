@@ -1,4 +1,7 @@
-"""A `Linear` whose weight stays in 4 bits: unpacked on the way, or written out dense first where rows are very many."""
+"""A `Linear` whose weight stays in 4 bits: unpacked on the way, or written out dense first where rows are very many.
+
+With a dense copy that stays beside it, "very many" are fewer.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torch import Tensor
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.gated_rows import gated_config, gated_rows
-from aengine.kernels.linear.int4.config import DENSE_ROWS
+from aengine.kernels.linear.int4.config import COPY_ROWS, DENSE_ROWS
 from aengine.kernels.linear.int4.launch import Int4Product
 from aengine.kernels.linear.int4.packed_codes import pack_codes
 from aengine.kernels.linear.weights import Int4Weight, Mxfp4Weight
@@ -23,30 +26,41 @@ class Int4Linear:
     """
 
     def __init__(
-        self, weight: Int4Weight | Mxfp4Weight, bias: Tensor | None, product: Int4Product, dtype: torch.dtype
+        self,
+        weight: Int4Weight | Mxfp4Weight,
+        bias: Tensor | None,
+        product: Int4Product,
+        dtype: torch.dtype,
+        copy: bool = False,
     ) -> None:
-        """dtype: of x. Raises ValueError for a group of columns without a kernel."""
+        """dtype: of x; copy: whether a dense weight is kept. Raises ValueError for a group without a kernel."""
         self.outputs, self.inputs = weight.shape
         self._weight = pack_codes(weight)
         self._bias = bias
         self._product = product
-        product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
+        self._dense_rows = COPY_ROWS if copy else DENSE_ROWS
+        self._copy: Tensor | None = None
+        if copy:
+            self._copy = torch.empty(self.outputs, self.inputs, dtype=dtype, device=weight.scale.device)
+            product.write_out(self._weight, self._copy)
+        else:
+            product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] -> [tokens, outputs], in x's dtype."""
         x = self._in_order(x)
-        if len(x) < DENSE_ROWS:
+        if len(x) < self._dense_rows:
             return self._product(x, self._weight, self._bias)
-        return F.linear(x, self._product.dequantised(self._weight, x.dtype), self._bias)
+        return F.linear(x, self._dense(x.dtype), self._bias)
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
         """`residual + self(x)`: x [tokens, inputs], residual [tokens, outputs], which is used up."""
         x = self._in_order(x)
-        if len(x) < DENSE_ROWS:
+        if len(x) < self._dense_rows:
             return self._product(x, self._weight, self._bias, residual=residual)
         if self._bias is not None:
             residual += self._bias
-        return residual.addmm_(x, self._product.dequantised(self._weight, x.dtype).t())
+        return residual.addmm_(x, self._dense(x.dtype).t())
 
     def add_gated_to(self, gate_up: Tensor, residual: Tensor) -> Tensor:
         """`add_to` of SiLU(gate) * up: gate_up [tokens, 2 * inputs], gate first, residual [tokens, outputs]."""
@@ -62,13 +76,17 @@ class Int4Linear:
 
     def activated(self, norm: Norm | None, x: Tensor) -> Tensor | None:
         """SiLU(gate) * up of the outputs [tokens, outputs / 2]; None: it is left to the product that follows."""
-        if len(x) < DENSE_ROWS or self._bias is not None:
+        if len(x) < self._dense_rows or self._bias is not None:
             return None
         config = gated_config(len(x), self.outputs // 2, self.inputs, x.element_size(), launch_for(x.device))
         if config is None:
             return None
         x = self._in_order(x if norm is None else norm(x))
-        return gated_rows(x, self._product.dequantised(self._weight, x.dtype), config)
+        return gated_rows(x, self._dense(x.dtype), config)
+
+    def _dense(self, dtype: torch.dtype) -> Tensor:
+        """[outputs, inputs], its columns in the order of the codes'."""
+        return self._product.dequantised(self._weight, dtype) if self._copy is None else self._copy
 
     def _in_order(self, x: Tensor) -> Tensor:
         """x with its columns in the order of the codes'."""

@@ -72,7 +72,8 @@ def run_through(job: Job) -> None:
     widest, latents = job.model.widest_head, job.model.latents
     attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, widest, latents, kv_dtype == FP8))
     ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
-    decoder = Decoder(job.model, TritonKernels(), attention, dtype, META, config.max_model_len, kv_dtype, ranks)
+    kernels = TritonKernels(job.model.unpacked_copies)
+    decoder = Decoder(job.model, kernels, attention, dtype, META, config.max_model_len, kv_dtype, ranks)
     leave_empty(decoder.groups)
     decoder.thin_out()
     steps = StepSizes.of(config, job.model, job.capability, job.launch.processors)

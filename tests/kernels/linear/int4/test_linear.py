@@ -26,7 +26,7 @@ class Halved:
 
 
 @pytest.mark.thinned
-@pytest.mark.parametrize("path", ["unpacked-on-the-way", "written-out-dense"])
+@pytest.mark.parametrize("path", ["unpacked-on-the-way", "written-out-dense", "of-a-copy"])
 @pytest.mark.parametrize("ordered", [False, True], ids=["in-order", "sorted-by-group"])
 @pytest.mark.parametrize(("n", "k"), [pytest.param(40, 256, id="tiny"), (1024, 4096)])
 def test_every_call_of_the_protocol(
@@ -38,7 +38,8 @@ def test_every_call_of_the_protocol(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(int4_linear, "DENSE_ROWS", 100 if path == "unpacked-on-the-way" else 1)
+    monkeypatch.setattr(int4_linear, "DENSE_ROWS", 1 if path == "written-out-dense" else 100)
+    monkeypatch.setattr(int4_linear, "COPY_ROWS", 1)
     weight = Int4Weight(
         torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device),
         (torch.rand(n, k // 128, device=device) + 0.1).half(),
@@ -46,13 +47,32 @@ def test_every_call_of_the_protocol(
         torch.randperm(k, device=device) if ordered else None,
     )
     x, bias, residual = (torch.randn(*shape, device=device).to(dtype) for shape in ((5, k), (n,), (5, n)))
-    linear = int4_linear.Int4Linear(weight, bias, int4_launch.Int4Product(), dtype)
+    linear = int4_linear.Int4Linear(weight, bias, int4_launch.Int4Product(), dtype, copy=path == "of-a-copy")
     assert (linear.inputs, linear.outputs) == (k, n)
     expected = x.double() @ dequantize(weight).double().t()
     assert relative_error(linear(x), expected + bias.double()) < tolerance(dtype)
     assert relative_error(linear.after(Halved(), x), expected / 2 + bias.double()) < tolerance(dtype)
     total = expected + bias.double() + residual.double()
     assert relative_error(linear.add_to(x, residual), total) < tolerance(dtype)
+
+
+def test_few_rows_leave_a_copy_alone_and_no_scratch_is_kept_beside_it_tiny(
+    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int4_linear, "COPY_ROWS", 5)
+    weight = Int4Weight(
+        torch.randint(0, 16, (40, 256), dtype=torch.uint8, device=device),
+        (torch.rand(40, 2, device=device) + 0.1).half(),
+    )
+    product = int4_launch.Int4Product()
+    linear = int4_linear.Int4Linear(weight, None, product, dtype, copy=True)
+    assert product._dense.numel() == 0
+    assert linear._copy is not None
+    assert relative_error(linear._copy, dequantize(weight).double()) < tolerance(dtype)
+    linear._copy.fill_(torch.nan)
+    x = torch.randn(5, 256, device=device).to(dtype)
+    assert linear(x[:4]).isfinite().all()
+    assert linear(x).isnan().all()
 
 
 def test_columns_of_x_may_come_several_times(dtype: torch.dtype, device: torch.device) -> None:
