@@ -18,7 +18,7 @@ from aengine.engine.loop import StepLoop
 from aengine.engine.requests.gate import Gate
 from aengine.engine.requests.live import LiveRequest
 from aengine.engine.requests.pooled import PooledRequest
-from aengine.errors import ConfigError, EngineNotReadyError, InvalidRequestError
+from aengine.errors import ConfigError, EngineNotReadyError, InvalidRequestError, WeightsError
 from aengine.model.loading.hub import resolve_model
 from aengine.runtime.sleep import SleepableMemory
 from aengine.types import SleepMode
@@ -197,7 +197,11 @@ def _existing(config: EngineConfig, folder: str | Path | None) -> Path:
 
 def _matching(weights: Weights, config: EngineConfig, path: Path) -> Checkpoint:
     """The checkpoint in a folder. Blocks."""
-    return weights.matching(path, described_model(config, path))
+    try:
+        model = described_model(config, path)
+    except ConfigError as error:  # that no checkpoint like this would have been loaded
+        raise WeightsError(f"{path}: the engine's knobs do not fit this checkpoint: {error}") from error
+    return weights.matching(path, model)
 
 
 async def _to_the_end(work: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:

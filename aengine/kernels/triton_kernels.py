@@ -25,6 +25,7 @@ from aengine.kernels.heads import Heads
 from aengine.kernels.kv_scales import NO_SCALES, KVScales
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Linear
+from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.int4.launch import Int4Product
@@ -49,6 +50,7 @@ class TritonKernels:
         self._unpacked_copies = unpacked_copies
         self._small_linear = SmallLinear()
         self._fp8_few_rows = Fp8FewRows()
+        self._fp8_products = BlockProducts()
         self._int4_product = Int4Product()
         self._route = Route()
         self._route_rows = RouteRows()
@@ -67,7 +69,7 @@ class TritonKernels:
             if supported_group(weight.group, weight.shape[-1]) and dtype != torch.float32:
                 return Int4Linear(weight, bias, self._int4_product, dtype, self._unpacked_copies)
         elif Fp8Linear.fits(weight) and launch_for(weight.weight.device).fp8:
-            return Fp8Linear(weight, bias, self._fp8_few_rows)
+            return Fp8Linear(weight, bias, self._fp8_few_rows, self._fp8_products)
         return self.dense(dequantize(weight).to(dtype), bias)
 
     def adapted(self, linear: Linear, weights: AdapterWeights, tokens: TokenAdapters) -> TritonAdapted:

@@ -176,8 +176,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         floats = self.end_parameters + self.second_embedding
         floats += sum(one.absorbed for one in self.attending if isinstance(one, LatentSpec))
         kept = floats * dtype.itemsize
-        if self.unpacked_copies:  # of experts there are none: about what a token is multiplied with
-            kept += (self.active_parameters - self.end_parameters) * dtype.itemsize
+        if self.unpacked_copies:
+            linears = (linear for layer in self.layers for linear in layer.linears(self.hidden_size))
+            kept += sum(n * k for n, k in linears) * dtype.itemsize
         if self.lora is not None:
             kept += self.lora.numbers * (self.lora.places + 1) * dtype.itemsize
         return (kept + (self.parameters - floats) * inner // 8) // self.ranks

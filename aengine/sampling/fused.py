@@ -13,7 +13,7 @@ from aengine.kernels.draw.gumbel import Draw, choose
 from aengine.kernels.draw.likeliest import likeliest
 from aengine.kernels.draw.penalties import penalize_seen
 from aengine.sampling.logprobs import DrawLogprobs
-from aengine.sampling.parameters import PickedParameters
+from aengine.sampling.parameters import ParameterColumns
 
 
 class FusedDraw:
@@ -24,13 +24,13 @@ class FusedDraw:
         self._draw = Draw(max_rows, device)
 
     def plain(
-        self, logits: Tensor, parameters: PickedParameters, lines: Tensor, positions: Tensor
+        self, logits: Tensor, parameters: ParameterColumns, lines: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`__call__` without filters: lines [rows] int64 says which of the parameters are a row's."""
+        """The same without filters, of parameters that stand in a table: lines [rows] int64 says which are a row's."""
         return self._draw(logits, *_noise_of(parameters), positions, lines=lines)
 
     def __call__(
-        self, logits: Tensor, picked: PickedParameters, positions: Tensor, filtered: bool
+        self, logits: Tensor, picked: ParameterColumns, positions: Tensor, filtered: bool
     ) -> tuple[Tensor, Tensor]:
         """Draw: ids [rows] int64 and whether each row was finite [rows] bool.
 
@@ -44,7 +44,7 @@ class FusedDraw:
         return self._draw(logits, *_noise_of(picked), positions, floor)
 
     def candidates(
-        self, logits: Tensor, parameters: PickedParameters, lines: Tensor, positions: Tensor, first: int, valid: int
+        self, logits: Tensor, parameters: ParameterColumns, lines: Tensor, positions: Tensor, first: int, valid: int
     ) -> Tensor:
         """`Draw.candidates` with these parameters, of which `lines` [rows] int64 are the rows'."""
         return self._draw.candidates(logits, *_noise_of(parameters), positions, first, valid, lines)
@@ -53,7 +53,7 @@ class FusedDraw:
         return choose(candidates)
 
     def penalize(
-        self, logits: Tensor, draws: Tensor, row_index: Tensor, cells: Tensor, picked: PickedParameters
+        self, logits: Tensor, draws: Tensor, row_index: Tensor, cells: Tensor, picked: ParameterColumns
     ) -> None:
         """`penalties.penalize` for logits[draws], in place. logits [all draws, vocab] float32; draws [n] and row_index
         [all draws] int64; cells: of `TokenCounts`.
@@ -66,5 +66,5 @@ class FusedDraw:
         return DrawLogprobs(*likeliest(logits, draws, token_ids, k))
 
 
-def _noise_of(parameters: PickedParameters) -> tuple[Tensor, Tensor, Tensor]:
+def _noise_of(parameters: ParameterColumns) -> tuple[Tensor, Tensor, Tensor]:
     return parameters.temperature[:, 0], parameters.seed_low[:, 0], parameters.seed_high[:, 0]

@@ -32,7 +32,7 @@ _INT32_MAX = 2**31 - 1
 _COLUMNS = 10
 
 
-class PickedParameters:
+class ParameterColumns:
     """The parameters of some draws or of all rows, [draws or rows, 1] each."""
 
     def __init__(self, table: Tensor) -> None:
@@ -56,7 +56,7 @@ class RowParameters:
         self._vocab_size = vocab_size
         self._device = device
         self._table = torch.zeros((max_rows, _COLUMNS), dtype=torch.int32, device=device)
-        self.lines = PickedParameters(self._table)  # of all rows, as they stand
+        self.lines = ParameterColumns(self._table)  # of all rows, as they stand
         self.needs = [0] * max_rows
         self.top_k = [vocab_size] * max_rows  # vocab_size: off
         self.logprobs = [0] * max_rows  # how many candidates, meaningful with LOGPROBS
@@ -84,9 +84,9 @@ class RowParameters:
         sent = upload(cells, self._device)
         self._table.index_copy_(0, sent[:, 10].long(), sent[:, :10])
 
-    def pick(self, rows: Tensor) -> PickedParameters:
+    def pick(self, rows: Tensor) -> ParameterColumns:
         """The parameters of rows [draws] int64."""
-        return PickedParameters(self._table.index_select(0, rows))
+        return ParameterColumns(self._table.index_select(0, rows))
 
     def _needs(self, params: SamplingParams, top_k: int) -> int:
         needs = 0

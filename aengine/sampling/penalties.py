@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.sampling.parameters import PickedParameters
+from aengine.sampling.parameters import ParameterColumns
 from aengine.sampling.upload import upload
 from aengine.step_plan import NewRow
 
 FEW_ROWS = 32  # that there is room for at first; rows are handed out from 0 on
 
 
-def penalize(logits: Tensor, cells: Tensor, picked: PickedParameters) -> Tensor:
+def penalize(logits: Tensor, cells: Tensor, picked: ParameterColumns) -> Tensor:
     """Logits after the three penalties, [rows, vocab] float32.
 
     Repetition weakens every token of prompt and output (division if the logit is positive, else multiplication).

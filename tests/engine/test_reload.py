@@ -172,6 +172,16 @@ async def test_another_model_is_refused_by_name_and_changes_nothing(tmp_path: Pa
             assert after.usage.cached_tokens  # not even the cache
 
 
+async def test_a_checkpoint_that_a_knob_does_not_fit_is_refused_as_such(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(hub.DEMO, tmp_path / "quantised"))
+    with_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"})
+    async with aengine.Engine(**KNOBS, quantization="fp8") as engine:
+        before = await ids(engine)
+        with pytest.raises(WeightsError, match=r"knobs do not fit this checkpoint: quantization: .* quantised already"):
+            await engine.reload(folder)
+        assert await ids(engine) == before
+
+
 async def test_a_folder_that_there_is_not() -> None:
     async with aengine.Engine(**KNOBS) as engine:
         with pytest.raises(InvalidRequestError, match="there is no folder"):

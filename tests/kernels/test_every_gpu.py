@@ -39,6 +39,7 @@ from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
 from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config
+from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.linear import Fp8Linear
@@ -219,7 +220,7 @@ def adapt_experts(experts: Experts, new: Callable[..., Tensor], tokens: int, ran
 )
 def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -> None:
     weight = Fp8Weight(eighth(n, k), single(n // 128, k // 128), (128, 128), "group")
-    linear = Fp8Linear(weight, None, Fp8FewRows())
+    linear = Fp8Linear(weight, None, Fp8FewRows(), BlockProducts())
     launch = compiler.gpu.launch
     few = few_rows_config(m, n, k, 2, launch)
     tiles = few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else None

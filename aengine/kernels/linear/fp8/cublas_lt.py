@@ -94,8 +94,22 @@ def _description(library: _Library, dtype: torch.dtype, *, bias: bool) -> c_void
     return made
 
 
+class BlockProducts:
+    """A product for each shape of weights: shared by all linears of a model, from one thread."""
+
+    def __init__(self) -> None:
+        self._products: dict[tuple[torch.device, torch.Size, torch.dtype, bool], BlockProduct | None] = {}
+
+    def __call__(self, weight: Tensor, dtype: torch.dtype, *, bias: bool) -> BlockProduct | None:
+        """That of weights like this [n, k], with outputs of `dtype`; None where there is none."""
+        key = weight.device, weight.shape, dtype, bias
+        if key not in self._products:
+            self._products[key] = BlockProduct.of(weight, dtype, bias=bias)
+        return self._products[key]
+
+
 class BlockProduct:
-    """Products with weights [n, k], for one number of rows at a time and from one thread."""
+    """Products with weights [n, k], for one number of rows at a time."""
 
     def __init__(self, library: _Library, n: int, k: int, dtype: torch.dtype, *, bias: bool) -> None:
         self._library = library
@@ -113,7 +127,9 @@ class BlockProduct:
 
     @staticmethod
     def of(weight: Tensor, dtype: torch.dtype, *, bias: bool) -> BlockProduct | None:
-        """For weights like this [n, k]; None where the library is not there, or does not know `dtype` or the scales."""
+        """For weights like this [n, k]; None where the library is not there or does not know the scales, and for
+        outputs in 32 bits.
+        """
         library = _library(weight.device) if weight.is_cuda and dtype in _OUTPUTS else None
         n, k = weight.shape
         return None if library is None else BlockProduct(library, n, k, dtype, bias=bias)
@@ -121,16 +137,18 @@ class BlockProduct:
     def __call__(
         self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
     ) -> bool:
-        """out [m, n] = x weight^T + bias, and + out where `add`; False, and nothing done, where m has no algorithm.
+        """out [m, n] = x weight^T + bias, and + out where `add`; False, and nothing done, where m has no algorithm, as
+        where it is no multiple of four.
 
-        x [m, k] e4m3 with scales [k / 128, m], weight [n, k] with scales [n / 128, k / 128 up to a multiple of four].
+        x [m, k] e4m3 with scales [k / 128, m], weight [n, k] with scales [n / 128, k / 128 up to a multiple of four],
+        bias [n] and out of this product's dtype; all contiguous, rows beginning at multiples of 16 bytes.
         """
         tensors = {_SCALE_A: scale, _SCALE_B: x_scale} | ({} if bias is None else {_BIAS: bias})
         for attribute, tensor in tensors.items():
             self._library.put("cublasLtMatmulDesc", self._description, attribute, c_void_p(tensor.data_ptr()))
         if not self._takes(len(out)):
             return False
-        at, stream = c_void_p(out.data_ptr()), c_void_p(torch.cuda.current_stream().cuda_stream)
+        at, stream = c_void_p(out.data_ptr()), c_void_p(torch.cuda.current_stream(x.device).cuda_stream)
         self._library.call(
             "cublasLtMatmul", self._library.handle, self._description, byref(c_float(1)),
             c_void_p(weight.data_ptr()), self._weight, c_void_p(x.data_ptr()), self._x, byref(c_float(add)),

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.fp8.cublas_lt import BlockProduct
+from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.weights import Fp8Weight
 
@@ -15,13 +15,13 @@ from aengine.kernels.linear.weights import Fp8Weight
 class LibraryFp8:
     """A weight as cuBLAS reads it: its scales in float32, along k padded to a multiple of four."""
 
-    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None, products: BlockProducts) -> None:
         self._weight = weight.weight
         self._bias = bias
         self._grouped = weight.activations == "group"
         scale = weight.scale
-        self._scale = F.pad(scale, (0, -scale.shape[1] % 4)) if self._grouped else scale.view(1, -1)
-        self._products: dict[torch.dtype, BlockProduct | None] = {}  # by the type of what comes out
+        self._scale = F.pad(scale, (0, -scale.shape[1] % 4)).contiguous() if self._grouped else scale.view(1, -1)
+        self._products = products
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
@@ -40,12 +40,12 @@ class LibraryFp8:
     def __call__(self, x: Tensor, x_scale: Tensor, residual: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
         """x [m, k] e4m3, m a multiple of four, with its scales as `round_inputs` gives them -> [rows, n] of `dtype`.
 
-        The first `rows` mean something. residual [rows, n] is added and used up.
+        The first `rows` mean something. residual [rows, n] of `dtype`, contiguous, is added and used up.
         """
         m, n = len(x), len(self._weight)
         if x.is_meta:  # torch does not know the shape of what it would return
             return x.new_empty(rows, n, dtype=dtype)
-        product = self._block_product(dtype) if self._grouped else None
+        product = self._products(self._weight, dtype, bias=self._bias is not None) if self._grouped else None
         if product is not None:
             add = residual is not None and rows == m
             out = residual if residual is not None and add else x.new_empty(m, n, dtype=dtype)
@@ -53,11 +53,6 @@ class LibraryFp8:
                 return out[:rows] if residual is None or add else residual.add_(out[:rows])
         out = self._by_torch(x, x_scale, dtype)[:rows]
         return out if residual is None else residual.add_(out)
-
-    def _block_product(self, dtype: torch.dtype) -> BlockProduct | None:
-        if dtype not in self._products:
-            self._products[dtype] = BlockProduct.of(self._weight, dtype, bias=self._bias is not None)
-        return self._products[dtype]
 
     def _by_torch(self, x: Tensor, x_scale: Tensor, dtype: torch.dtype) -> Tensor:
         if self._grouped:

@@ -7,6 +7,7 @@ from torch import Tensor
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, rounded_rows_config
+from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import MAX_ROWS, FewRowsConfig, FewRowsOptions, Fp8FewRows
 from aengine.kernels.linear.fp8.few_tiles import few_tiles
 from aengine.kernels.linear.fp8.inputs import round_inputs
@@ -26,8 +27,8 @@ class Fp8Linear:
     Everything is enqueued on the current stream; one stream at a time.
     """
 
-    def __init__(self, weight: Fp8Weight, bias: Tensor | None, few_rows: Fp8FewRows) -> None:
-        """bias [outputs]; few_rows: shared by all linears of a model, for its scratch. ValueError: see `fits`."""
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None, few_rows: Fp8FewRows, products: BlockProducts) -> None:
+        """bias [outputs]; few_rows, products: shared by all linears of a model. ValueError: see `fits`."""
         if not self.fits(weight):
             raise ValueError(f"an FP8 weight {list(weight.weight.shape)} has no kernel; use it dequantised")
         self.outputs, self.inputs = weight.weight.shape
@@ -37,7 +38,7 @@ class Fp8Linear:
         self._input_scale = weight.input_scale
         self._bias = bias
         self._few_rows = few_rows
-        self._library = LibraryFp8(weight, bias) if LibraryFp8.fits(weight) else None
+        self._library = LibraryFp8(weight, bias, products) if LibraryFp8.fits(weight) else None
         self._blocks = self._library is not None and weight.activations == "group"
 
     @staticmethod

@@ -12,7 +12,8 @@ ONE_ROW_WARPS = 8
 MOST_STEPS = 32  # of a row that streams: more take long to compile, and were not measured
 # From here on the library's product is so much faster that the weight may be written out for it first.
 DENSE_ROWS = 1024
-COPY_ROWS = 128  # and from here on where it is written out once and for all
+# From here on a dense copy, where one is kept, is faster than codes.
+COPY_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)

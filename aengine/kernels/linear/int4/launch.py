@@ -145,18 +145,17 @@ class Int4Product:
         n, k = weight.rows, weight.columns
         self.reserve(n * k, dtype, weight.words.device)
         dense = self._dense[: n * k * dtype.itemsize].view(dtype).view(n, k)
-        self.write_out(weight, dense)
+        self.write_out(weight, dense, overlap=launch_for(dense.device).overlap)
         return dense
 
-    def write_out(self, weight: PackedCodes, dense: Tensor) -> None:
-        """The weight into `dense` [n, k], its columns in the order of the codes'."""
+    def write_out(self, weight: PackedCodes, dense: Tensor, *, overlap: bool) -> None:
+        """The weight into `dense` [n, k], its columns in the order of the codes'. overlap: not while these are made."""
         n, k = dense.shape
-        launch = launch_for(dense.device)
         how = _unpacking(dense, weight, scaled=True)
         dequantise_kernel[(-(-n // 64) * weight.blocks,)](
             weight.words, weight.scales, dense, N=n, K=k, BLOCKS=weight.blocks, GROUP=weight.group, BLOCK_N=64,
-            MXFP4=weight.mxfp4, ASM=how.assembly, BASE=how.base, LIFT=how.lift, OVERLAP=launch.overlap,
-            num_warps=4, launch_pdl=launch.overlap,
+            MXFP4=weight.mxfp4, ASM=how.assembly, BASE=how.base, LIFT=how.lift, OVERLAP=overlap,
+            num_warps=4, launch_pdl=overlap,
         )  # fmt: skip
 
 

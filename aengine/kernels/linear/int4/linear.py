@@ -1,6 +1,6 @@
 """A `Linear` whose weight stays in 4 bits: unpacked on the way, or written out dense first where rows are very many.
 
-With a dense copy that stays beside it, "very many" are fewer.
+With a dense copy that is kept beside the codes, `COPY_ROWS` are very many.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Int4Linear:
         self._copy: Tensor | None = None
         if copy:
             self._copy = torch.empty(self.outputs, self.inputs, dtype=dtype, device=weight.scale.device)
-            product.write_out(self._weight, self._copy)
+            with torch.cuda.device_of(self._copy):  # weights are made on one thread, whatever GPU they are for
+                product.write_out(self._weight, self._copy, overlap=False)
         else:
             product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
 

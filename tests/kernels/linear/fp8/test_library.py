@@ -11,6 +11,7 @@ from torch import Tensor
 from aengine.kernels.launch import launch_for
 from aengine.kernels.linear.fp8 import cublas_lt
 from aengine.kernels.linear.fp8.quantize import E4M3
+from aengine.model.overwrite import overwrite
 from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import exact_product, random_inputs, random_weight
 
@@ -36,12 +37,14 @@ def test_called_directly_it_gives_what_torch_gives_and_adds_the_residual_before_
 ) -> None:
     weight = random_weight(n, k, (128, 128), hopper)
     bias = torch.randn(n, device=hopper).to(dtype) if biased else None
-    library = fp8_library.LibraryFp8(weight, bias)
+    products = cublas_lt.BlockProducts()
+    library = fp8_library.LibraryFp8(weight, bias, products)
     x, residual = random_inputs(m, k, hopper).to(dtype), torch.randn(m, n, device=hopper).to(dtype)
     rounded, scale = inputs.round_inputs(x, "group", multiple=library.multiple(m))
     ours = library(rounded, scale, None, m, dtype)
-    assert cublas_lt.BlockProduct.of(weight.weight, dtype, bias=biased) is not None
-    assert library._block_product(dtype)._known
+    product = products(weight.weight, dtype, bias=biased)
+    assert product is not None
+    assert product._known
     assert torch.equal(ours, library._by_torch(rounded, scale, dtype)[:m])
     expected = exact_product(x, weight) + (0 if bias is None else bias.double())
     assert relative_error(ours, expected) < 5e-3
@@ -74,13 +77,13 @@ def test_a_residual_goes_into_the_sum_where_it_has_all_the_rows_and_behind_it_el
 ) -> None:
     weight = random_weight(16, 128, (128, 128), torch.device("cpu"))
     product = Product(lambda m: knows)
-    monkeypatch.setattr(fp8_library.BlockProduct, "of", lambda weight, dtype, bias: product)
+    monkeypatch.setattr(cublas_lt.BlockProduct, "of", lambda weight, dtype, bias: product)
     monkeypatch.setattr(
         fp8_library.LibraryFp8,
         "_by_torch",
         lambda self, x, x_scale, dtype: x.float().sum(1, keepdim=True).repeat(1, 16),
     )
-    library = fp8_library.LibraryFp8(weight, None)
+    library = fp8_library.LibraryFp8(weight, None, cublas_lt.BlockProducts())
     x = torch.randn(padded, 128).to(E4M3)
     residual = torch.randn(rows, 16)
     sums = x.float().sum(1, keepdim=True)[:rows]
@@ -88,6 +91,18 @@ def test_a_residual_goes_into_the_sum_where_it_has_all_the_rows_and_behind_it_el
     assert product.added == added
     torch.testing.assert_close(out, residual + sums)
     torch.testing.assert_close(library(x, torch.ones(1, padded), None, rows, torch.float32), sums.repeat(1, 16))
+
+
+def test_new_numbers_replace_those_of_a_weight_that_was_multiplied_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = Product(lambda m: True)
+    monkeypatch.setattr(cublas_lt.BlockProduct, "of", lambda weight, dtype, bias: product)
+    products = cublas_lt.BlockProducts()
+    weights = [random_weight(16, 128, (128, 128), torch.device("cpu")) for _ in range(2)]
+    kept, made = (fp8_library.LibraryFp8(weight, None, products) for weight in weights)
+    kept(torch.randn(8, 128).to(E4M3), torch.ones(1, 8), None, 8, torch.float32)
+    overwrite(kept, made)
+    assert torch.equal(weights[0].weight.view(torch.uint8), weights[1].weight.view(torch.uint8))
+    assert torch.equal(kept._scale, made._scale)
 
 
 def test_without_the_library_there_is_no_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.weights import Activations, Fp8Weight
 from tests.kernels.conftest import relative_error
 from tests.kernels.linear.fp8.reference import BLOCKS, exact_product, exact_weight, random_inputs, random_weight
@@ -41,7 +42,7 @@ def test_one_row_meets_the_exact_weight_and_many_the_formats_arithmetic(
     dtype = NARROW[device.type]
     x, bias = random_inputs(m, k, device).to(dtype), torch.randn(n, device=device).to(dtype)
     residual = torch.randn(m, n, device=device).to(dtype)
-    linear = fp8_linear.Fp8Linear(weight, bias, few_rows.Fp8FewRows())
+    linear = fp8_linear.Fp8Linear(weight, bias, few_rows.Fp8FewRows(), BlockProducts())
     unrounded = m == 1 or (m <= 64 and kind != "group")
     expected = (x.double() @ exact_weight(weight).T if unrounded else exact_product(x, weight)) + bias.double()
     assert (linear.inputs, linear.outputs) == (k, n)
@@ -74,7 +75,7 @@ def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.devi
             return norms.rms_norm(x, self.weight, self.eps)
 
     norm = Norm()
-    linear = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows())
+    linear = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows(), BlockProducts())
     # A single row goes on from the norm without being rounded.
     assert relative_error(linear.after(norm, x), linear(norm(x))) < (1e-2 if m == 1 else 5e-3)
     apart = linear.add_to(norms.silu_mul(gate_up), residual.clone())
@@ -106,7 +107,7 @@ def test_the_library_gets_what_has_more_tiles_in_multiples_of_rows(
     monkeypatch.setattr(fp8_linear.LibraryFp8, "__call__", product)
     weight = random_weight(136, k, (128, 128), device)
     x = random_inputs(m, k, device).to(NARROW[device.type])
-    out = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows())(x)
+    out = fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows(), BlockProducts())(x)
     assert got == asked
     assert len(out) == m
     assert asked or relative_error(out, exact_product(x, weight)) < 5e-3
@@ -116,7 +117,7 @@ def test_rows_that_do_not_begin_at_16_bytes_are_refused() -> None:
     weight = random_weight(32, 24, (128, 128), torch.device("cpu"))
     assert not fp8_linear.Fp8Linear.fits(weight)
     with pytest.raises(ValueError, match=r"an FP8 weight \[32, 24\] has no kernel"):
-        fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows())
+        fp8_linear.Fp8Linear(weight, None, few_rows.Fp8FewRows(), BlockProducts())
     wide = random_weight(32, 256, (128, 128), torch.device("cpu"))
     cut = Fp8Weight(wide.weight[:, :128], wide.scale[:, :1], (128, 128), "group")
     assert not fp8_linear.Fp8Linear.fits(cut)

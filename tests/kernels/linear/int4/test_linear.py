@@ -75,6 +75,18 @@ def test_few_rows_leave_a_copy_alone_and_no_scratch_is_kept_beside_it_tiny(
     assert linear(x).isnan().all()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_copy_is_made_on_the_gpu_that_it_is_for() -> None:
+    weights = Int4Weight(torch.randint(0, 16, (2048, 4096), dtype=torch.uint8), torch.rand(2048, 32).half() + 0.1)
+    expected = dequantize(weights).bfloat16()
+    for gpu in (0, 1):
+        there = Int4Weight(weights.codes.to(f"cuda:{gpu}"), weights.scale.to(f"cuda:{gpu}"))
+        linear = int4_linear.Int4Linear(there, None, int4_launch.Int4Product(), torch.bfloat16, copy=True)
+        assert torch.cuda.current_device() == 0
+        torch.cuda.synchronize(gpu)
+        assert relative_error(linear._copy.cpu(), expected.double()) < 1e-2
+
+
 def test_columns_of_x_may_come_several_times(dtype: torch.dtype, device: torch.device) -> None:
     """As where a rank's part of scattered groups is filled up."""
     weight = Int4Weight(
