@@ -147,8 +147,8 @@ def bench_draw(report: Report, sweep: bool) -> None:
         draw, numbers = gumbel.Draw(rows, DEVICE), torch.arange(rows, device=DEVICE)
         seeds, greedy = numbers.int(), torch.zeros(rows, device=DEVICE)
         cases: dict[str, Callable[[Tensor], object]] = {
-            "greedy": lambda x: draw(x, greedy, seeds, seeds, numbers),
-            "gumbel": lambda x: draw(x, greedy + 0.8, seeds, seeds, numbers),
+            "greedy": lambda x: draw(x, greedy, seeds, seeds, numbers, numbers),
+            "gumbel": lambda x: draw(x, greedy + 0.8, seeds, seeds, numbers, numbers),
             "torch argmax": lambda x: x.argmax(dim=1),
         }
         for name, call in cases.items():
@@ -179,7 +179,9 @@ def bench_cutoff(report: Report, sweep: bool) -> None:
             cases: dict[str, Callable[[Tensor], object]] = {
                 name: lambda x, f=f: cut(x, ones, **f) for name, f in filters.items()
             }
-            cases["both, and draw"] = lambda x: draw(x, ones, seeds, seeds, numbers, cut(x, ones, **filters["both"]))
+            cases["both, and draw"] = lambda x: draw(
+                x, ones, seeds, seeds, numbers, numbers, cut(x, ones, **filters["both"])
+            )
             cases["torch.topk 50"] = lambda x: x.topk(50)
             cases["torch.sort"] = lambda x: x.sort(dim=1, descending=True)
             for name, call in cases.items():

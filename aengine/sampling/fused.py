@@ -13,7 +13,7 @@ from aengine.kernels.draw.gumbel import Draw, choose
 from aengine.kernels.draw.likeliest import likeliest
 from aengine.kernels.draw.penalties import penalize_seen
 from aengine.sampling.logprobs import DrawLogprobs
-from aengine.sampling.parameters import ParameterColumns
+from aengine.sampling.parameters import ParameterColumns, RowParameters
 
 
 class FusedDraw:
@@ -23,31 +23,27 @@ class FusedDraw:
         self._floors = Cutoff(max_rows, device)
         self._draw = Draw(max_rows, device)
 
-    def plain(
-        self, logits: Tensor, parameters: ParameterColumns, lines: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The same without filters, of parameters that stand in a table: lines [rows] int64 says which are a row's."""
-        return self._draw(logits, *_noise_of(parameters), positions, lines=lines)
-
     def __call__(
-        self, logits: Tensor, picked: ParameterColumns, positions: Tensor, filtered: bool
+        self, logits: Tensor, parameters: RowParameters, row_index: Tensor, positions: Tensor, filtered: bool
     ) -> tuple[Tensor, Tensor]:
-        """Draw: ids [rows] int64 and whether each row was finite [rows] bool.
+        """Draw: ids [draws] int64 and whether each was finite [draws] bool.
 
-        logits [rows, vocab] of any type, contiguous, only read; positions [rows] int64. filtered: whether any row may
-        have top_k, top_p or min_p; else they are not looked at. Decides nothing on the host, and shapes are fixed.
+        logits [draws, vocab] of any type, contiguous, only read; row_index, positions [draws] int64. filtered: whether
+        any row may have top_k, top_p or min_p; else they are not looked at. Decides nothing on the host, and shapes are
+        fixed.
         """
         floor = None
         if filtered:
+            picked = parameters.pick(row_index)
             filters = picked.top_k[:, 0], picked.top_p[:, 0], picked.log_min_p[:, 0]
             floor = self._floors(logits, picked.temperature[:, 0], *filters)
-        return self._draw(logits, *_noise_of(picked), positions, floor)
+        return self._draw(logits, *_noise_of(parameters), positions, row_index, floor)
 
     def candidates(
-        self, logits: Tensor, parameters: ParameterColumns, lines: Tensor, positions: Tensor, first: int, valid: int
+        self, logits: Tensor, parameters: RowParameters, row_index: Tensor, positions: Tensor, first: int, valid: int
     ) -> Tensor:
-        """`Draw.candidates` with these parameters, of which `lines` [rows] int64 are the rows'."""
-        return self._draw.candidates(logits, *_noise_of(parameters), positions, first, valid, lines)
+        """`Draw.candidates` with the parameters of these rows."""
+        return self._draw.candidates(logits, *_noise_of(parameters), positions, row_index, first, valid)
 
     def choose(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         return choose(candidates)
@@ -66,5 +62,7 @@ class FusedDraw:
         return DrawLogprobs(*likeliest(logits, draws, token_ids, k))
 
 
-def _noise_of(parameters: ParameterColumns) -> tuple[Tensor, Tensor, Tensor]:
-    return parameters.temperature[:, 0], parameters.seed_low[:, 0], parameters.seed_high[:, 0]
+def _noise_of(parameters: RowParameters) -> tuple[Tensor, Tensor, Tensor]:
+    """What the kernel reads of its rows by itself, so that no gather stands in front of it."""
+    of_all = parameters.of_all
+    return of_all.temperature[:, 0], of_all.seed_low[:, 0], of_all.seed_high[:, 0]

@@ -56,7 +56,7 @@ class RowParameters:
         self._vocab_size = vocab_size
         self._device = device
         self._table = torch.zeros((max_rows, _COLUMNS), dtype=torch.int32, device=device)
-        self.lines = ParameterColumns(self._table)  # of all rows, as they stand
+        self.of_all = ParameterColumns(self._table)
         self.needs = [0] * max_rows
         self.top_k = [vocab_size] * max_rows  # vocab_size: off
         self.logprobs = [0] * max_rows  # how many candidates, meaningful with LOGPROBS

@@ -142,7 +142,7 @@ class Sampler:
         logits [draws, vocab] float32, only read; row_index, positions [draws] int64.
         """
         if self._fused is not None:
-            return Draws(*self._fused.plain(logits, self._parameters.lines, row_index, positions), None)
+            return Draws(*self._fused(logits, self._parameters, row_index, positions, filtered=False), None)
         picked = self._parameters.pick(row_index)
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
         token_ids = draw_plain(logits, noise, picked.temperature, None)  # at temperature 0 the noise vanishes
@@ -156,7 +156,7 @@ class Sampler:
         """
         valid = max(0, min(logits.shape[1], self._vocab_size - first))
         if self._fused is not None:
-            found = self._fused.candidates(logits, self._parameters.lines, row_index, positions, first, valid)
+            found = self._fused.candidates(logits, self._parameters, row_index, positions, first, valid)
             return found.view(torch.float32)
         picked = self._parameters.pick(row_index)
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
@@ -170,9 +170,9 @@ class Sampler:
 
     def draw_filtered(self, logits: Tensor, row_index: Tensor, positions: Tensor) -> Draws:
         """`draw_simple` for rows of kind SIMPLE or FILTERED."""
-        picked = self._parameters.pick(row_index)
         if self._fused is not None:
-            return Draws(*self._fused(logits, picked, positions, filtered=True), None)
+            return Draws(*self._fused(logits, self._parameters, row_index, positions, filtered=True), None)
+        picked = self._parameters.pick(row_index)
         noise = self._noise(picked.seed_low, picked.seed_high, positions)
         filters = (picked.top_k, picked.top_p, picked.log_min_p, self._vocab_size)
         token_ids = draw_filtered(logits, noise, picked.temperature, *filters)  # at temperature 0 nothing is cut off
@@ -201,17 +201,17 @@ class Sampler:
         bits: Tensor | None,
     ) -> Draws:
         """With kernels. Nothing is copied but where logits change, and then but once."""
-        picked = self._parameters.pick(row_index)
         if not groups.adjusts and bits is None:
-            token_ids, finite = fused(logits, picked, positions, filtered=groups.any_filter)
+            token_ids, finite = fused(logits, self._parameters, row_index, positions, filtered=groups.any_filter)
         else:
             finite = logits.amax(dim=-1).isfinite()  # of what the model said: masks may leave nothing
             adjusted = logits.to(torch.float32, copy=groups.logprobs is not None)
             self._add_bias(adjusted, groups, row_index)
             if groups.penalized is not None:
+                picked = self._parameters.pick(row_index)
                 fused.penalize(adjusted, groups.penalized, row_index, self._counts.cells, picked)
             self._mask(adjusted, groups, row_index, positions, bits)
-            token_ids, _ = fused(adjusted, picked, positions, filtered=groups.any_filter)
+            token_ids, _ = fused(adjusted, self._parameters, row_index, positions, filtered=groups.any_filter)
         if groups.logprobs is None:
             return Draws(token_ids, finite, None)
         return Draws(token_ids, finite, fused.logprobs(logits, groups.logprobs, token_ids, groups.top_logprobs))

@@ -434,8 +434,8 @@ def test_the_router_of_few_rows(compiler: Compiler, experts: int, hidden: int) -
 
 def test_the_sampler(compiler: Compiler) -> None:
     logits, numbers = half(8, 151936), (single(8), ints(8), ints(8), longs(8))
-    gumbel.Draw(8, META)(logits, *numbers, floor=single(8))
-    gumbel.Draw(8, META)(logits, *numbers, lines=longs(8))
+    gumbel.Draw(8, META)(logits, *numbers, longs(8))
+    gumbel.Draw(8, META)(logits, *numbers, longs(8), floor=single(8))
     cutoff.Cutoff(8, META)(logits, single(8), ints(8), single(8), single(8))
     for vocab in (151936, 600_000):
         likeliest.likeliest(half(8, vocab), longs(5), longs(8), 20)

@@ -99,10 +99,10 @@ def _best(values, ids):
 )
 def _draw_kernel(
     logits_ptr,  # [rows, VOCAB]
-    lines_ptr,  # [rows] int64, or None
-    temperature_ptr,  # [lines] float32
-    seed_low_ptr,  # [lines] int32
-    seed_high_ptr,  # [lines] int32
+    lines_ptr,  # [rows] int64
+    temperature_ptr,  # [all] float32
+    seed_low_ptr,  # [all] int32
+    seed_high_ptr,  # [all] int32
     positions_ptr,  # [rows] int64
     floor_ptr,  # [rows] float32, or None
     ids_ptr,  # [rows] int64
@@ -127,9 +127,7 @@ def _draw_kernel(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    line = row.to(tl.int64)
-    if lines_ptr is not None:
-        line = tl.load(lines_ptr + row)
+    line = tl.load(lines_ptr + row)
     temperature = tl.load(temperature_ptr + line * parameter_stride)
     seed_low = tl.load(seed_low_ptr + line * parameter_stride).to(tl.uint32, bitcast=True)
     seed_high = tl.load(seed_high_ptr + line * parameter_stride).to(tl.uint32, bitcast=True)
@@ -236,20 +234,19 @@ class Draw:
         seed_low: Tensor,
         seed_high: Tensor,
         positions: Tensor,
+        lines: Tensor,
         floor: Tensor | None = None,
-        lines: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Ids [rows] int64 and whether each row was finite [rows] bool.
 
-        logits [rows, vocab], contiguous, only read; temperature [lines] float32, seed_low and seed_high [lines] int32,
-        all of one stride, and lines [rows] int64 says which are a row's (None: its own number); positions [rows] int64
-        and floor [rows] float32, contiguous: tokens below the floor are not drawn. Not finite: NaN, +inf, or nothing
-        above -inf.
+        logits [rows, vocab], contiguous, only read; temperature [all] float32, seed_low and seed_high [all] int32, all
+        of one stride, and lines [rows] int64 says which of them are a row's; positions [rows] int64 and floor [rows]
+        float32, contiguous: tokens below the floor are not drawn. Not finite: NaN, +inf, or nothing above -inf.
         """
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
         finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
-        self._launch(logits, lines, temperature, seed_low, seed_high, positions, floor, ids, finite, None, 0, vocab)
+        self._launch(logits, temperature, seed_low, seed_high, positions, lines, floor, ids, finite, None, 0, vocab)
         return ids, finite
 
     def candidates(
@@ -259,9 +256,9 @@ class Draw:
         seed_low: Tensor,
         seed_high: Tensor,
         positions: Tensor,
+        lines: Tensor,
         first: int,
         valid: int,
-        lines: Tensor | None = None,
     ) -> Tensor:
         """The same of some tokens, from `first` on: int32 [rows, 4], a row's best score as the bits of a float32, its
         token, and 1 where something is NaN or +inf. `choose` takes it from there.
@@ -270,7 +267,7 @@ class Draw:
         """
         found = torch.empty(len(logits), 4, dtype=torch.int32, device=logits.device)
         self._launch(
-            logits, lines, temperature, seed_low, seed_high, positions, None, found, found, found, first,
+            logits, temperature, seed_low, seed_high, positions, lines, None, found, found, found, first,
             max(0, min(valid, logits.shape[1])),
         )  # fmt: skip
         return found
@@ -278,11 +275,11 @@ class Draw:
     def _launch(
         self,
         logits: Tensor,
-        lines: Tensor | None,
         temperature: Tensor,
         seed_low: Tensor,
         seed_high: Tensor,
         positions: Tensor,
+        lines: Tensor,
         floor: Tensor | None,
         ids: Tensor,
         finite: Tensor,

@@ -12,7 +12,21 @@ pytestmark = pytest.mark.gpu
 def parameters(rows: int, device: torch.device) -> dict[str, torch.Tensor]:
     seeds = torch.randint(-(2**31), 2**31, (2, rows), device=device).int()
     positions = torch.randint(0, 100_000, (rows,), device=device)
-    return {"seed_low": seeds[0], "seed_high": seeds[1], "positions": positions}
+    return {
+        "seed_low": seeds[0],
+        "seed_high": seeds[1],
+        "positions": positions,
+        "lines": torch.arange(rows, device=device),
+    }
+
+
+def random_rows(
+    rows: int, vocab: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Logits, temperatures of which some are 0, and the rest of the parameters."""
+    temperature = torch.rand(rows, device=device) * 2
+    temperature[::3] = 0.0
+    return torch.randn(rows, vocab, device=device) * 3, temperature, parameters(rows, device)
 
 
 def reference(logits: torch.Tensor, temperature: torch.Tensor, **of_rows: torch.Tensor) -> torch.Tensor:
@@ -34,10 +48,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("rows", "vocab"), SHAPES)
 def test_draws_are_the_argmax_of_logits_and_the_samplers_noise(rows: int, vocab: int, device: torch.device) -> None:
-    logits = torch.randn(rows, vocab, device=device) * 3
-    temperature = torch.rand(rows, device=device) * 2
-    temperature[::3] = 0.0
-    of_rows = parameters(rows, device)
+    logits, temperature, of_rows = random_rows(rows, vocab, device)
     draw = gumbel.Draw(rows, device)
     for _ in range(2):
         ids, finite = draw(logits, temperature, **of_rows)
@@ -46,20 +57,19 @@ def test_draws_are_the_argmax_of_logits_and_the_samplers_noise(rows: int, vocab:
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [pytest.param(3, 500, id="tiny"), (1, 151_936), (200, 151_936)])
-def test_a_rows_parameters_may_stand_in_any_line(rows: int, vocab: int, device: torch.device) -> None:
-    logits = torch.randn(rows, vocab, device=device) * 3
-    temperature = torch.rand(rows, device=device) * 2
-    temperature[::3] = 0.0
-    of_rows = parameters(rows, device)
+def test_parameters_may_be_columns_of_a_table_and_a_rows_stand_in_any_line(
+    rows: int, vocab: int, device: torch.device
+) -> None:
+    logits, temperature, of_rows = random_rows(rows, vocab, device)
     draw = gumbel.Draw(rows, device)
     lines = torch.randperm(2 * rows, device=device)[:rows]
     table = torch.zeros(2 * rows, 10, dtype=torch.int32, device=device)
     table[lines, 1], table[lines, 2] = of_rows["seed_low"], of_rows["seed_high"]
     table.view(torch.float32)[lines, 4] = temperature
-    columns = table.view(torch.float32)[:, 4], table[:, 1], table[:, 2], of_rows["positions"]
+    columns = table.view(torch.float32)[:, 4], table[:, 1], table[:, 2], of_rows["positions"], lines
     expected = draw(logits, temperature, **of_rows)[0]
-    assert torch.equal(draw(logits, *columns, lines=lines)[0], expected)
-    found = draw.candidates(logits, *columns, first=0, valid=vocab, lines=lines)
+    assert torch.equal(draw(logits, *columns)[0], expected)
+    found = draw.candidates(logits, *columns, first=0, valid=vocab)
     assert torch.equal(found[:, 1].long(), expected)
 
 
@@ -134,16 +144,6 @@ def test_what_makes_a_row_not_finite_tiny(device: torch.device) -> None:
     assert finite.tolist() == [True, False, False, False, True, False]
     assert ids[4] == 0
     assert ((ids >= 0) & (ids < 3000)).all()
-
-
-def test_parameters_may_be_columns_of_a_table_tiny(device: torch.device) -> None:
-    table = torch.randint(-(2**31), 2**31, (4, 10), device=device).int()
-    table.view(torch.float32)[:, 4] = 0.7
-    logits, positions = torch.randn(4, 700, device=device), torch.arange(4, device=device)
-    columns = {"temperature": table.view(torch.float32)[:, 4], "seed_low": table[:, 1], "seed_high": table[:, 2]}
-    draw = gumbel.Draw(4, device)
-    ids, _ = draw(logits, positions=positions, **columns)
-    assert torch.equal(ids, draw(logits, positions=positions, **{k: v.contiguous() for k, v in columns.items()})[0])
 
 
 def test_what_is_below_the_floor_is_not_drawn_tiny(dtype: torch.dtype, device: torch.device) -> None:

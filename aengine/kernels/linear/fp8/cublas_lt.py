@@ -101,10 +101,14 @@ class BlockProducts:
         self._products: dict[tuple[torch.device, torch.Size, torch.dtype, bool], BlockProduct | None] = {}
 
     def __call__(self, weight: Tensor, dtype: torch.dtype, *, bias: bool) -> BlockProduct | None:
-        """That of weights like this [n, k], with outputs of `dtype`; None where there is none."""
+        """That of weights like this [n, k], with outputs of `dtype`; None where the library is not there or does not
+        know the scales, and for outputs in 32 bits.
+        """
         key = weight.device, weight.shape, dtype, bias
         if key not in self._products:
-            self._products[key] = BlockProduct.of(weight, dtype, bias=bias)
+            library = _library(weight.device) if weight.is_cuda and dtype in _OUTPUTS else None
+            n, k = weight.shape
+            self._products[key] = None if library is None else BlockProduct(library, n, k, dtype, bias=bias)
         return self._products[key]
 
 
@@ -124,15 +128,6 @@ class BlockProduct:
         self._found = _Found()
         self._rows = 0
         self._known = False
-
-    @staticmethod
-    def of(weight: Tensor, dtype: torch.dtype, *, bias: bool) -> BlockProduct | None:
-        """For weights like this [n, k]; None where the library is not there or does not know the scales, and for
-        outputs in 32 bits.
-        """
-        library = _library(weight.device) if weight.is_cuda and dtype in _OUTPUTS else None
-        n, k = weight.shape
-        return None if library is None else BlockProduct(library, n, k, dtype, bias=bias)
 
     def __call__(
         self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, *, add: bool

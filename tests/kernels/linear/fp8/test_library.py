@@ -68,6 +68,10 @@ class Product:
         return self.knows(len(out))
 
 
+def sums_of_16(self: object, x: Tensor, x_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.float().sum(1, keepdim=True).repeat(1, 16)
+
+
 @pytest.mark.parametrize(
     ("padded", "rows", "knows", "added"),
     [(8, 8, True, [True]), (8, 6, True, [False]), (8, 8, False, [True]), (8, 6, False, [False])],
@@ -77,13 +81,8 @@ def test_a_residual_goes_into_the_sum_where_it_has_all_the_rows_and_behind_it_el
 ) -> None:
     weight = random_weight(16, 128, (128, 128), torch.device("cpu"))
     product = Product(lambda m: knows)
-    monkeypatch.setattr(cublas_lt.BlockProduct, "of", lambda weight, dtype, bias: product)
-    monkeypatch.setattr(
-        fp8_library.LibraryFp8,
-        "_by_torch",
-        lambda self, x, x_scale, dtype: x.float().sum(1, keepdim=True).repeat(1, 16),
-    )
-    library = fp8_library.LibraryFp8(weight, None, cublas_lt.BlockProducts())
+    monkeypatch.setattr(fp8_library.LibraryFp8, "_by_torch", sums_of_16)
+    library = fp8_library.LibraryFp8(weight, None, lambda weight, dtype, bias: product)
     x = torch.randn(padded, 128).to(E4M3)
     residual = torch.randn(rows, 16)
     sums = x.float().sum(1, keepdim=True)[:rows]
@@ -94,8 +93,7 @@ def test_a_residual_goes_into_the_sum_where_it_has_all_the_rows_and_behind_it_el
 
 
 def test_new_numbers_replace_those_of_a_weight_that_was_multiplied_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = Product(lambda m: True)
-    monkeypatch.setattr(cublas_lt.BlockProduct, "of", lambda weight, dtype, bias: product)
+    monkeypatch.setattr(fp8_library.LibraryFp8, "_by_torch", sums_of_16)
     products = cublas_lt.BlockProducts()
     weights = [random_weight(16, 128, (128, 128), torch.device("cpu")) for _ in range(2)]
     kept, made = (fp8_library.LibraryFp8(weight, None, products) for weight in weights)
@@ -112,4 +110,4 @@ def test_without_the_library_there_is_no_product(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ctypes, "CDLL", none)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     assert cublas_lt._library.__wrapped__(torch.device("cuda", 0)) is None
-    assert cublas_lt.BlockProduct.of(torch.empty(16, 128), torch.bfloat16, bias=False) is None
+    assert cublas_lt.BlockProducts()(torch.empty(16, 128), torch.bfloat16, bias=False) is None
