@@ -43,6 +43,7 @@ from aengine.kernels.linear.fp8 import inputs as fp8_inputs
 from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8 import linear as fp8_linear
 from aengine.kernels.linear.fp8 import many_rows as fp8_many_rows
+from aengine.kernels.linear.fp8 import pieces as fp8_pieces
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4 import linear as int4_linear
 from aengine.kernels.lora import (
@@ -83,6 +84,7 @@ KERNELS = (  # those that ask the device
         fp8_library,
         fp8_linear,
         fp8_many_rows,
+        fp8_pieces,
         int4_launch,
         int4_linear,
         triton_kernels,

@@ -107,15 +107,34 @@ def few_tiles_config(m: int, n: int, k: int, launch: Launch) -> FewTilesConfig |
     return min(cuts, key=lambda cut: cut[0])[1] if cuts else None
 
 
+@lru_cache
+def pieces_of_k(m: int, n: int, k: int, launch: Launch) -> int:
+    """In how many pieces of k a library's tiles of 128 x 128 are multiplied side by side; 1: there are more of them, or
+    rows are too short to make up for what begins and ends it.
+
+    Measured on an H200, in parts of 0.083 us: a group of columns takes 4, each piece some 32.
+    """
+    groups, tiles = k // GROUP, _tiles(m, n, 128, 128)
+    if not MAX_ROWS < m <= 256 or n % GROUP or k % GROUP or groups < (32 if m > 128 else 64):
+        return 1
+    fitting = [
+        count
+        for count in (2, 3, 4)
+        if groups % count == 0 and launch.processors < 2 * tiles * count <= 2 * launch.processors
+    ]
+    return min(fitting, key=lambda count: 4 * groups // count + 32 * count, default=1)
+
+
 def tile_borders(n: int, k: int, launch: Launch) -> list[int]:
     """Numbers of rows above 64, ascending: beyond each, a product with a weight [n, k] may be cut into other tiles.
 
-    Which of the kernels it is hangs on the format as well; what the library takes is not cut here.
+    Which of the kernels it is hangs on the format as well; what the library takes whole is not cut here.
     """
 
-    def cut(m: int) -> tuple[FewTilesConfig | None, ManyRowsConfig]:
-        few_tiles = few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else None
-        return few_tiles, many_rows_config(m, n, launch)
+    def cut(m: int) -> tuple[int, FewTilesConfig | None, ManyRowsConfig]:
+        hopper = launch.capability[0] == 9
+        pieces = pieces_of_k(m, n, k, launch) if hopper else 1
+        return pieces, few_tiles_config(m, n, k, launch) if hopper else None, many_rows_config(m, n, launch)
 
     last = MAX_ROWS
     while _tiles(last, n, 64, 128) < 4 * launch.processors:

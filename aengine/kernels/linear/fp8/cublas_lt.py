@@ -7,7 +7,7 @@ before each product a launch then sets that counter to zero.
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
+from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p, sizeof
 from functools import lru_cache
 from typing import Any
 from weakref import finalize
@@ -25,6 +25,8 @@ _GROUPS_OF_128, _BLOCKS_OF_128 = 4, 5  # CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
 _ADD_BIAS = 4  # CUBLASLT_EPILOGUE_BIAS
 _COLUMNS = 3  # CUBLASLT_MATRIX_LAYOUT_COLS
 _MOST_WORKSPACE, _LEAST_ALIGNMENTS = 1, (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_..., of A, B, C and D
+_CLUSTER = 8  # CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID
+_SHARE_X, _SHARE_WEIGHT = 3, 5  # CUBLASLT_CLUSTER_SHAPE_2x1x1, ..._1x2x1
 _ALIGNMENT = 16  # bytes, at which every row of what is multiplied begins
 
 
@@ -98,30 +100,42 @@ class BlockProducts:
     """A product for each shape of weights: shared by all linears of a model, from one thread."""
 
     def __init__(self) -> None:
-        self._products: dict[tuple[torch.device, torch.Size, torch.dtype, bool], BlockProduct | None] = {}
+        self._products: dict[tuple[torch.device, torch.Size, int, torch.dtype, bool], BlockProduct | None] = {}
+        self._sides: dict[torch.device, list[torch.cuda.Stream]] = {}
 
     def __call__(self, weight: Tensor, dtype: torch.dtype, *, bias: bool) -> BlockProduct | None:
         """That of weights like this [n, k], with outputs of `dtype`; None where the library is not there or does not
-        know the scales, and for outputs in 32 bits.
+        know the scales, and for outputs in 32 bits. A weight of more columns may be cut along k into such as this.
         """
-        key = weight.device, weight.shape, dtype, bias
+        key = weight.device, weight.shape, weight.stride(0), dtype, bias
         if key not in self._products:
             library = _library(weight.device) if weight.is_cuda and dtype in _OUTPUTS else None
             n, k = weight.shape
-            self._products[key] = None if library is None else BlockProduct(library, n, k, dtype, bias=bias)
+            self._products[key] = (
+                None if library is None else BlockProduct(library, n, k, weight.stride(0), dtype, bias=bias)
+            )
         return self._products[key]
+
+    def sides(self, device: torch.device, count: int) -> list[torch.cuda.Stream]:
+        """Streams for products beside that on the current stream."""
+        sides = self._sides.setdefault(device, [])
+        while len(sides) < count:
+            sides.append(torch.cuda.Stream(device))
+        return sides[:count]
 
 
 class BlockProduct:
     """Products with weights [n, k], for one number of rows at a time."""
 
-    def __init__(self, library: _Library, n: int, k: int, dtype: torch.dtype, *, bias: bool) -> None:
+    def __init__(self, library: _Library, n: int, k: int, width: int, dtype: torch.dtype, *, bias: bool) -> None:
+        """width: from a row of x or of the weight to the next; where it is more than k, others run beside this one."""
         self._library = library
+        self._beside = width > k
         self._description = _description(library, dtype, bias=bias)
         finalize(self, library.drop, "cublasLtMatmulDesc", self._description)
         self._weight, self._x, self._out = (
-            library.make("cublasLtMatrixLayout", c_int(kind), c_uint64(rows), c_uint64(columns), c_int64(rows))
-            for kind, rows, columns in ((_E4M3, k, n), (_E4M3, k, 1), (_OUTPUTS[dtype], n, 1))
+            library.make("cublasLtMatrixLayout", c_int(kind), c_uint64(rows), c_uint64(columns), c_int64(apart))
+            for kind, rows, columns, apart in ((_E4M3, k, n, width), (_E4M3, k, 1, width), (_OUTPUTS[dtype], n, 1, n))
         )
         for layout in (self._weight, self._x, self._out):
             finalize(self, library.drop, "cublasLtMatrixLayout", layout)
@@ -130,13 +144,14 @@ class BlockProduct:
         self._known = False
 
     def __call__(
-        self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
-    ) -> bool:
+        self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, out: Tensor, bias: Tensor | None = None,
+        *, add: bool = False,
+    ) -> bool:  # fmt: skip
         """out [m, n] = x weight^T + bias, and + out where `add`; False, and nothing done, where m has no algorithm, as
         where it is no multiple of four.
 
         x [m, k] e4m3 with scales [k / 128, m], weight [n, k] with scales [n / 128, k / 128 up to a multiple of four],
-        bias [n] and out of this product's dtype; all contiguous, rows beginning at multiples of 16 bytes.
+        out and bias [n] of this product's dtype; scales and out contiguous, rows beginning at multiples of 16 bytes.
         """
         tensors = {_SCALE_A: scale, _SCALE_B: x_scale} | ({} if bias is None else {_BIAS: bias})
         for attribute, tensor in tensors.items():
@@ -162,4 +177,20 @@ class BlockProduct:
                 self._out, self._out, self._library.preference, c_int(1), byref(self._found), byref(count),
             )  # fmt: skip
             self._rows, self._known = rows, code == 0 and count.value > 0
+            if self._known and self._beside:
+                self._leave_room(rows)
         return self._known
+
+    def _leave_room(self, rows: int) -> None:
+        """Clusters of two processors: in those of eight that the library takes by itself, a second product would wait
+        for the first. The two share what they read: the weight where there is a second tile of rows, else x.
+        """
+        shape = c_uint16(_SHARE_WEIGHT if rows > 128 else _SHARE_X)
+        algorithm = byref(self._found.algorithm)
+        refused = self._library.status(
+            "cublasLtMatmulAlgoConfigSetAttribute", algorithm, c_int(_CLUSTER), byref(shape), c_size_t(sizeof(shape))
+        ) or self._library.status(
+            "cublasLtMatmulAlgoCheck", self._library.handle, self._description, self._weight, self._x, self._out,
+            self._out, algorithm, byref(_Found()),
+        )  # fmt: skip
+        self._known = not refused

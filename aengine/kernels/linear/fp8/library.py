@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
+from aengine.kernels.linear.fp8.config import pieces_of_k
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
+from aengine.kernels.linear.fp8.pieces import Pieces, add_up
 from aengine.kernels.linear.fp8.quantize import GROUP
 from aengine.kernels.linear.weights import Fp8Weight
 
@@ -22,6 +24,8 @@ class LibraryFp8:
         scale = weight.scale
         self._scale = F.pad(scale, (0, -scale.shape[1] % 4)).contiguous() if self._grouped else scale.view(1, -1)
         self._products = products
+        counts = {self._pieces_of_k(rows) for rows in (128, 256)} - {1}
+        self._pieces = [Pieces(scale, count, products) for count in sorted(counts)]
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:
@@ -37,11 +41,29 @@ class LibraryFp8:
         """Of what the number of rows is made one: 4 is needed; with groups, 129 to 255 rows take longer than 256."""
         return 256 if self._grouped and 128 < m < 256 else 4
 
+    def cuts(self, rows: int) -> bool:
+        """Whether so many rows are multiplied in pieces of k, side by side."""
+        return self._pieces_of_k(rows) > 1
+
+    def _pieces_of_k(self, rows: int) -> int:
+        if not self._grouped or self._bias is not None:
+            return 1
+        return pieces_of_k(rows, *self._weight.shape, launch_for(self._weight.device))
+
     def __call__(self, x: Tensor, x_scale: Tensor, residual: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
         """x [m, k] e4m3, m a multiple of four, with its scales as `round_inputs` gives them -> [rows, n] of `dtype`.
 
         The first `rows` mean something. residual [rows, n] of `dtype`, contiguous, is added and used up.
         """
+        count = self._pieces_of_k(rows)
+        for pieces in self._pieces:
+            if pieces.count == count:
+                parts = pieces(x, x_scale, self._weight, dtype)
+                if parts is not None:
+                    return add_up(parts, residual, rows)
+        return self._whole(x, x_scale, residual, rows, dtype)
+
+    def _whole(self, x: Tensor, x_scale: Tensor, residual: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
         m, n = len(x), len(self._weight)
         if x.is_meta:  # torch does not know the shape of what it would return
             return x.new_empty(rows, n, dtype=dtype)
@@ -49,7 +71,7 @@ class LibraryFp8:
         if product is not None:
             add = residual is not None and rows == m
             out = residual if residual is not None and add else x.new_empty(m, n, dtype=dtype)
-            if product(x, x_scale, self._weight, self._scale, self._bias, out, add=add):
+            if product(x, x_scale, self._weight, self._scale, out, self._bias, add=add):
                 return out[:rows] if residual is None or add else residual.add_(out[:rows])
         out = self._by_torch(x, x_scale, dtype)[:rows]
         return out if residual is None else residual.add_(out)

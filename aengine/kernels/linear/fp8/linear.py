@@ -74,8 +74,11 @@ class Fp8Linear:
             config = few_rows_config(m, self.outputs, self.inputs, x.element_size(), launch)
             if config is not None:
                 return self._unrounded(x, config, residual, norm, silu)
-        tiles = few_tiles_config(m, self.outputs, self.inputs, launch) if self._blocks else None
-        library = self._library if tiles is None and m > MAX_ROWS else None
+        library = self._library if m > MAX_ROWS else None
+        cut = library is not None and library.cuts(m)
+        tiles = few_tiles_config(m, self.outputs, self.inputs, launch) if self._blocks and not cut else None
+        if tiles is not None:
+            library = None
         multiple = library.multiple(m) if library else 1
         rounded, scale = round_inputs(x, self._activations, self._input_scale, norm=norm, silu=silu, multiple=multiple)
         if library is not None:

@@ -11,6 +11,7 @@ from aengine.kernels.linear.fp8.config import (
     few_rows_config,
     few_tiles_config,
     many_rows_config,
+    pieces_of_k,
     rounded_rows_config,
     tile_borders,
 )
@@ -86,6 +87,24 @@ def test_few_tiles_are_cut_as_measured(m: int, n: int, k: int, block_n: int, spl
     assert few_tiles_config(m, n, k, H200) == FewTilesConfig(64, block_n, splits, 4, 4)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "pieces"),
+    [(256, 4096, 12288, 2), (129, 4096, 12288, 2), (128, 4096, 12288, 3), (65, 4096, 12288, 3), (128, 4096, 14336, 4),
+     (256, 4096, 14336, 2), (256, 3584, 18944, 2), (128, 5120, 25600, 2), (256, 4096, 4096, 2)],
+)  # fmt: skip
+def test_pieces_of_k_are_as_many_as_measured(m: int, n: int, k: int, pieces: int) -> None:
+    assert pieces_of_k(m, n, k, H200) == pieces
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(64, 4096, 12288), (257, 4096, 12288), (128, 4096, 4096), (256, 6144, 4096), (256, 5120, 25600),
+     (256, 4096, 12288 + 64), (256, 4096 + 16, 12288), (256, 1024, 8192), (256, 4096, 128 * 97)],
+)  # fmt: skip
+def test_what_has_other_tiles_or_short_rows_or_no_equal_pieces_stays_whole(m: int, n: int, k: int) -> None:
+    assert pieces_of_k(m, n, k, H200) == 1
+
+
 def test_what_pairs_of_groups_do_not_fit_is_the_librarys() -> None:
     assert few_tiles_config(128, 4096, 4096 + 128, H200) is None
     assert few_tiles_config(128, 4096, 4096, replace(H200, shared_memory=99 * 1024)) is None
@@ -97,8 +116,8 @@ def test_what_pairs_of_groups_do_not_fit_is_the_librarys() -> None:
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_tiles_change_behind_a_border_only(n: int, k: int, launch: Launch) -> None:
     def cut(m: int) -> object:
-        few_tiles = few_tiles_config(m, n, k, launch) if launch.capability[0] == 9 else None
-        return few_tiles, many_rows_config(m, n, launch)
+        on_hopper = (pieces_of_k, few_tiles_config) if launch.capability[0] == 9 else ()
+        return *(config(m, n, k, launch) for config in on_hopper), many_rows_config(m, n, launch)
 
     borders = tile_borders(n, k, launch)
     assert borders[0] == 64

@@ -60,7 +60,7 @@ class Product:
         self.added: list[bool] = []
 
     def __call__(
-        self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
+        self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, out: Tensor, bias: Tensor | None, *, add: bool
     ) -> bool:
         self.added.append(add)
         if self.knows(len(out)):
