@@ -77,6 +77,8 @@ FULL = [
     pytest.param([900, 5000], 16, 8, 128, 32, id="group-of-2"),
     pytest.param([333] * 5, 8, 8, 256, 8, id="dim-256"),
     pytest.param([20] * 300, 32, 1, 64, 16, id="many-short"),
+    pytest.param([1, 33, 0, 4096, 700], 32, 4, 128, 16, id="groups-of-8"),
+    pytest.param([20_000, *[300] * 140, 0, 31, 1], 28, 4, 128, 16, id="many-groups-of-7"),
 ]
 
 

@@ -22,6 +22,16 @@ def test_many_rows_of_codes_have_twice_the_programs_of_one_warp_each() -> None:
     assert decode_config(256, 10, 128, 2, H200, kept_size=1).warps == 2  # their queries need the registers of two
 
 
+def test_heads_that_fill_a_product_have_programs_of_one_warp() -> None:
+    config = {rows: decode_config(rows, 8, 128, 2, H200) for rows in (1, 2, 64, 128, 129, 256)}
+    assert [(cut.stages, cut.warps, cut.crowd) for rows, cut in config.items() if 2 <= rows <= 128] == 3 * [(4, 1, 4)]
+    assert [(cut.stages, cut.warps, cut.crowd) for rows, cut in config.items() if rows > 128] == 2 * [(2, 1, 8)]
+    assert config[1].warps == 2
+    others = [decode_config(64, group, 128, 2, H200) for group in (4, 9)]
+    others += [decode_config(64, 8, 128, 2, H200, shared=True), decode_config(64, 8, 128, 2, H200, kept_size=1)]
+    assert {cut.warps for cut in others} == {2}  # as was measured before
+
+
 def test_one_row_has_few_parts() -> None:
     pieces = {
         (rows, dim, group): decode_config(rows, group, dim, 2, H200).piece
