@@ -35,6 +35,7 @@ from aengine.kernels.experts.packed import rows as packed_rows
 from aengine.kernels.experts.packed import single_rows as packed_single_rows
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8 import library as fp8_library
+from aengine.kernels.linear.fp8 import pieces as fp8_pieces
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.unpacking import unpacking
 from aengine.kernels.offline import OfflineDriver
@@ -66,6 +67,8 @@ H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024, capability
 EXPERTS: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 4}
 EXPERTS |= {"moe_intermediate_size": 256, "norm_topk_prob": True}
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}}
+# Of 129 to 256 rows, down is multiplied in pieces.
+WIDE_FP8 = FP8 | {"hidden_size": 2048, "intermediate_size": 10240}
 FP8_STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 INT4 = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}}
 GPT_OSS: dict[str, Any] = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64}
@@ -136,8 +139,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
     monkeypatch.setattr(triton_kernels, "launch_for", lambda device: H200)
     monkeypatch.setattr(
         fp8_library.LibraryFp8,
-        "__call__",
+        "_whole",
         lambda self, x, x_scale, residual, rows, dtype: x.new_zeros(rows, len(self._weight), dtype=dtype),
+    )
+    monkeypatch.setattr(
+        fp8_pieces.Pieces,
+        "__call__",
+        lambda self, x, x_scale, weight, dtype: x.new_zeros(self.count, len(x), len(weight), dtype=dtype),
     )
     # What a CPU's interpreter cannot run is unpacked otherwise.
     for module in (int4_launch, packed_rows, packed_single_rows):
@@ -319,6 +327,7 @@ def record_the_rest(runtime: Runtime) -> Iterator[None]:
         pytest.param("flash-attn-4", 40, 16, {}, LATENTS, id="latents"),
         pytest.param("flash-attn-4", 40, 16, {"kv_cache_dtype": "fp8"}, LATENTS, id="latents-in-fp8"),
         pytest.param("flash-attn-2", 5, 8, {"cuda_graphs": False}, EXPERTS, id="experts-no-graphs"),
+        pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, WIDE_FP8, id="wide-fp8-not-captured"),
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, INT4, id="int4-not-captured"),
         pytest.param("flash-attn-2", 5, 8, {"kv_cache_gib": 0.25}, FP8_STATIC, id="fp8-static-not-captured"),
         pytest.param("flash-attn-4", 40, 8, {"kv_cache_dtype": "fp8"}, {}, id="fp8-keys"),
@@ -396,6 +405,7 @@ def test_nothing_is_compiled_while_serving_what_an_earlier_start_up_has_measured
         pytest.param("flash-attn-4", 70, {"cuda_graphs": False}, {}, id="no-graphs"),
         pytest.param("flash-attn-4", 256, {}, EXPERTS, id="experts"),
         pytest.param("flash-attn-2", 5, {"kv_cache_gib": 0.25}, EXPERTS | FP8, id="experts-fp8"),
+        pytest.param("flash-attn-4", 256, {}, WIDE_FP8, id="wide-fp8"),
         pytest.param("flash-attn-4", 256, {}, EXPERTS | INT4, id="experts-int4"),
         pytest.param("flash-attn-4", 256, {"unpacked_copies": True}, INT4, id="unpacked-copies"),
         pytest.param("flash-attn-4", 40, {}, GPT_OSS, id="gpt-oss"),

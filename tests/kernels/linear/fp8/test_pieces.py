@@ -145,19 +145,19 @@ def test_what_the_library_refuses_leaves_nothing_behind(monkeypatch: pytest.Monk
 
 
 def test_without_the_library_a_product_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = random_weight(128, 8192, (128, 128), CPU)
+    weight = random_weight(128, 10240, (128, 128), CPU)
     library = fp8_library.LibraryFp8(weight, None, BlockProducts())
     assert library.cuts(68)
     assert not library.cuts(64)
     whole = torch.zeros(68, 128)
     monkeypatch.setattr(fp8_library.LibraryFp8, "_by_torch", lambda *_: whole)
-    out = library(torch.zeros(68, 8192).to(E4M3), torch.ones(64, 68), torch.ones(68, 128), 68, torch.float32)
+    out = library(torch.zeros(68, 10240).to(E4M3), torch.ones(80, 68), torch.ones(68, 128), 68, torch.float32)
     assert torch.equal(out, torch.ones(68, 128))
 
 
 def test_scales_of_pieces_are_replaced_with_the_weight() -> None:
     products = BlockProducts()
-    weights = [random_weight(128, 8192, (128, 128), CPU) for _ in range(2)]
+    weights = [random_weight(128, 10240, (128, 128), CPU) for _ in range(2)]
     kept, made = (fp8_library.LibraryFp8(weight, None, products) for weight in weights)
     assert kept._pieces
     overwrite(kept, made)
