@@ -5,7 +5,7 @@ that one drains. Three rules keep this safe:
 
 - A program waits (`gdc_wait`) before it reads anything that an earlier kernel of the chain wrote and before it writes
   anything, and some program of every launch waits. So "the kernel before me is complete" implies that all kernels
-  before that one are.
+  before that one are. Where another stream joins, the launch itself waits for its event.
 - Before the wait only two things are read: weights, and the tensors of the batch (`seq_lens`, `page_table`, ...), which
   must have been written before the last ordinary launch that precedes the layers (the embedding lookup is one).
   A kernel whose predecessor releases it only after its own wait may also read what that one had waited for; and so may

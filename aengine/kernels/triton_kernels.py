@@ -43,7 +43,7 @@ from aengine.kernels.parts import Parts
 
 
 class TritonKernels:
-    """Everything is enqueued on the current stream; one stream at a time."""
+    """Everything is enqueued on the current stream, or beside it where that waits for it; one stream at a time."""
 
     def __init__(self, unpacked_copies: bool = False) -> None:
         """unpacked_copies: whether 4-bit linears keep their weight in floats as well."""

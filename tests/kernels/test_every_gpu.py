@@ -38,7 +38,7 @@ from aengine.kernels.experts.triton_experts import TritonExperts
 from aengine.kernels.heads import Heads
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear import small_linear
-from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config
+from aengine.kernels.linear.fp8.config import few_rows_config, few_tiles_config, many_rows_config, pieces_of_k
 from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
 from aengine.kernels.linear.fp8.few_tiles import few_tiles
@@ -86,10 +86,11 @@ HAVE_FP8 = pytest.mark.parametrize(
 
 @dataclass
 class Compiler:
-    """shared: bytes of shared memory of what was built."""
+    """shared: bytes of shared memory of what was built; names: of these kernels."""
 
     gpu: Gpu
     shared: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
 
 @pytest.fixture(params=GPUS)
@@ -100,6 +101,7 @@ def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     run = JITFunction.run
 
     def build(kernel: Any, *args: Any, warmup: bool, **options: Any) -> None:
+        compiler.names.append(kernel.fn.__name__)
         compiler.shared.append(run(kernel, *args, warmup=True, **options).metadata.shared)
 
     take_over(monkeypatch, OfflineDriver(gpu.capability, device=1000 + gpu.capability), gpu.launch, build)
@@ -216,7 +218,7 @@ def adapt_experts(experts: Experts, new: Callable[..., Tensor], tokens: int, ran
 
 @HAVE_FP8
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 6144, 4096), (16, 4096, 4096), (64, 4096, 12288), (256, 4096, 12288), (8192, 24576, 4096)]
+    ("m", "n", "k"), [(1, 6144, 4096), (16, 4096, 4096), (64, 4096, 12288), (128, 4096, 4096), (8192, 24576, 4096)]
 )
 def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -> None:
     weight = Fp8Weight(eighth(n, k), single(n // 128, k // 128), (128, 128), "group")
@@ -227,6 +229,16 @@ def test_products_with_fp8_weights(compiler: Compiler, m: int, n: int, k: int) -
     linear.add_to(half(m, k), half(m, n))
     config = tiles or many_rows_config(m, n, launch)
     assert compiler.shared[-1] <= (config.shared_memory() if tiles or not few else few.shared_memory(m, 2))
+
+
+@pytest.mark.parametrize("compiler", ["H200"], indirect=True)
+@pytest.mark.parametrize(("m", "count"), [(128, 3), (256, 2)])
+def test_products_in_pieces(compiler: Compiler, m: int, count: int) -> None:
+    weight = Fp8Weight(eighth(4096, 12288), single(32, 96), (128, 128), "group")
+    linear = Fp8Linear(weight, None, Fp8FewRows(), BlockProducts())
+    assert linear.add_to(half(m, 12288), half(m, 4096)).shape == (m, 4096)
+    assert pieces_of_k(m, 4096, 12288, compiler.gpu.launch) == count
+    assert compiler.names[-1] == "_add_up_kernel"
 
 
 @pytest.mark.parametrize("compiler", ["H200"], indirect=True)
@@ -276,6 +288,7 @@ def test_products_of_one_row_with_4_bit_weights(compiler: Compiler, n: int, k: i
     [
         (1, 4, 128, half),
         (16, 8, 128, half),
+        (256, 8, 128, half),
         (64, 2, 64, half),
         (16, 4, 256, half),
         (8, 4, 256, single),

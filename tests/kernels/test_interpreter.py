@@ -56,6 +56,7 @@ TINY = " or ".join(
         "(test_triton_adapted.py and fused-20-8 and mixed and (after or add_gated))",
         "(test_adapted_experts.py and (called or float32-7-8-False or many-gathered))",
         "(test_adapted_experts.py and narrow and (fp8-blocks-plain or int4-zeros-plain or (mxfp4 and gpt-oss)))",
+        "(fp8 and test_pieces.py)",
         "(fp8 and test_inputs.py and (zeros or (float32 and not long)))",
         "(fp8 and test_few_rows.py and uneven and blocks and ((exact and narrow) or (scaled and plain)))",
         "(fp8 and test_many_rows.py and blocks and (group or (token and tall)) and not tiny-one)",

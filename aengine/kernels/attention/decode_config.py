@@ -50,7 +50,8 @@ WIDE_HEADS = DecodeConfig(block=32, stages=2, warps=2, crowd=4, merged=8192)
 IN_ONE = DecodeConfig(block=128, stages=2, warps=4, crowd=2)
 # A program of one warp never waits for another warp, and eight of them hide each other's ends of rows.
 ONE_WARP = DecodeConfig(block=64, stages=2, warps=1, crowd=8)
-# The same with five to eight query heads, which fill a product: deep, or where there is about a row for each, many.
+# The same with five to eight query heads, which fill a product: more on its way for each program, or, where there is
+# about a row for each, more programs.
 FULL_PRODUCTS = DecodeConfig(block=32, stages=4, warps=1, crowd=4)
 FULL_PRODUCTS_OF_MANY = DecodeConfig(block=32, stages=2, warps=1, crowd=8)
 
@@ -76,7 +77,9 @@ def decode_config(
         if dim == 128 and config == ONE_ROW:
             config = replace(config, piece=2)
         elif dim == 128 and rows > 1 and 4 < group <= 8:
-            config = FULL_PRODUCTS if rows <= 128 else FULL_PRODUCTS_OF_MANY
+            full = FULL_PRODUCTS if rows <= 128 else FULL_PRODUCTS_OF_MANY
+            if full.crowd * (full.shared_memory(group, dim, 2) + 1024) <= launch.shared_memory + 1024:
+                config = full  # with fewer of them there would be too few warps
         elif dim == 256 and (rows == 1 or group > 4) and group <= 8:
             config = WIDE_HEADS
         elif dim == 64 and rows <= 2 and window is not None and window <= IN_ONE.block:

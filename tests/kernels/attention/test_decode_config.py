@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aengine.kernels.attention.decode_config import decode_config
@@ -29,6 +31,7 @@ def test_heads_that_fill_a_product_have_programs_of_one_warp() -> None:
     assert config[1].warps == 2
     others = [decode_config(64, group, 128, 2, H200) for group in (4, 9)]
     others += [decode_config(64, 8, 128, 2, H200, shared=True), decode_config(64, 8, 128, 2, H200, kept_size=1)]
+    others += [decode_config(64, 8, 128, 2, replace(H200, shared_memory=163 * 1024))]  # too little for four of them
     assert {cut.warps for cut in others} == {2}  # as was measured before
 
 

@@ -36,6 +36,7 @@ from aengine.kernels.experts.packed import single_rows as packed_single_rows
 from aengine.kernels.launch import Launch
 from aengine.kernels.linear.fp8 import library as fp8_library
 from aengine.kernels.linear.fp8 import pieces as fp8_pieces
+from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
 from aengine.kernels.linear.int4 import launch as int4_launch
 from aengine.kernels.linear.int4.unpacking import unpacking
 from aengine.kernels.offline import OfflineDriver
@@ -142,6 +143,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Variants:
         "_whole",
         lambda self, x, x_scale, residual, rows, dtype: x.new_zeros(rows, len(self._weight), dtype=dtype),
     )
+    monkeypatch.setattr(BlockProducts, "takes", lambda *_: True)
     monkeypatch.setattr(
         fp8_pieces.Pieces,
         "__call__",
@@ -354,6 +356,7 @@ def test_nothing_is_compiled_while_serving(
     folder = checkpoint(tmp_path, kv_heads, more)
     runtime = start_cuda.start_cuda(config, folder, ModelConfig.from_folder(folder), DEVICE, lambda: None)
     assert len(compiled.new) > 20
+    assert any("fp8.pieces _add_up_kernel" in variant for variant in compiled.known) == (more is WIDE_FP8)
     compiled.new.clear()
     attended = set(compiled.flash)
     for _ in record_the_rest(runtime):  # before it and behind it
@@ -435,6 +438,7 @@ def test_processes_beside_a_start_up_compile_all_that_it_launches(
     start_cuda.start_cuda(config, folder, described_model(config, folder), DEVICE, lambda: None)
     launched, attended = set(compiled.known), set(compiled.flash)
     assert len(launched) > 20
+    assert any("fp8.pieces _add_up_kernel" in variant for variant in launched) == (more is WIDE_FP8)
     assert bool(attended) == (attention == "flash-attn-4")
     compiled.known.clear()
     compiled.flash.clear()

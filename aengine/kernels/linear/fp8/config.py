@@ -12,6 +12,7 @@ from aengine.kernels.linear.fp8.many_rows import ManyRowsConfig
 from aengine.kernels.linear.fp8.one_row import OneRowConfig
 from aengine.kernels.linear.fp8.quantize import GROUP
 
+LEAST_GROUPS = {2: 32, 3: 60, 4: 80}  # by the pieces of k: where rows are shorter, these take no less than our tiles
 LEAST_TILED = 2 * FEW_ROWS  # up to so many rows a weight is read at the speed of memory without tiles
 
 
@@ -114,12 +115,15 @@ def pieces_of_k(m: int, n: int, k: int, launch: Launch) -> int:
 
     Measured on an H200, in parts of 0.083 us: a group of columns takes 4, each piece some 32.
     """
-    groups, tiles = k // GROUP, _tiles(m, n, 128, 128)
     if not MAX_ROWS < m <= 256 or n % GROUP or k % GROUP:
         return 1
+    groups, tiles = (
+        k // GROUP,
+        2 * -(-_tiles(m, n, 128, 128) // 2),
+    )  # in pairs, on two processors that share their reads
     fitting = [
         count
-        for count, least in ((2, 32), (3, 60), (4, 80))
+        for count, least in LEAST_GROUPS.items()
         if groups >= least and groups % count == 0 and launch.processors < 2 * tiles * count <= 2 * launch.processors
     ]
     return min(fitting, key=lambda count: 4 * groups // count + 32 * count, default=1)

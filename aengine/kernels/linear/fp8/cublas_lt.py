@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p, sizeof
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from weakref import finalize
@@ -100,28 +101,48 @@ class BlockProducts:
     """A product for each shape of weights: shared by all linears of a model, from one thread."""
 
     def __init__(self) -> None:
-        self._products: dict[tuple[torch.device, torch.Size, int, torch.dtype, bool], BlockProduct | None] = {}
-        self._sides: dict[torch.device, list[torch.cuda.Stream]] = {}
+        self._products: dict[tuple[torch.device, torch.Size, int, torch.dtype, bool], BlockProduct] = {}
+        self._sides: dict[torch.device, list[Side]] = {}
+
+    @staticmethod
+    def takes(device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether the library is there and knows the scales, for outputs of `dtype`: those in 32 bits it does not.
+
+        A meta device stands for one where it is there.
+        """
+        if dtype not in _OUTPUTS or device.type not in ("cuda", "meta"):
+            return False
+        return device.type == "meta" or _library(device) is not None
 
     def __call__(self, weight: Tensor, dtype: torch.dtype, *, bias: bool) -> BlockProduct | None:
-        """That of weights like this [n, k], with outputs of `dtype`; None where the library is not there or does not
-        know the scales, and for outputs in 32 bits. A weight of more columns may be cut along k into such as this.
+        """That of weights like this [n, k], with outputs of `dtype`; None where the library does not take them.
+
+        weight: also some of a wider one's columns.
         """
+        library = _library(weight.device) if weight.is_cuda and self.takes(weight.device, dtype) else None
+        if library is None:
+            return None
         key = weight.device, weight.shape, weight.stride(0), dtype, bias
         if key not in self._products:
-            library = _library(weight.device) if weight.is_cuda and dtype in _OUTPUTS else None
             n, k = weight.shape
-            self._products[key] = (
-                None if library is None else BlockProduct(library, n, k, weight.stride(0), dtype, bias=bias)
-            )
+            self._products[key] = BlockProduct(library, n, k, weight.stride(0), dtype, bias=bias)
         return self._products[key]
 
-    def sides(self, device: torch.device, count: int) -> list[torch.cuda.Stream]:
-        """Streams for products beside that on the current stream."""
+    def sides(self, device: torch.device, count: int) -> list[Side]:
+        """Where products run beside that on the current stream."""
         sides = self._sides.setdefault(device, [])
         while len(sides) < count:
-            sides.append(torch.cuda.Stream(device))
+            sides.append(Side(torch.cuda.Stream(device), torch.cuda.Event(), torch.cuda.Event()))
         return sides[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A stream of its own for what runs beside the current one's, with events for its beginning and its end."""
+
+    stream: torch.cuda.Stream
+    begins: torch.cuda.Event
+    ends: torch.cuda.Event
 
 
 class BlockProduct:
@@ -145,24 +166,26 @@ class BlockProduct:
 
     def __call__(
         self, x: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, out: Tensor, bias: Tensor | None = None,
-        *, add: bool = False,
+        *, add: bool = False, stream: torch.cuda.Stream | None = None,
     ) -> bool:  # fmt: skip
         """out [m, n] = x weight^T + bias, and + out where `add`; False, and nothing done, where m has no algorithm, as
         where it is no multiple of four.
 
         x [m, k] e4m3 with scales [k / 128, m], weight [n, k] with scales [n / 128, k / 128 up to a multiple of four],
         out and bias [n] of this product's dtype; scales and out contiguous, rows beginning at multiples of 16 bytes.
+        stream: None: the current one.
         """
         tensors = {_SCALE_A: scale, _SCALE_B: x_scale} | ({} if bias is None else {_BIAS: bias})
         for attribute, tensor in tensors.items():
             self._library.put("cublasLtMatmulDesc", self._description, attribute, c_void_p(tensor.data_ptr()))
         if not self._takes(len(out)):
             return False
-        at, stream = c_void_p(out.data_ptr()), c_void_p(torch.cuda.current_stream(x.device).cuda_stream)
+        stream = torch.cuda.current_stream(x.device) if stream is None else stream
+        at = c_void_p(out.data_ptr())
         self._library.call(
             "cublasLtMatmul", self._library.handle, self._description, byref(c_float(1)),
             c_void_p(weight.data_ptr()), self._weight, c_void_p(x.data_ptr()), self._x, byref(c_float(add)),
-            at, self._out, at, self._out, byref(self._found), c_void_p(), c_size_t(0), stream,
+            at, self._out, at, self._out, byref(self._found), c_void_p(), c_size_t(0), c_void_p(stream.cuda_stream),
         )  # fmt: skip
         return True
 
@@ -186,11 +209,11 @@ class BlockProduct:
         for the first. The two share what they read: the weight where there is a second tile of rows, else x.
         """
         shape = c_uint16(_SHARE_WEIGHT if rows > 128 else _SHARE_X)
-        algorithm = byref(self._found.algorithm)
+        algorithm, checked = byref(self._found.algorithm), _Found()
         refused = self._library.status(
             "cublasLtMatmulAlgoConfigSetAttribute", algorithm, c_int(_CLUSTER), byref(shape), c_size_t(sizeof(shape))
         ) or self._library.status(
             "cublasLtMatmulAlgoCheck", self._library.handle, self._description, self._weight, self._x, self._out,
-            self._out, algorithm, byref(_Found()),
+            self._out, algorithm, byref(checked),
         )  # fmt: skip
-        self._known = not refused
+        self._known = not refused and checked.workspace == 0

@@ -41,9 +41,15 @@ class LibraryFp8:
         """Of what the number of rows is made one: 4 is needed; with groups, 129 to 255 rows take longer than 256."""
         return 256 if self._grouped and 128 < m < 256 else 4
 
-    def cuts(self, rows: int) -> bool:
-        """Whether so many rows are multiplied in pieces of k, side by side."""
-        return self._pieces_of_k(rows) > 1
+    def cuts(self, rows: int, dtype: torch.dtype) -> bool:
+        """Whether so many rows of outputs of `dtype` are multiplied in pieces of k, side by side."""
+        return self._cut(rows, dtype) is not None
+
+    def _cut(self, rows: int, dtype: torch.dtype) -> Pieces | None:
+        count = self._pieces_of_k(rows)
+        if count == 1 or not self._products.takes(self._weight.device, dtype):
+            return None
+        return next(pieces for pieces in self._pieces if pieces.count == count)
 
     def _pieces_of_k(self, rows: int) -> int:
         if not self._grouped or self._bias is not None:
@@ -55,12 +61,10 @@ class LibraryFp8:
 
         The first `rows` mean something. residual [rows, n] of `dtype`, contiguous, is added and used up.
         """
-        count = self._pieces_of_k(rows)
-        for pieces in self._pieces:
-            if pieces.count == count:
-                parts = pieces(x, x_scale, self._weight, dtype)
-                if parts is not None:
-                    return add_up(parts, residual, rows)
+        pieces = self._cut(rows, dtype)
+        parts = None if pieces is None else pieces(x, x_scale, self._weight, dtype)
+        if parts is not None:
+            return add_up(parts, residual, rows)
         return self._whole(x, x_scale, residual, rows, dtype)
 
     def _whole(self, x: Tensor, x_scale: Tensor, residual: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,7 @@ class Fp8Linear:
     """One row stays in its own type, which is nearer to the truth than FP8, and so do up to 64 where inputs have no
     scales for groups of columns; more are rounded as the format says.
 
-    Everything is enqueued on the current stream; one stream at a time.
+    Everything is enqueued on the current stream, or beside it where that waits for it; one stream at a time.
     """
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, few_rows: Fp8FewRows, products: BlockProducts) -> None:
@@ -75,7 +75,7 @@ class Fp8Linear:
             if config is not None:
                 return self._unrounded(x, config, residual, norm, silu)
         library = self._library if m > MAX_ROWS else None
-        cut = library is not None and library.cuts(m)
+        cut = library is not None and library.cuts(m, x.dtype)
         tiles = few_tiles_config(m, self.outputs, self.inputs, launch) if self._blocks and not cut else None
         if tiles is not None:
             library = None

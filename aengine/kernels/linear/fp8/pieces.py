@@ -43,15 +43,16 @@ class Pieces:
         if product is None:
             return None
         pieces = list(zip(xs, x_scale.chunk(self.count), weights, self._scales, parts))
-        current = torch.cuda.current_stream(x.device)
-        before = current.record_event()
+        current, sides = torch.cuda.current_stream(x.device), self._products.sides(x.device, self.count - 1)
+        for side in sides:
+            side.begins.record(current)
         if not product(*pieces[0]):
             return None
-        for side, piece in zip(self._products.sides(x.device, self.count - 1), pieces[1:]):
-            side.wait_event(before)
-            with torch.cuda.stream(side):
-                product(*piece)
-            current.wait_stream(side)
+        for side, piece in zip(sides, pieces[1:]):
+            side.stream.wait_event(side.begins)
+            product(*piece, stream=side.stream)
+            side.ends.record(side.stream)
+            current.wait_event(side.ends)
         return parts
 
 
@@ -83,7 +84,7 @@ def _add_up_kernel(
 
 
 def add_up(parts: Tensor, residual: Tensor | None, rows: int) -> Tensor:
-    """parts [pieces, m, n], of which the first `rows` of m mean something -> their sum [rows, n], rounded once.
+    """parts [pieces, m, n], of which the first `rows` of m mean something -> their sum [rows, n], rounded at its end.
 
     residual [rows, n], contiguous, is added and used up.
     """

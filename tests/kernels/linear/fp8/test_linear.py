@@ -59,6 +59,8 @@ def test_one_row_meets_the_exact_weight_and_many_the_formats_arithmetic(
         pytest.param(66, 136, 272, id="tiny-many"),
         (16, 6144, 4096),
         (256, 6144, 4096),
+        (96, 4096, 12288),
+        (200, 4096, 12288),
     ],
 )
 def test_what_comes_before_goes_along(m: int, n: int, k: int, device: torch.device) -> None:
