@@ -100,7 +100,7 @@ def decode_time(pool: Pool, heads: Heads, rows: int, context: int, config: Decod
 
 
 def bench_decode(report: Report, sweep: bool) -> None:
-    for heads in (Heads(), Heads(16, 8, 128), Heads(32, 8, 64)):
+    for heads in (Heads(), Heads(32, 4, 128), Heads(16, 8, 128), Heads(32, 8, 64)):
         configs = [None, *DECODE_CONFIGS] if sweep else [None]
         precompile(compile_decode, [(heads, rows, cut) for rows in (1, 16, 256, 512) for cut in configs], report)
         pool = Pool(131073, heads)

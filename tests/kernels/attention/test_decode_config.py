@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from aengine.kernels.attention.decode_config import decode_config
+from aengine.kernels.attention.decode_config import DECODE_BORDERS, decode_config
 from aengine.kernels.launch import Launch
 
 H200 = Launch(processors=132, overlap=True, shared_memory=227 * 1024)
@@ -22,6 +23,17 @@ def test_many_rows_of_codes_have_twice_the_programs_of_one_warp_each() -> None:
     config = decode_config(256, 4, 128, 2, H200, kept_size=1)
     assert (config.warps, config.crowd) == (1, 8)
     assert decode_config(256, 10, 128, 2, H200, kept_size=1).warps == 2  # their queries need the registers of two
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("group", [1, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("kept", "shared", "window"), [(2, False, None), (1, False, None), (2, True, None), (2, False, 64)]
+)
+def test_cuts_change_behind_a_border_only(dim: int, group: int, kept: int, shared: bool, window: int | None) -> None:
+    cuts = [decode_config(rows, group, dim, 2, H200, shared, kept, window) for rows in range(1, 514)]
+    changes = {rows for rows, (cut, following) in enumerate(pairwise(cuts), start=1) if cut != following}
+    assert changes <= {*DECODE_BORDERS}
 
 
 def test_heads_that_fill_a_product_have_programs_of_one_warp() -> None:

@@ -117,14 +117,12 @@ def pieces_of_k(m: int, n: int, k: int, launch: Launch) -> int:
     """
     if not MAX_ROWS < m <= 256 or n % GROUP or k % GROUP:
         return 1
-    groups, tiles = (
-        k // GROUP,
-        2 * -(-_tiles(m, n, 128, 128) // 2),
-    )  # in pairs, on two processors that share their reads
+    groups = k // GROUP
+    tiles = -(-_tiles(m, n, 128, 128) // 2) * 2  # two processors share what they read
     fitting = [
         count
         for count, least in LEAST_GROUPS.items()
-        if groups >= least and groups % count == 0 and launch.processors < 2 * tiles * count <= 2 * launch.processors
+        if groups >= least and groups % count == 0 and launch.processors // 2 < tiles * count <= launch.processors
     ]
     return min(fitting, key=lambda count: 4 * groups // count + 32 * count, default=1)
 
