@@ -55,7 +55,8 @@ class GraphSizes:
         if not config.cuda_graphs:
             return cls([], [])
         close = min(mixed, MOST_CLOSE_TOKENS * ranks, max_step_tokens)
-        return cls(graph_sizes(config.max_num_seqs), prefill_sizes(close, max_step_tokens) if prefill else [], lora)
+        chunks = prefill_sizes(close, mixed, max_step_tokens) if prefill else []
+        return cls(graph_sizes(config.max_num_seqs), chunks, lora)
 
     @property
     def largest(self) -> GraphSizes:

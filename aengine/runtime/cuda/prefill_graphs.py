@@ -39,15 +39,17 @@ MOST_CHUNKS = 72  # more than enter in one step
 MOST_PADDING = 128  # tokens; beyond, the padding costs more than the launches
 
 
-def prefill_sizes(most_mixed: int, most: int) -> list[int]:
-    """Numbers of tokens to capture, ascending: close to each other up to `most_mixed`, and `most` itself."""
-    sizes = [
+def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
+    """Numbers of tokens to capture, ascending: near each other up to `close`, that of full steps of prompts beside
+    decodes, which carry `mixed`, and `most` itself."""
+    sizes = {
         *range(16, 64, 16),
         *range(64, 256, 32),
         *range(256, 512, 64),
-        *range(512, most_mixed + MOST_PADDING, MOST_PADDING),
-    ]
-    return [size for size in sizes if size < most] + [most]
+        *range(512, close + MOST_PADDING, MOST_PADDING),
+        -(-mixed // MOST_PADDING) * MOST_PADDING,
+    }
+    return [size for size in sorted(sizes) if size < most] + [most]
 
 
 @dataclass(frozen=True, slots=True)

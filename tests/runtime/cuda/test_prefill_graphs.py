@@ -79,7 +79,7 @@ class FixedShapeExecutor(StepExecutor):
     def __init__(self, usual: StepExecutor, sizes: Collection[int] | None = None) -> None:
         """sizes: that are recorded; None: all."""
         super().__init__(usual._decoder, usual.kv, usual._sampler, usual._rows)
-        self.graphs = PrefillGraphs(self._decoder, self.kv, self._rows, prefill_sizes(256, 256), lambda *_: True)
+        self.graphs = PrefillGraphs(self._decoder, self.kv, self._rows, prefill_sizes(256, 256, 256), lambda *_: True)
         for size in self.graphs.sizes if sizes is None else sizes:
             shape = PrefillShape.of(size, self._rows.padding)
             for adapted in (False, True):
@@ -312,9 +312,17 @@ def test_a_step_with_more_chunks_or_draws_than_there_is_room_for_is_not_taken() 
 
 @pytest.mark.parametrize(("mixed", "most"), [(2304, 8192), (100, 8192), (8192, 8192), (48, 48), (3000, 64)])
 def test_sizes_lie_close_up_to_mixed_steps_and_end_with_the_largest(mixed: int, most: int) -> None:
-    sizes = prefill_sizes(mixed, most)
+    sizes = prefill_sizes(mixed, mixed, most)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == most
     assert min(mixed, most) <= max(size for size in sizes if size <= max(mixed + MOST_PADDING, most))
     for smaller, larger in itertools.pairwise([size for size in sizes if size <= mixed]):
         assert larger - smaller <= max(32, smaller / 4)
+
+
+def test_full_steps_beside_decodes_are_captured_beyond_the_close_sizes() -> None:
+    """The host launches such a step faster than the device runs it, but stands still where the launch queue is full."""
+    sizes = prefill_sizes(4096, 7552, 16384)
+    assert [size for size in sizes if size >= 4096] == [4096, 7552, 16384]
+    assert prefill_sizes(4096, 7500, 16384)[-2] == 7552
+    assert prefill_sizes(4096, 9000, 8192)[-2:] == [4096, 8192]

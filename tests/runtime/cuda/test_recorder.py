@@ -105,7 +105,7 @@ def test_what_graphs_keep_of_logits_is_set_aside_where_shared_runs_are_recorded_
 
 
 @pytest.mark.parametrize(
-    "sizes", [[1], [16, 8192], DECODE, graph_sizes(256), graph_sizes(1000), prefill_sizes(3072, 8192)]
+    "sizes", [[1], [16, 8192], DECODE, graph_sizes(256), graph_sizes(1000), prefill_sizes(3072, 3072, 8192)]
 )
 def test_every_step_can_be_padded_to_what_is_recorded_first(sizes: list[int]) -> None:
     kept = sorted(covering(sizes))
