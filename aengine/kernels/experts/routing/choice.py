@@ -9,6 +9,7 @@ import triton.language as tl
 from aengine.kernels.experts.routing.router import TINY
 
 _TINY = tl.constexpr(TINY)
+_NONE = tl.constexpr(-(2**31))  # below every key
 
 
 @triton.jit
@@ -37,28 +38,28 @@ def choose(
     """For many tokens: the best of each, TOP_K times."""
     WIDTH: tl.constexpr = triton.next_power_of_2(TOP_K)
     e = tl.arange(0, EXPERTS)[None, :]
-    lowest = float("-inf")
     scores = _scores(logits, e, E, SCORING)
     choice = scores
     if CORRECTION:
         choice += tl.load(correction_ptr + e, mask=e < E, other=0.0).to(tl.float32)
-    choice = tl.where(e < E, choice, lowest)
+    # What is no number may be chosen as well, but last.
+    keys = _ordered(tl.where(choice == choice, choice, float("-inf")))
+    keys = tl.where(e < E, keys, _NONE)
     if GROUPS > 1:
-        choice = _best_groups_only(choice, e, E, M, GROUPS, CHOSEN_GROUPS, BEST_TWO)
+        keys = _best_groups_only(keys, e, E, EXPERTS, M, GROUPS, CHOSEN_GROUPS, BEST_TWO)
     j = tl.arange(0, WIDTH)[None, :]
     ids = tl.zeros([M, WIDTH], tl.int32)
-    weights = tl.zeros([M, WIDTH], tl.float32)
-    for turn in range(TOP_K):
-        best = tl.argmax(choice, axis=1)[:, None]  # the lowest id among equals
-        weight = tl.sum(tl.where(e == best, scores, 0.0), axis=1)[:, None]
-        ids = tl.where(j == turn, best, ids)
-        weights = tl.where(j == turn, weight, weights)
-        choice = tl.where(e == best, lowest, choice)
-    weights = _weights(weights, j < TOP_K, SCORING, RENORMALISE)
+    chosen = tl.zeros([M, WIDTH], tl.int32)
+    for turn in tl.static_range(TOP_K):
+        best, first = _first_best(keys, e, EXPERTS)
+        if CORRECTION:  # which is no part of the weight
+            best = tl.max(tl.where(e == first, _ordered(scores), _NONE), axis=1)[:, None]
+        ids = tl.where(j == turn, first, ids)
+        chosen = tl.where(j == turn, best, chosen)
+        keys = tl.where(e == first, _NONE, keys)
+    weights = _weights(_unordered(chosen), j < TOP_K, SCORING, RENORMALISE)
     place = t[:, None] * TOP_K + j
     inside = (t < tokens)[:, None] & (j < TOP_K)
-    # Logits that are not numbers must not lead outside of the experts.
-    ids = tl.minimum(ids, E - 1)
     if PADDED:
         ids = tl.where((tl.load(slots_ptr + t, mask=t < tokens, other=0) < first_slot)[:, None], -1, ids)
     tl.store(ids_ptr + place, ids, mask=inside)
@@ -91,9 +92,7 @@ def choose_one(
     rank = tl.sum((choice[:, None] > choice[None, :]).to(tl.int32), axis=0)  # [EXPERTS]
     # Equals have the same rank, which their sum tells; it is rare, and comparing ids as well takes twice as long.
     if tl.sum(tl.where(e < E, rank, 0)) != E * (E - 1) // 2:
-        # As integers of the same order, so that the compiler does not keep the comparisons above for these.
-        bits = (choice + 0.0).to(tl.int32, bitcast=True)
-        order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        order = _ordered(choice)  # so that the compiler does not keep the comparisons above for these
         earlier = (order[:, None] == order[None, :]) & (e[:, None] < e[None, :])
         before = (order[:, None] > order[None, :]) | earlier
         rank = tl.sum(before.to(tl.int32), axis=0)
@@ -101,6 +100,27 @@ def choose_one(
     weights = _weights(scores, chosen, SCORING, RENORMALISE)
     tl.store(ids_ptr + rank, tl.where(nowhere, -1, e), mask=chosen)
     tl.store(weights_ptr + rank, weights * scale, mask=chosen)
+
+
+@triton.jit
+def _ordered(values):
+    """float32 as int32 in the same order, 0.0 and -0.0 as one: a warp finds the greatest integer in one instruction,
+    and the greatest float with its place in ten."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _unordered(keys):
+    """What `_ordered` was made of."""
+    return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _first_best(keys, places, WIDTH: tl.constexpr):
+    """The greatest of each row of keys [M, WIDTH], and the lowest of `places` [1, WIDTH] that has it, both [M, 1]."""
+    best = tl.max(keys, axis=1)[:, None]
+    return best, tl.min(tl.where(keys == best, places, WIDTH), axis=1)[:, None]
 
 
 @triton.jit
@@ -133,29 +153,30 @@ def _weights(scores, chosen, SCORING: tl.constexpr, RENORMALISE: tl.constexpr):
 
 @triton.jit
 def _best_groups_only(
-    choice,
+    keys,
     e,
     E: tl.constexpr,
+    EXPERTS: tl.constexpr,
     M: tl.constexpr,
     GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
     BEST_TWO: tl.constexpr,
 ):
-    """choice [M, EXPERTS]: -inf for the experts of the other groups."""
+    """keys [M, EXPERTS]: _NONE for the experts of the other groups."""
     WIDTH: tl.constexpr = triton.next_power_of_2(GROUPS)
     group = e // (E // GROUPS)  # [1, EXPERTS]
-    lowest = float("-inf")
     g = tl.arange(0, WIDTH)[None, :]
-    scores = tl.full([M, WIDTH], lowest, tl.float32)
+    scores = tl.full([M, WIDTH], _NONE, tl.int32)
     for index in range(GROUPS):
-        own = tl.where(group == index, choice, lowest)
-        best = tl.max(own, axis=1)
+        own = tl.where(group == index, keys, _NONE)
+        best, first = _first_best(own, e, EXPERTS)
         if BEST_TWO:
-            best += tl.max(tl.where(e == tl.argmax(own, axis=1)[:, None], lowest, own), axis=1)
-        scores = tl.where(g == index, best[:, None], scores)
-    kept = choice < lowest  # none
+            second = tl.max(tl.where(e == first, _NONE, own), axis=1)[:, None]
+            best = _ordered(_unordered(best) + _unordered(second))
+        scores = tl.where(g == index, best, scores)
+    kept = keys < _NONE  # none
     for _ in range(CHOSEN_GROUPS):
-        best = tl.argmax(scores, axis=1)[:, None]
-        kept = kept | (group == best)
-        scores = tl.where(g == best, lowest, scores)
-    return tl.where(kept, choice, lowest)
+        _best, first = _first_best(scores, g, WIDTH)
+        kept = kept | (group == first)
+        scores = tl.where(g == first, _NONE, scores)
+    return tl.where(kept, keys, _NONE)

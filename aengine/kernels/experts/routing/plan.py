@@ -20,6 +20,9 @@ from aengine.kernels.variants import keep_variants
 
 AT_ONCE = (256, 1024, 2048, 4096)  # pairs that the programs of all experts read, padded to one of these
 BLOCK = 128  # pairs of a program, where there are more
+MOST_PAIRS = 2**21 - 1  # three numbers of 21 bits make one of 63
+_MOST = tl.constexpr(MOST_PAIRS)
+_BITS = tl.constexpr(21)
 
 
 @keep_variants
@@ -34,7 +37,7 @@ def _plan_kernel(
     pairs,
     capacity,
     E: tl.constexpr,
-    BINS: tl.constexpr,  # more than E
+    BINS: tl.constexpr,  # at least E
     HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,  # at least as many as pairs
     OVERLAP: tl.constexpr,
@@ -45,11 +48,10 @@ def _plan_kernel(
         gdc_launch_dependents()
         gdc_wait()
     ids = tl.load(ids_ptr + block, mask=block < pairs, other=E)
-    counts = _histogram(ids, E, BINS)
-    start = tl.sum(tl.where(tl.arange(0, BINS) < expert, counts, 0))
-    _write_tiles(counts, expert, ends_ptr, tiles_ptr, count_ptr, capacity, E, BINS, HEIGHT)
     own = (ids == expert).to(tl.int32)
-    place = start + tl.cumsum(own, axis=0) - 1
+    before = tl.cumsum(own, axis=0) - 1
+    counts = _histogram(ids, E, BINS)
+    place = _write_tiles(counts, expert, ends_ptr, tiles_ptr, count_ptr, capacity, E, BINS, HEIGHT) + before
     tl.store(order_ptr + place, block, mask=own == 1)
     tl.store(places_ptr + block, place, mask=own == 1)
 
@@ -57,20 +59,23 @@ def _plan_kernel(
 @triton.jit
 def _histogram(ids, E: tl.constexpr, BINS: tl.constexpr):
     """How many ids are 0..E-1, [BINS]; of other numbers none."""
-    known = (ids >= 0) & (ids < E)
-    counts = tl.histogram(tl.where(known, ids, E), BINS)
-    return tl.where(tl.arange(0, BINS) < E, counts, 0)
+    return tl.histogram(ids, BINS, mask=(ids >= 0) & (ids < E))
 
 
 @triton.jit
 def _write_tiles(
     counts, expert, ends_ptr, tiles_ptr, count_ptr, capacity, E: tl.constexpr, BINS: tl.constexpr, HEIGHT: tl.constexpr
 ):
-    """One expert's end and tiles, where there are so many pairs of each, [BINS]."""
+    """One expert's end and tiles, where there are so many pairs of each, [BINS]; returns where its pairs begin."""
+    # Three sums in one, as each is a round through shared memory: all pairs and tiles before, and its own pairs.
     bins = tl.arange(0, BINS)
-    start = tl.sum(tl.where(bins < expert, counts, 0))
-    end = start + tl.sum(tl.where(bins == expert, counts, 0))
-    first = tl.sum(tl.where(bins < expert, (counts + HEIGHT - 1) // HEIGHT, 0))
+    pairs = counts.to(tl.int64)
+    tiles = (pairs + HEIGHT - 1) // HEIGHT
+    of_own = tl.where(bins == expert, pairs << _BITS << _BITS, 0)
+    sums = tl.sum(tl.where(bins < expert, pairs | tiles << _BITS, of_own))
+    start = (sums & _MOST).to(tl.int32)
+    first = (sums >> _BITS & _MOST).to(tl.int32)
+    end = start + (sums >> _BITS >> _BITS).to(tl.int32)
     number = (end - start + HEIGHT - 1) // HEIGHT
     tl.store(ends_ptr + expert, end)
     if expert == E - 1:
@@ -82,6 +87,7 @@ def _write_tiles(
         tl.store(tiles_ptr + first + tile, tl.full([64], expert, tl.int32), mask=own)
         tl.store(tiles_ptr + capacity + first + tile, row, mask=own)
         tl.store(tiles_ptr + 2 * capacity + first + tile, tl.minimum(row + HEIGHT, end), mask=own)
+    return start
 
 
 @keep_variants
@@ -160,7 +166,7 @@ def _place_kernel(
     ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=E)
     known = (ids >= 0) & (ids < E)
     earlier = (ids[:, None] == ids[None, :]) & (one[:, None] > one[None, :])
-    place = tl.gather(first, tl.where(known, ids, E), 0) + tl.sum(earlier.to(tl.int32), axis=1)
+    place = tl.gather(first, tl.where(known, ids, 0), 0) + tl.sum(earlier.to(tl.int32), axis=1)
     tl.store(order_ptr + place, pair, mask=known)
     tl.store(places_ptr + pair, place, mask=known)
     for expert in range(block, E, blocks):
@@ -195,16 +201,20 @@ def most_tiles(pairs: int, experts: int, height: int) -> int:
 def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
     """Sort ids int32 [tokens, top_k], of which those outside of 0..experts-1 go nowhere, into tiles of one expert each.
 
-    height: rows of a tile at most. Enqueues only; the sizes depend on the shape of `ids` alone.
+    height: rows of a tile at most. Enqueues only; the sizes depend on the shape of `ids` alone. Raises ValueError where
+    there are more than `MOST_PAIRS`.
     """
     ids = ids.contiguous()
     pairs = ids.numel()
+    if pairs > MOST_PAIRS:
+        raise ValueError(f"{pairs} pairs of tokens and experts are more than {MOST_PAIRS}: give fewer tokens")
     capacity = most_tiles(pairs, experts, height)
     overlap = launch_for(ids.device).overlap
     # Of whole 16 bytes each, so that kernels are compiled for aligned pointers alone.
     places, order = ids.new_empty(2, -(-pairs // 4) * 4)[:, :pairs]
     plan = Plan(order, places, ids.new_empty(experts), ids.new_empty(3, capacity), ids.new_empty(1))
-    sizes = {"E": experts, "BINS": power_of_two(experts + 1), "OVERLAP": overlap, "launch_pdl": overlap}
+    bins = power_of_two(max(2, experts))
+    sizes = {"E": experts, "BINS": bins, "OVERLAP": overlap, "launch_pdl": overlap}
     if pairs <= AT_ONCE[-1]:
         block = next(size for size in AT_ONCE if pairs <= size)
         _plan_kernel[(experts,)](
@@ -212,7 +222,7 @@ def make_plan(ids: Tensor, experts: int, height: int) -> Plan:
             HEIGHT=height, BLOCK=block, num_warps=8 if block >= 2048 else 4, **sizes,
         )  # fmt: skip
         return plan
-    blocks, bins = -(-pairs // BLOCK), power_of_two(experts + 1)
+    blocks = -(-pairs // BLOCK)
     counts = ids.new_empty(blocks + 1, bins)
     _count_kernel[(blocks,)](ids, counts, pairs, BLOCK=BLOCK, num_warps=4, **sizes)
     width = min(bins, 16)

@@ -25,9 +25,9 @@ from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
 MAX_EXPERTS = 512
-FEW_TOKENS = 256  # up to which the columns are split: by then a program for every processor
-TALL_TOKENS = 64  # up to which a program may have more than 16 of them
-MOST_SPLITS = 16
+FEW_TOKENS = 256  # up to which the columns are split
+MOST_SPLITS = 32
+PROGRAM = 65536  # elements of the weight that a program has in its registers
 
 
 @keep_variants
@@ -76,11 +76,11 @@ def _route_kernel(
     w_rows = w_ptr + tl.minimum(e, E - 1)[:, None] * K + split * PIECE
     if OVERLAP:
         gdc_launch_dependents()
-    if PIECE == BLOCK_K:
-        w = tl.load(w_rows + k)
+    if PIECE <= BLOCK_K:
+        w = tl.load(w_rows + k) if PIECE == BLOCK_K else tl.load(w_rows + k, mask=k < PIECE, other=0.0)
         if OVERLAP:
             gdc_wait()
-        x = tl.load(x_rows + k, mask=used, other=0.0)
+        x = tl.load(x_rows + k, mask=used & (k < PIECE), other=0.0)
         logits = _product(x, w, tl.zeros([M, EXPERTS], tl.float32), WIDE)
     else:
         if OVERLAP:
@@ -135,30 +135,26 @@ class RouteConfig:
 
 
 def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Launch) -> RouteConfig:
-    """How to cut a router [experts, hidden] for so many tokens."""
+    """How to cut a router [experts, hidden] for so many tokens, by what was measured on an H200."""
     padded = max(16, power_of_two(experts))
     if tokens > FEW_TOKENS and not wide:
         height = 64 if padded <= 256 else 32
-        if tokens <= 16 * launch.processors:
+        if padded > 128 and tokens <= 16 * launch.processors * (1 if padded <= 256 else 4):
             height = 16
-        elif tokens <= 64 * launch.processors:
-            height //= 2
         stages = min(5, max(1, (launch.shared_memory - 1024) // ((height + padded) * 64 * 2)))
         return RouteConfig(height, 64, 1, stages, 8 if padded > 128 else 4)
-    height = 16 if TALL_TOKENS < tokens <= FEW_TOKENS else min(32, max(16, power_of_two(tokens)))
-    piece = 256 if padded <= 128 else 128 if padded <= 256 else 64
-    splits = 1
-    while tokens <= FEW_TOKENS and splits < MOST_SPLITS and hidden % (32 * splits) == 0 and hidden // splits > piece:
-        splits *= 2
-    warps = 8 if padded >= 128 else 4
-    if hidden // splits == piece and not wide:
-        return RouteConfig(height, piece, splits, 1, warps)
-    return RouteConfig(height, 16 if wide else 32, splits, 2, warps)
+    height, warps = 16 if tokens <= FEW_TOKENS else 32, 8 if padded >= 128 else 4
+    piece = min(256 if wide else 512, PROGRAM // padded)
+    counts = range(-(-hidden // piece), MOST_SPLITS + 1) if tokens <= FEW_TOKENS else ()
+    splits = next((count for count in counts if hidden % (8 * count) == 0), None)
+    if splits is None or wide:
+        return RouteConfig(height, 16 if wide else 32, splits or 1, 2, warps)
+    return RouteConfig(height, max(16, power_of_two(hidden // splits)), splits, 1, warps)
 
 
 def route_borders(launch: Launch) -> tuple[int, ...]:
     """Numbers of tokens beyond each of which a router may be cut differently."""
-    return MAX_TOKENS, 16, TALL_TOKENS, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
+    return MAX_TOKENS, FEW_TOKENS, 16 * launch.processors, 64 * launch.processors
 
 
 class Route:

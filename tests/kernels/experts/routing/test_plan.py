@@ -63,3 +63,8 @@ def test_pairs_are_sorted_stably_and_cut_into_tiles_of_one_expert(
 def test_no_spread_has_more_tiles_than_there_is_room_for_tiny() -> None:
     for counts, height in (([1, 1, 1, 1], 4), ([5, 1, 1, 1], 4), ([9, 0, 0, 0], 4), ([3, 3, 3, 3], 2)):
         assert sum(-(-count // height) for count in counts) <= most_tiles(sum(counts), len(counts), height)
+
+
+def test_more_pairs_than_it_counts_are_refused_tiny() -> None:
+    with pytest.raises(ValueError, match="2097152 pairs of tokens and experts are more than 2097151"):
+        make_plan(torch.zeros(2**18, 8, dtype=torch.int32), 4, 16)

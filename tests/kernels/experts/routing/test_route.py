@@ -23,7 +23,12 @@ RULES = {
     "best": Router(2, "softmax", False, 4, 2, "max"),
     "all": Router(20, "softmax"),
 }
-CUTS = {"split": RouteConfig(16, 16, 2, 1, 4), "loop": RouteConfig(16, 16, 1, 2, 4)}
+INF, NAN = float("inf"), float("nan")
+CUTS = {
+    "split": RouteConfig(16, 16, 2, 1, 4),
+    "padded": RouteConfig(16, 32, 2, 1, 4),
+    "loop": RouteConfig(16, 16, 1, 2, 4),
+}
 
 
 def check(rule: Router, tokens: int, experts: int, hidden: int, dtype: torch.dtype, device: torch.device,
@@ -76,7 +81,25 @@ def test_a_router_of_another_dtype_is_widened_tiny(device: torch.device) -> None
 def test_logits_that_are_not_numbers_lead_nowhere_else_tiny(device: torch.device) -> None:
     x = torch.full((1, 16), float("nan"), device=device)
     ids, _ = Route()(x, torch.ones(5, 16, device=device), Router(3))
-    assert ((ids >= 0) & (ids < 5)).all()
+    assert ids.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("logits", "chosen"),
+    [
+        ([0.0, -0.0, 0.0, -1.0, 0.0], [0, 1, 2]),
+        ([-3.0, -2.0, 1.0, -2.0, 0.5], [2, 4, 1]),
+        ([INF, NAN, -INF, INF, NAN], [0, 3, 1]),
+        ([-INF, NAN, 2.0, -INF, NAN], [2, 0, 1]),
+    ],
+)
+def test_equals_go_by_their_ids_and_no_expert_is_chosen_twice_tiny(
+    logits: list[float], chosen: list[int], device: torch.device
+) -> None:
+    """What is no number comes last, as the least."""
+    x, bias = torch.zeros(1, 16, device=device), torch.tensor(logits, device=device)
+    ids, _ = Route()(x, torch.ones(5, 16, device=device), Router(3, "softmax_of_chosen"), bias)
+    assert ids.tolist() == [chosen]
 
 
 def test_among_equals_the_lowest_id_wins_tiny(device: torch.device) -> None:
