@@ -44,10 +44,13 @@ def rounded_rows_config(m: int, n: int, k: int, launch: Launch) -> FewRowsConfig
 def _one_row(n: int, k: int, processors: int) -> OneRowConfig:
     groups = -(-k // GROUP)
     width = 16 if groups % 16 == 0 and n <= 16384 else min(8, _power_of_two_within(groups))
-    rows = 4 if n * k < LIGHT else 8
+    light = n * k < LIGHT
+    # Two steps are both on their way before the wait, of half as many rows, unless a few programs a processor have all.
+    both = groups == 2 * width == 32 and (light or n > 32 * processors)
+    rows = 4 if light or both else 8
     while rows > 2 and n < 2 * rows * processors:
         rows //= 2
-    return OneRowConfig(rows, max(1, width // 4), width, ahead=2 if groups > 2 * width else 1)
+    return OneRowConfig(rows, max(1, width // 4), width, ahead=2 if both or groups > 2 * width else 1)
 
 
 def _rounded_rows(m: int, n: int, k: int, processors: int) -> FewRowsConfig:

@@ -51,6 +51,17 @@ def test_every_cut_divides_the_groups_and_fits(n: int, k: int, launch: Launch) -
     assert few_rows_config(0, n, k, 2, launch) is None
 
 
+def test_two_steps_of_one_row_are_both_on_their_way_unless_few_programs_have_all_rows() -> None:
+    """An 8B's qkv and o, and a 30B-A3B's."""
+    cuts = [few_rows_config(1, n, k, 2, H200) for n, k in ((6144, 4096), (4096, 4096), (5120, 2048), (2048, 4096))]
+    assert cuts == [
+        OneRowConfig(4, 4, 16, 2),
+        OneRowConfig(8, 4, 16, 1),
+        OneRowConfig(4, 4, 16, 1),
+        OneRowConfig(4, 4, 16, 2),
+    ]
+
+
 def test_few_tiles_are_split_along_k_and_many_are_not() -> None:
     assert {few_rows_config(16, n, k, 2, H200).splits for n, k in SHAPES[:2]} == {2, 4}  # type: ignore[union-attr]
     assert few_rows_config(16, 24576, 4096, 2, H200).splits == 1  # type: ignore[union-attr]
@@ -65,7 +76,7 @@ def test_one_row_fills_the_device_and_has_no_more_steps_than_it_needs(n: int, k:
     assert config.width <= 16
     assert config.width * 128 < k + 128
     steps = -(-k // (config.width * 128))
-    assert config.ahead == (2 if steps > 2 else 1)
+    assert config.ahead in ((1, 2) if steps == 2 else (2,) if steps > 2 else (1,))
 
 
 @pytest.mark.parametrize(("n", "k"), [shape for shape in SHAPES if shape[1] % 256 == 0])
