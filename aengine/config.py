@@ -60,12 +60,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "auto"
     unpacked_copies: Annotated[
-        bool,
+        bool | None,
         Meta(
             description="on a GPU, keep 4-bit matrices in the model's dtype as well, those of experts aside: steps of "
-            "128 tokens and more are as fast as without quantisation, for 2 bytes a weight"
+            "128 tokens and more are as fast as without quantisation, for 2 bytes a weight; default: where that is an "
+            "eighth of the memory for keys and values at most"
         ),
-    ] = False
+    ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "fp8"],
         Meta(

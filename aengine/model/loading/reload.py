@@ -14,7 +14,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.load import checkpoint_of
 
-_OF_THE_DEVICE = ("ranks", "lora")  # rather than of the checkpoint
+_OF_THE_DEVICE = ("ranks", "lora", "unpacked_copies")  # rather than of the checkpoint
 _CONVERTED = ("dtype",)  # while weights are read
 
 

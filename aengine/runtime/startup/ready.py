@@ -75,10 +75,11 @@ def log_ready(
 ) -> None:
     """What runs where, and how much room it has."""
     log.info(
-        "%s, %.1f M parameters in %s, on %s; attention: %s",
+        "%s, %.1f M parameters in %s%s, on %s; attention: %s",
         decoder.config.architecture,
         decoder.config.parameters / 1e6,
         str(decoder.dtype).removeprefix("torch."),
+        ", 4-bit matrices in it as well" if decoder.config.unpacked_copies else "",
         device,
         attention,
     )

@@ -34,6 +34,7 @@ from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.page_copies import RankedCopies
 from aengine.runtime.startup.compiling.compile_ahead import CompileAhead, compile_ahead
 from aengine.runtime.startup.compiling.job import Job
+from aengine.runtime.startup.copies import with_copies
 from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.libraries import load_libraries
 from aengine.runtime.startup.lora import make_room, places_of
@@ -77,7 +78,7 @@ def start_cuda(
     torch.cuda.set_device(device)
     model = make_room(config, model)
     gpus = choose_gpus(config, model, dtype, device)
-    model = model.over(len(gpus))
+    model = with_copies(config, model.over(len(gpus)), dtype, gpus)
     lora = model.lora is not None
     if config.num_pages is not None or config.kv_cache_gib is not None:
         kv_bytes = int((config.kv_cache_gib or 0) * GIB)
