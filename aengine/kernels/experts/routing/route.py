@@ -25,7 +25,7 @@ from aengine.kernels.parts import Parts
 from aengine.kernels.variants import keep_variants
 
 MAX_EXPERTS = 512
-FEW_TOKENS = 256  # up to which the columns are split
+FEW_TOKENS = 512  # up to which the columns are split
 MOST_SPLITS = 32
 PROGRAM = 65536  # elements of the weight that a program has in its registers
 

@@ -150,7 +150,9 @@ class RouteRows:
             E=experts, K=hidden, EXPERTS=power_of_two(experts), WIDTH=width,
             BLOCK=block, TOP_K=router.top_k, SCORING=router.scoring, RENORMALISE=router.renormalise,
             BIAS=bias is not None, CORRECTION=correction is not None, OVERLAP=overlap, num_warps=WARPS,
-            launch_pdl=overlap,
+            # What is compared is computed once for either side of the comparison: were a correction fused with the
+            # product before it in one of them, an expert would be above itself, and its place left empty.
+            enable_fp_fusion=False, launch_pdl=overlap,
         )  # fmt: skip
         return h, ids, weights
 

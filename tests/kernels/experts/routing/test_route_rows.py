@@ -67,6 +67,22 @@ def test_rows_are_normed_and_sent_as_the_reference_does(
     assert all(torch.equal(*pair) for pair in zip((h, ids, weights), again))
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "all"])
+def test_scores_and_corrections_of_one_size_give_every_place_to_one_expert(rule: str, device: torch.device) -> None:
+    """Choices that differ by the rounding of a sum may change places; none is left empty."""
+    for _ in range(20):
+        x, norm, weight = make((MAX_TOKENS, 128, 2048), torch.bfloat16, device)
+        weight /= 32  # logits of a few units, so that most scores are no zeros
+        correction, slots = torch.randn(128, device=device) * 0.1, torch.full((MAX_TOKENS,), 16, device=device)
+        h, ids, _ = RouteRows()(x, norm, weight, RULES[rule], correction, slots=slots, first_slot=16)
+        logits = F.linear(h.double(), weight.double()).float()
+        expected, _ = route_reference(logits, RULES[rule], correction)
+        scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid()}.get(RULES[rule].scoring, logits)
+        choice = scores + correction
+        assert all(len(set(row)) == len(row) for row in ids.tolist())
+        torch.testing.assert_close(choice.gather(1, ids.long()), choice.gather(1, expected.long()), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_both_routers_of_a_layer_choose_alike_tiny(with_bias: bool, dtype: torch.dtype, device: torch.device) -> None:
     x, norm, weight = make((6, 20, 64), dtype, device)
