@@ -44,6 +44,7 @@ from bench.kernel_step import (
 )
 from bench.kernel_timing import DEVICE, Heads, Pool, Report, attempt, brief, floor, graph_time, precompile, random_half
 from bench.mixture_step import bench_mixture
+from bench.routers import bench_routers
 
 LINEAR_SHAPES = {
     "qkv": (6144, 4096),
@@ -288,6 +289,7 @@ BENCHES = {
     "prefix": bench_prefix,
     "launch": bench_launch,
     "mixture": bench_mixture,
+    "routers": bench_routers,
     "adapters": bench_adapters,
 }
 

@@ -18,8 +18,8 @@ from aengine.kernels.triton_kernels import TritonKernels
 from bench.kernel_timing import DEVICE, Heads, Pool, Report, floor, graph_time, random_half
 
 FIRST_SLOT = 16  # behind page 0
-POOL_PAGES = 2049  # of each layer
-STEPS = ((1, 384), (1, 4096), (2, 1024), (4, 1024), (8, 1024), (16, 1024))
+POOL_PAGES = 12305  # of each layer
+STEPS = ((1, 384), (1, 4096), (2, 1024), (4, 1024), (8, 1024), (16, 1024), (256, 768))
 
 
 @dataclass(frozen=True)
