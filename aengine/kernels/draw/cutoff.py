@@ -247,9 +247,10 @@ def _gather_kernel(
         for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
             x = tl.load(logits + start + lanes, mask=start + lanes < VOCAB, other=float("-inf")).to(tl.float32)
             chosen = (x >= low) & (x < high)
-            # In any order: what is made of the list does not depend on it.
+            # In any order: what is made of the list does not depend on it. As many as were counted, so they fit; a
+            # compiler that rounds the interval's ends otherwise here must not write behind the list.
             place = tl.atomic_add(listed_ptr + row + lanes * 0, 1, mask=chosen, sem="relaxed")
-            tl.store(list_ptr + row * CANDIDATES + place, x, mask=chosen)
+            tl.store(list_ptr + row * CANDIDATES + place, x, mask=chosen & (place < CANDIDATES))
 
 
 @keep_variants
@@ -288,7 +289,7 @@ def _finish_kernel(
         # The ends need not be values that the logits' type has: a key more on either side is right for sure.
         low_key, high_key = key_of(low, SHIFT) - 1, key_of(tl.minimum(high, top), SHIFT) + 1
         if candidates <= CANDIDATES:
-            size = tl.load(listed_ptr + row)
+            size = tl.minimum(tl.load(listed_ptr + row), CANDIDATES)
             tl.debug_barrier()
             tl.store(listed_ptr + row, 0)
             all_above = (k > 0) & (top_p <= 1)

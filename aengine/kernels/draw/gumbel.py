@@ -300,7 +300,8 @@ class Draw:
             logits, lines, temperature, seed_low, seed_high, positions, floor, ids, finite, candidates,
             self._best, self._best_id, self._bad, self._arrived, temperature.stride(0), pieces, first, valid,
             VOCAB=vocab, PIECES=PIECES, BLOCK=BLOCK, STAGES=STAGES, OVERLAP=launch.overlap,
-            # A product and a sum, rounded one after the other, as the reference does; four programs a processor.
+            # A product and a sum, rounded one after the other, as the reference does, and alike wherever the compiler
+            # has them twice, as the highest is looked for among them; four programs a processor.
             num_warps=4, maxnreg=128, enable_fp_fusion=False, launch_pdl=launch.overlap,
         )  # fmt: skip
 

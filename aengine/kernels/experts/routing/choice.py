@@ -96,7 +96,7 @@ def choose_one(
         earlier = (order[:, None] == order[None, :]) & (e[:, None] < e[None, :])
         before = (order[:, None] > order[None, :]) | earlier
         rank = tl.sum(before.to(tl.int32), axis=0)
-    chosen = rank < TOP_K
+    chosen = (rank < TOP_K) & (e < E)
     weights = _weights(scores, chosen, SCORING, RENORMALISE)
     tl.store(ids_ptr + rank, tl.where(nowhere, -1, e), mask=chosen)
     tl.store(weights_ptr + rank, weights * scale, mask=chosen)

@@ -133,3 +133,11 @@ def test_what_does_not_fit_is_refused_tiny(device: torch.device) -> None:
     assert not any(route.supports(*those) for those in refused)
     with pytest.raises(ValueError, match="not for this kernel"):
         route(x.repeat(2, 1), norm, weight, router, slots=slots_of(16, device), first_slot=16)
+
+
+def test_all_experts_are_chosen_though_one_is_no_number_tiny(device: torch.device) -> None:
+    x, norm, weight = make((1, 5, 16), torch.float32, device)
+    bias = torch.tensor([0.0, 1.0, float("nan"), 3.0, 2.0], device=device)
+    slots = slots_of(16, device)
+    _, ids, _ = RouteRows()(x, norm, weight * 0, Router(5, "softmax_of_chosen"), None, bias, slots=slots, first_slot=16)
+    assert ids.tolist() == [[3, 4, 1, 0, 2]]
