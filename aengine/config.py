@@ -63,8 +63,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool | None,
         Meta(
             description="on a GPU, keep 4-bit matrices in the model's dtype as well, those of experts aside: steps of "
-            "128 tokens and more are as fast as without quantisation, for 2 bytes a weight; default: where that is an "
-            "eighth of the memory for keys and values at most"
+            "128 tokens and more are as fast as without quantisation, for 2 bytes a weight; default: of dense models, "
+            "where that is an eighth of the memory for keys and values at most and sleep_mode, kv_cache_gib and "
+            "num_pages are not set"
         ),
     ] = None
     kv_cache_dtype: Annotated[

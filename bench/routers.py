@@ -32,6 +32,7 @@ SHAPES = {
     "gpt-oss": Shape(32, 2880, Router(4, "softmax_of_chosen")),
     "OLMoE": Shape(64, 2048, Router(8, "softmax")),
     "512 experts": Shape(512, 2048, Router(10, "softmax", True)),
+    "Kimi K2": Shape(384, 7168, Router(8, "sigmoid", True, scale=2.827)),
     "DeepSeek-V3": Shape(256, 7168, Router(8, "sigmoid", True, 8, 4, "top2", 2.5)),
 }
 

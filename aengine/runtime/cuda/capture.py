@@ -47,8 +47,8 @@ class GraphSizes:
     def of(
         cls, config: EngineConfig, prefill: bool, mixed: int, max_step_tokens: int, ranks: int = 1, lora: bool = False
     ) -> GraphSizes:
-        """prefill: whether steps with chunks can be captured; mixed: most prompt tokens beside decodes; lora: whether
-        there are adapters.
+        """prefill: whether steps with chunks can be captured; mixed: most tokens of a step with prompts and decodes;
+        lora: whether there are adapters.
 
         Of several ranks each computes its share of a step, and the host launches all of it for each.
         """

@@ -41,7 +41,11 @@ MOST_PADDING = 128  # tokens; beyond, the padding costs more than the launches
 
 def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
     """Numbers of tokens to capture, ascending: near each other up to `close`, that of full steps of prompts beside
-    decodes, which carry `mixed`, and `most` itself."""
+    decodes, which carry `mixed`, and `most` itself.
+
+    The device takes longer for steps beyond `close` than the host for their launches. But full ones come one after the
+    other, and the host stands still where the launch queue has no room for two of them.
+    """
     sizes = {
         *range(16, 64, 16),
         *range(64, 256, 32),

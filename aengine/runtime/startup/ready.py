@@ -79,7 +79,7 @@ def log_ready(
         decoder.config.architecture,
         decoder.config.parameters / 1e6,
         str(decoder.dtype).removeprefix("torch."),
-        " with copies of 4-bit matrices" if decoder.config.unpacked_copies else "",
+        " with copies of 4-bit matrices" if decoder.config.unpacked_copies and decoder.device.type == "cuda" else "",
         device,
         attention,
     )

@@ -34,7 +34,6 @@ from aengine.runtime.device import resolve_dtype, resolve_kv_dtype
 from aengine.runtime.page_copies import RankedCopies
 from aengine.runtime.startup.compiling.compile_ahead import CompileAhead, compile_ahead
 from aengine.runtime.startup.compiling.job import Job
-from aengine.runtime.startup.copies import with_copies
 from aengine.runtime.startup.gpus import choose_gpus
 from aengine.runtime.startup.libraries import load_libraries
 from aengine.runtime.startup.lora import make_room, places_of
@@ -44,6 +43,7 @@ from aengine.runtime.startup.sizing.pool import check_length, host_slots, size_p
 from aengine.runtime.startup.sizing.states import states_of_rows
 from aengine.runtime.startup.sizing.steps import STEP_TOKENS, StepSizes, step_tokens
 from aengine.runtime.startup.sizing.windows import trial_windows
+from aengine.runtime.startup.unpacked_copies import with_copies
 from aengine.runtime.startup.warm_up import (
     greediest_largest_step,
     greediest_steps,

@@ -15,6 +15,8 @@ from aengine.kernels.experts.routing.route_rows import MAX_TOKENS
 from aengine.kernels.experts.single_rows import SingleConfig
 from aengine.kernels.launch import Launch
 
+H200 = Launch(132, True, 227 * 1024, capability=(9, 0))
+
 
 @pytest.mark.parametrize("tokens", [1, 8, 64, 512, 4096, 16384])
 @pytest.mark.parametrize("shared_memory", [99, 163, 227])
@@ -46,3 +48,22 @@ def test_cuts_change_at_borders_only(experts: int, top_k: int, processors: int) 
         if tokens - 1 not in borders:
             assert before in (None, cuts)
         before = cuts
+
+
+@pytest.mark.parametrize(
+    ("experts", "hidden", "splits", "block"),
+    [
+        pytest.param(128, 2048, 4, 512, id="30B-A3B"),
+        pytest.param(256, 2048, 8, 256, id="35B-A3B"),
+        pytest.param(32, 2880, 6, 512, id="gpt-oss, in pieces of 480"),
+        pytest.param(256, 7168, 28, 256, id="DeepSeek-V3"),
+        pytest.param(384, 7168, 16, 32, id="Kimi K2, too much for 32 programs to have at once"),
+        pytest.param(4, 4104, 9, 512, id="in pieces of 456"),
+        pytest.param(4, 4100, 1, 32, id="in no pieces"),
+    ],
+)
+def test_the_columns_of_a_router_for_few_tokens_are_split(experts: int, hidden: int, splits: int, block: int) -> None:
+    for tokens in (1, 64, 512):
+        config = route_config(tokens, experts, hidden, False, H200)
+        assert (config.splits, config.block_k) == (splits, block)
+    assert route_config(513, experts, hidden, False, H200).splits == 1

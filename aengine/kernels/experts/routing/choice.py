@@ -42,7 +42,7 @@ def choose(
     choice = scores
     if CORRECTION:
         choice += tl.load(correction_ptr + e, mask=e < E, other=0.0).to(tl.float32)
-    # What is no number may be chosen as well, but last.
+    # What is no number is the least, in its weight as well.
     keys = _ordered(tl.where(choice == choice, choice, float("-inf")))
     keys = tl.where(e < E, keys, _NONE)
     if GROUPS > 1:

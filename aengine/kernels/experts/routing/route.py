@@ -27,7 +27,8 @@ from aengine.kernels.variants import keep_variants
 MAX_EXPERTS = 512
 FEW_TOKENS = 512  # up to which the columns are split
 MOST_SPLITS = 32
-PROGRAM = 65536  # elements of the weight that a program has in its registers
+MOST_LOOPED = 16  # splits, where a program goes through its columns in steps
+IN_REGISTERS = 65536  # elements of the weight that a program has at most, where it takes its columns at once
 
 
 @keep_variants
@@ -137,19 +138,22 @@ class RouteConfig:
 def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Launch) -> RouteConfig:
     """How to cut a router [experts, hidden] for so many tokens, by what was measured on an H200."""
     padded = max(16, power_of_two(experts))
-    if tokens > FEW_TOKENS and not wide:
+    warps = 8 if padded >= 128 else 4
+    if tokens > FEW_TOKENS and wide:
+        return RouteConfig(32, 16, 1, 2, warps)
+    if tokens > FEW_TOKENS:
         height = 64 if padded <= 256 else 32
         if padded > 128 and tokens <= 16 * launch.processors * (1 if padded <= 256 else 4):
             height = 16
         stages = min(5, max(1, (launch.shared_memory - 1024) // ((height + padded) * 64 * 2)))
         return RouteConfig(height, 64, 1, stages, 8 if padded > 128 else 4)
-    height, warps = 16 if tokens <= FEW_TOKENS else 32, 8 if padded >= 128 else 4
-    piece = min(256 if wide else 512, PROGRAM // padded)
-    counts = range(-(-hidden // piece), MOST_SPLITS + 1) if tokens <= FEW_TOKENS else ()
-    splits = next((count for count in counts if hidden % (8 * count) == 0), None)
+    piece = min(256 if wide else 512, IN_REGISTERS // padded)
+    whole = (count for count in range(-(-hidden // piece), MOST_SPLITS + 1) if hidden % (8 * count) == 0)
+    looped = (count for count in range(MOST_LOOPED, 0, -1) if hidden % (32 * count) == 0)
+    splits = next(whole, None)
     if splits is None or wide:
-        return RouteConfig(height, 16 if wide else 32, splits or 1, 2, warps)
-    return RouteConfig(height, max(16, power_of_two(hidden // splits)), splits, 1, warps)
+        return RouteConfig(16, 16 if wide else 32, splits or next(looped, 1), 2, warps)
+    return RouteConfig(16, max(16, power_of_two(hidden // splits)), splits, 1, warps)
 
 
 def route_borders(launch: Launch) -> tuple[int, ...]:
@@ -194,11 +198,10 @@ class Route:
         wide = x.dtype != weight.dtype or x.element_size() > 2
         config = config or route_config(tokens, experts, hidden, wide, launch)
         blocks, padded = -(-tokens // config.tokens), max(16, power_of_two(experts))
-        parts, arrived = (
-            self._parts(x.device, blocks * config.splits * config.tokens * padded, blocks)
-            if config.splits > 1
-            else (x, x)
-        )
+        parts, arrived = x, x
+        if config.splits > 1:  # room for all numbers of tokens, so that they share it
+            most = max(blocks, -(-FEW_TOKENS // config.tokens))
+            parts, arrived = self._parts(x.device, most * config.splits * config.tokens * padded, most)
         _route_kernel[(blocks * config.splits,)](
             x, weight, x if bias is None else bias, x if correction is None else correction,
             x if slots is None else slots, ids, weights, parts, arrived, tokens, first_slot, router.scale,

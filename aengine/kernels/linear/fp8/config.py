@@ -45,7 +45,8 @@ def _one_row(n: int, k: int, processors: int) -> OneRowConfig:
     groups = -(-k // GROUP)
     width = 16 if groups % 16 == 0 and n <= 16384 else min(8, _power_of_two_within(groups))
     light = n * k < LIGHT
-    # Two steps are both on their way before the wait, of half as many rows, unless a few programs a processor have all.
+    # Two steps are both on their way before the wait, with 4 rows a program. Where 4 programs a processor have all rows
+    # if each has 8, the second step comes behind the wait.
     both = groups == 2 * width == 32 and (light or n > 32 * processors)
     rows = 4 if light or both else 8
     while rows > 2 and n < 2 * rows * processors:

@@ -62,7 +62,9 @@ def test_every_rule_chooses_as_the_reference_tiny(
 
 @pytest.mark.thinned(where=lambda tokens, experts, **_: experts == 128 or tokens in (1, 16384))
 @pytest.mark.parametrize("tokens", [1, 17, 64, 65, 1000, 16384])
-@pytest.mark.parametrize(("experts", "hidden"), [(128, 2048), (60, 2048), (8, 4096), (256, 7168), (512, 1024)])
+@pytest.mark.parametrize(
+    ("experts", "hidden"), [(128, 2048), (60, 2048), (32, 2880), (8, 4096), (256, 7168), (384, 7168), (512, 1024)]
+)
 def test_the_chosen_cut_chooses_as_the_reference(
     tokens: int, experts: int, hidden: int, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from aengine.config import EngineConfig
 from aengine.model.config import ModelConfig
+from aengine.model.spec import MLPSpec
 from aengine.runtime.startup.sizing.cuda_memory import Budget
 
 MOST_COPIES = 1 / 8  # of what is left for keys and values
@@ -16,10 +17,14 @@ MOST_COPIES = 1 / 8  # of what is left for keys and values
 def with_copies(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpus: Sequence[torch.device]
 ) -> ModelConfig:
-    """The model with copies where `config` leaves that and the size of the KV pool open and they are a small part of
-    what each GPU has left, otherwise as it is."""
+    """A dense model with copies where `config` leaves that and the size of the KV pool open and they are a small part
+    of what each GPU has left, otherwise the model as it is. One that is to sleep would take them along.
+    """
     sized = config.num_pages is not None or config.kv_cache_gib is not None
-    if config.unpacked_copies is not None or sized or not model.int4 or dtype == torch.float32:
+    dense = all(isinstance(layer.ffn, MLPSpec) for layer in model.layers)
+    if config.unpacked_copies is not None or sized or config.sleep_mode:
+        return model
+    if not (model.int4 and dense) or dtype == torch.float32:
         return model
     copied, weights = model.with_unpacked_copies(), model.weight_bytes(dtype)
     more = copied.weight_bytes(dtype) - weights

@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from aengine.config import EngineConfig
+from aengine.kernels.experts.routing.router import Router
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import resolve_model
+from aengine.model.spec import ExpertsSpec
 
 pytest.importorskip("triton")  # comes with the runner's kernels
 
-from aengine.runtime.startup.copies import MOST_COPIES, with_copies
 from aengine.runtime.startup.sizing.cuda_memory import MARGIN
+from aengine.runtime.startup.unpacked_copies import MOST_COPIES, with_copies
 
 DTYPE = torch.bfloat16
 GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
@@ -55,7 +57,9 @@ def test_copies_are_kept_where_they_are_a_small_part_of_what_is_left(
     assert not copies(monkeypatch, model, room, gpu_memory_utilization=0.9)
 
 
-@pytest.mark.parametrize("knobs", [{"unpacked_copies": False}, {"kv_cache_gib": 0.5}, {"num_pages": 64}])
+@pytest.mark.parametrize(
+    "knobs", [{"unpacked_copies": False}, {"kv_cache_gib": 0.5}, {"num_pages": 64}, {"sleep_mode": True}]
+)
 def test_knobs_decide_where_they_are_given(
     knobs: dict[str, object], model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,3 +72,12 @@ def test_there_is_nothing_to_copy_without_4_bits_or_where_they_become_float32(
 ) -> None:
     assert not copies(monkeypatch, msgspec.structs.replace(model, quantization="{}"), 2**40)
     assert not copies(monkeypatch, model, 2**40, dtype=torch.float32)
+
+
+def test_a_mixture_has_none_by_default_as_most_of_it_are_experts(
+    model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = ExpertsSpec(count=4, inner=64, router=Router(2))
+    layers = tuple(msgspec.structs.replace(layer, ffn=experts) for layer in model.layers)
+    assert copies(monkeypatch, model, 2**40)
+    assert not copies(monkeypatch, msgspec.structs.replace(model, layers=layers), 2**40)
