@@ -142,8 +142,9 @@ def route_config(tokens: int, experts: int, hidden: int, wide: bool, launch: Lau
     if tokens > FEW_TOKENS and wide:
         return RouteConfig(32, 16, 1, 2, warps)
     if tokens > FEW_TOKENS:
-        height = 64 if padded <= 256 else 32
-        if padded > 128 and tokens <= 16 * launch.processors * (1 if padded <= 256 else 4):
+        # Of many experts a program has enough to do with 16 tokens, until there are more of them than processors.
+        height, low = (64, 0) if padded <= 128 else (64, 16) if padded <= 256 else (32, 64)
+        if tokens <= low * launch.processors:
             height = 16
         stages = min(5, max(1, (launch.shared_memory - 1024) // ((height + padded) * 64 * 2)))
         return RouteConfig(height, 64, 1, stages, 8 if padded > 128 else 4)

@@ -86,10 +86,17 @@ def test_logits_that_are_not_numbers_lead_nowhere_else_tiny(device: torch.device
     assert ids.tolist() == [[0, 1, 2]]
 
 
+def test_a_group_is_as_good_as_its_best_two_together_tiny(device: torch.device) -> None:
+    """0.99 and 0.05 are more than twice 0.5."""
+    x, bias = torch.zeros(1, 16, device=device), torch.tensor([4.6, -2.9, 0.0, 0.0], device=device)
+    ids, _ = Route()(x, torch.ones(4, 16, device=device), Router(2, "sigmoid", False, 2, 1, "top2"), bias)
+    assert ids.tolist() == [[0, 1]]
+
+
 @pytest.mark.parametrize(
     ("logits", "chosen"),
     [
-        ([0.0, -0.0, 0.0, -1.0, 0.0], [0, 1, 2]),
+        ([0.0, 0.0, 0.0, -1.0, 0.0], [0, 1, 2]),
         ([-3.0, -2.0, 1.0, -2.0, 0.5], [2, 4, 1]),
         ([INF, NAN, -INF, INF, NAN], [0, 3, 1]),
         ([-INF, NAN, 2.0, -INF, NAN], [2, 0, 1]),
