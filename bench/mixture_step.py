@@ -45,10 +45,11 @@ class Mixture:
         ]
 
     def bytes(self, rows: int, context: int) -> int:
-        """That one step must read, where no two rows share an expert."""
+        """That one step must read, of experts those that so many rows choose by chance."""
         heads, size = self.heads, 1 if self.fp8 else 2
         weights = sum(n * k for n, k in self.linears)
-        weights += min(rows * self.top_k, self.experts) * 3 * self.hidden * self.inner
+        chosen = self.experts * (1 - (1 - self.top_k / self.experts) ** rows)
+        weights += round(chosen * 3 * self.hidden * self.inner)
         kept = rows * context * heads.kv_heads * heads.dim * 4
         return self.layers * (weights * size + kept) + self.vocab * self.hidden * 2
 

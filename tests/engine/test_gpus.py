@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +96,24 @@ async def test_adapters_change_the_same_on_two_gpus(tmp_path: Path) -> None:
     expected = await ids(tmp_path, 1, adapters, lora=lora)
     assert expected != await ids(tmp_path, 2, lora=lora)
     assert await ids(tmp_path, 2, adapters, lora=lora) == expected
+
+
+STARTED = """
+import asyncio, sys
+from aengine import Engine, SamplingParams
+
+async def main():
+    async with Engine(sys.argv[1], device="cuda", tensor_parallel_size=2, gpu_memory_utilization=0.2) as engine:
+        output = await engine.complete([1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True))
+        print(len(output.choices[0].token_ids))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("start", ["measures", "knows what the first one measured"])
+def test_nothing_need_have_run_before_a_start_on_two_gpus(start: str, folder: Path) -> None:
+    """Other engines leave cuBLAS set up in the threads that they used: a process of its own has none."""
+    command = [sys.executable, "-c", STARTED, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr

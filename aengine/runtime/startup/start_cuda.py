@@ -98,7 +98,8 @@ def start_cuda(
         devices.current(),
     ):
         keyed = digest.submit(triton_key)  # a hash of all of Triton's files, 0.35 s without the interpreter; it is kept
-        for gpu in gpus[1:]:
+        # By this thread too: it records what threads of the ranks rehearse, and cuBLAS cannot be set up in a recording.
+        for gpu in gpus if len(gpus) > 1 else ():
             load_libraries(gpu, dtype, reads=False)
         wait_for_text()
         phases.end("text")

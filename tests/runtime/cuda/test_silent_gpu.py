@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,13 +49,14 @@ sys.exit(main(["serve", *sys.argv[1:]]))
 def stream(url: str, prompt: list[int], lines: list[str], begun: threading.Event) -> None:
     """Read a stream to its end."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     body = {"input_ids": prompt, "max_tokens": 1900, "temperature": 0, "ignore_eos": True, "stream": True}
-    connection.request("POST", "/generate", json.dumps(body), {"content-type": "application/json"})
-    for line in connection.getresponse():
-        if line.strip():
-            lines.append(line.decode())
-            begun.set()
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)) as connection:
+        connection.request("POST", "/generate", json.dumps(body), {"content-type": "application/json"})
+        with connection.getresponse() as answer:
+            for line in answer:
+                if line.strip():
+                    lines.append(line.decode())
+                    begun.set()
     begun.set()
 
 
