@@ -49,13 +49,18 @@ class PinnedMemory:
 
 
 @contextmanager
-def pinned_beside(nbytes: int, count: int) -> Iterator[Callable[[], list[PinnedMemory]]]:
-    """Takes pinned memory beside whatever else happens; yields what waits for it, and raises its error.
+def pinned_beside(nbytes: int, devices: Sequence[torch.device]) -> Iterator[Callable[[], list[PinnedMemory]]]:
+    """Takes pinned memory for each device beside whatever else happens; yields what waits for it, and raises its error.
 
     Where the block raises, the memory is given back.
     """
+
+    def pin(device: torch.device) -> PinnedMemory:
+        with torch.cuda.device(device):  # in a new thread another one is current, and would get a context
+            return PinnedMemory(nbytes)
+
     with ThreadPoolExecutor(1, "aengine-pinning") as worker:
-        futures = [worker.submit(PinnedMemory, nbytes) for _ in range(count)] if nbytes else []
+        futures = [worker.submit(pin, device) for device in devices] if nbytes else []
         try:
             yield lambda: [future.result() for future in futures]
         except BaseException:

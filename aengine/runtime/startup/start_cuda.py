@@ -94,7 +94,7 @@ def start_cuda(
         compile_ahead(job) as ahead,
         ThreadPoolExecutor(1, "imports") as imports,
         ThreadPoolExecutor(1, "digest") as digest,
-        pinned_beside(slots * page_bytes, len(gpus)) as pinned,
+        pinned_beside(slots * page_bytes, gpus) as pinned,
         devices.current(),
     ):
         keyed = digest.submit(triton_key)  # a hash of all of Triton's files, 0.35 s without the interpreter; it is kept

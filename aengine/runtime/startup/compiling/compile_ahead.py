@@ -18,6 +18,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -121,17 +122,16 @@ def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
 
 
 def _run(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM],  # -P: nothing from the working directory
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
-        env=environment,
-    )
-    if process.stdin is not None:
-        with suppress(BrokenPipeError), process.stdin as stdin:  # who has ended already compiles nothing
-            stdin.write(msgspec.json.encode(job))  # less than a pipe holds
-    return process
+    with tempfile.TemporaryFile() as file:  # a large model's job is more than a pipe holds, and who writes would wait
+        file.write(msgspec.json.encode(job))
+        file.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM],  # -P: nothing from the working directory
+            stdin=file,
+            stdout=subprocess.DEVNULL,
+            stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+            env=environment,
+        )
 
 
 def _marks(job: Job) -> list[Path]:

@@ -157,4 +157,6 @@ class _Measured:
 
     def _bound(self) -> None:
         budget = self.budget
-        torch.cuda.set_per_process_memory_fraction((budget.ours - budget.others) / budget.total, self.device)
+        share = (budget.ours - budget.others) / budget.total
+        # Memory that can sleep is given back without torch's knowing: then others seem to have less than nothing.
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), self.device)

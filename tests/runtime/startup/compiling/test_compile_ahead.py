@@ -118,6 +118,12 @@ def test_processes_that_fail_are_survived(monkeypatch: pytest.MonkeyPatch) -> No
     assert {process.returncode for process in processes(JOB)} == {3}
 
 
+def test_nobody_waits_until_a_large_models_job_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, "import time; time.sleep(600)")
+    with compile_ahead.compile_ahead(msgspec.structs.replace(JOB, config=EngineConfig(model="m" * 2**17))) as ahead:
+        assert all(process.poll() is None for process in ahead._processes)
+
+
 def test_none_is_left_behind_a_start_up_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     run(monkeypatch, "import time; time.sleep(600)")
     begun: list[subprocess.Popen[bytes]] = []
