@@ -14,6 +14,7 @@ from aengine.kernels.attention.gather_pages import GatherPlan, gather_pages, gat
 from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8
 
+HEADS = (16, 32, 64, 128, 256)
 LEAST_GATHERING = 512  # chunks of fewer tokens gain less than the copy costs
 
 
@@ -29,6 +30,11 @@ class Flash4:
         self._kernel = kernel
         self._longest = longest
         self._gathered: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # K and V, [room, kv_heads, dim]
+
+    @staticmethod
+    def takes(dim: int) -> bool:
+        """As `FlashAttention.takes`: those that were tried. Of others it takes multiples of 8, on Hopper."""
+        return dim in HEADS
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
         """As `PrefillAttention.fits`."""

@@ -5,7 +5,8 @@
 - `flash_attn` (2): on gathered K and V, because its pages must be multiples of 256 tokens.
 - torch's own varlen flash kernel: on gathered K and V; needs no package.
 
-None of them takes float32, for which the torch reference stands in, or heads wider than 256: see `triton_chunks`.
+None of them takes float32, for which the torch reference stands in, or heads wider than 256: see `triton_chunks`, which
+also stands in where scores are capped or have sinks, of which flash-attn-4 alone knows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,14 @@ class PrefillAttention(Protocol):
         ...
 
 
+class FlashAttention(PrefillAttention, Protocol):
+    """By one of these kernels."""
+
+    def takes(self, dim: int) -> bool:
+        """Whether heads may be so wide."""
+        ...
+
+
 @dataclass(slots=True)
 class _Gathered:
     """Where the context of each chunk lies, one after the other."""
@@ -86,7 +95,7 @@ def _make_gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
     return _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(chunks.context_lens))
 
 
-class _OnGathered:
+class OnGathered:
     """A varlen kernel over K and V copied out of their pages."""
 
     capturable = False
@@ -98,7 +107,11 @@ class _OnGathered:
         self.name = name
         self.why = why
         self._kernel = kernel
-        self._reference = TorchAttention()
+        self._by_scores = _triton_chunks(why)
+
+    def takes(self, dim: int) -> bool:
+        """As `FlashAttention.takes`."""
+        return dim <= WIDEST_HEAD and dim % 8 == 0
 
     def __call__(
         self,
@@ -111,8 +124,8 @@ class _OnGathered:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        if not scores.plain:  # slowly: these kernels know of nothing but a scale
-            return self._reference.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
+        if not scores.plain:  # these kernels know of nothing but a scale
+            return self._by_scores(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
 
         def attend(q: Tensor, group: AttentionBatch) -> Tensor:
             plan = _gather_plan(group, k_cache.shape[1])
@@ -125,7 +138,9 @@ class _OnGathered:
 
 
 class _Reference:
-    """The torch backend, for dtypes that no flash kernel takes."""
+    """The torch backend, for dtypes that no flash kernel takes, and our own kernel where torch's knows nothing of the
+    scores: with all of a chunk's scores in memory at once, those of a long prompt have no room there.
+    """
 
     name = "torch"
     capturable = False
@@ -133,6 +148,7 @@ class _Reference:
     def __init__(self, why: str) -> None:
         self.why = why
         self._backend = TorchAttention()
+        self._by_scores = _triton_chunks(why)
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
         return False
@@ -148,21 +164,23 @@ class _Reference:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
+        if not scores.plain:
+            return self._by_scores(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
         return self._backend.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
 
 
-class SomeWideHeads:
-    """A flash kernel for layers whose heads it takes, and for those with wider ones something else."""
+class SomeHeads:
+    """A flash kernel for layers whose heads it takes, and something else for the others."""
 
-    def __init__(self, narrow: PrefillAttention, wide: PrefillAttention) -> None:
-        self.name = f"{narrow.name}, {wide.name} for heads wider than {WIDEST_HEAD}"
-        self.why = narrow.why
-        self.capturable = narrow.capturable and wide.capturable
-        self._narrow = narrow
-        self._wide = wide
+    def __init__(self, flash: FlashAttention, others: PrefillAttention) -> None:
+        self.name = f"{flash.name} and {others.name}"
+        self.why = f"{flash.why}; {others.why}"
+        self.capturable = flash.capturable and others.capturable
+        self._flash = flash
+        self._others = others
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
-        return self._narrow.fits(tokens, contexts, page_size) and self._wide.fits(tokens, contexts, page_size)
+        return self._flash.fits(tokens, contexts, page_size) and self._others.fits(tokens, contexts, page_size)
 
     def __call__(
         self,
@@ -175,7 +193,7 @@ class SomeWideHeads:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        attend = self._wide if q.shape[-1] > WIDEST_HEAD else self._narrow
+        attend = self._flash if self._flash.takes(q.shape[-1]) else self._others
         return attend(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
 
 
@@ -221,20 +239,30 @@ def _torch_flash(
 
 
 def choose_prefill(
-    device: torch.device, dtype: torch.dtype, longest: int = 0, widest: int = 0, latents: bool = False
+    device: torch.device, dtype: torch.dtype, longest: int = 0, dims: Collection[int] = (), latents: bool = False
 ) -> PrefillAttention:
     """The best prefill attention for this device and dtype, with the reason for the start-up log.
 
-    longest: of the contexts whose keys must have room out of their pages, as those of an FP8 cache. widest: head_dim
-    of any layer; 0: no kernel minds. latents: whether layers attend to these.
+    longest: of the contexts whose keys must have room out of their pages, as those of an FP8 cache. dims: head_dim of
+    each layer. latents: whether layers attend to these.
     """
     if latents:
         return _triton_chunks("no flash kernel reads latents")
     if dtype not in HALVES:
         return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
-    if widest > WIDEST_HEAD:
-        wide = _triton_chunks(f"no flash kernel takes heads wider than {WIDEST_HEAD}", longest > 0)
-        return SomeWideHeads(choose_prefill(device, dtype, longest), wide)
+    return for_heads(dims, _choose_flash(device, longest))
+
+
+def for_heads(dims: Collection[int], flash: FlashAttention) -> PrefillAttention:
+    """The flash kernel, and our own for the heads that it does not take."""
+    others = sorted({dim for dim in dims if not flash.takes(dim)})
+    if not others:
+        return flash
+    chunks = _triton_chunks(f"{flash.name} is not for heads of {', '.join(map(str, others))}")
+    return SomeHeads(flash, chunks) if any(map(flash.takes, dims)) else chunks
+
+
+def _choose_flash(device: torch.device, longest: int) -> FlashAttention:
     fits = flash4_runs_on(torch.cuda.get_device_capability(device))
     keep_compiled()
     if fits and (cute := import_flash4()) is not None:
@@ -243,14 +271,14 @@ def choose_prefill(
         return Flash4("installed", cute, longest)
     missing = "flash-attn-4 is not installed" if fits else "flash-attn-4 does not run on this device"
     if _import("flash_attn") is not None:
-        return _OnGathered("flash-attn-2", missing, _flash2)
-    return _OnGathered("torch flash", f"{missing}, flash-attn neither (pip install 'aengine[cuda]')", _torch_flash)
+        return OnGathered("flash-attn-2", missing, _flash2)
+    return OnGathered("torch flash", f"{missing}, flash-attn neither (pip install 'aengine[cuda]')", _torch_flash)
 
 
-def _triton_chunks(why: str, fp8: bool = False) -> PrefillAttention:
+def _triton_chunks(why: str) -> PrefillAttention:
     from aengine.attention.triton_chunks import TritonChunks  # brings Triton
 
-    return TritonChunks(why, fp8)
+    return TritonChunks(why)
 
 
 def flash4_runs_on(capability: tuple[int, int]) -> bool:

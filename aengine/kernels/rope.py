@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,18 +24,26 @@ def _weighted(x, scale, weight):
 
 
 @triton.jit
-def _load_halves(ptr, low_columns, high_columns, PRESENT: tl.constexpr):
+def _load_halves(ptr, low_columns, high_columns, exists, PRESENT: tl.constexpr):
+    """exists: which of the columns there are, None: all of them."""
     low = tl.zeros(low_columns.shape, ptr.dtype.element_ty)
     high = low
-    if PRESENT:
+    if PRESENT and exists is None:
         low = tl.load(ptr + low_columns)
         high = tl.load(ptr + high_columns)
+    elif PRESENT:
+        low = tl.load(ptr + low_columns, mask=exists, other=0.0)
+        high = tl.load(ptr + high_columns, mask=exists, other=0.0)
     return low, high
 
 
 @triton.jit
-def _store_halves(ptr, low, high, heads, offset, mask, low_columns, high_columns, DIM: tl.constexpr):
-    """low and high [TILE, DIM / 2] into their columns of heads `offset + heads` of a tensor [..., DIM]."""
+def _store_halves(ptr, low, high, heads, offset, mask, low_columns, high_columns, exists, DIM: tl.constexpr):
+    """low and high [TILE, DIM / 2 or its padding] into their columns of heads `offset + heads` of a tensor [..., DIM];
+    exists: as `_load_halves`.
+    """
+    if exists is not None:
+        mask = mask & exists[None, :]
     place = ptr + (offset + heads).to(tl.int64)[:, None] * DIM
     tl.store(place + low_columns[None, :], low, mask=mask)
     tl.store(place + high_columns[None, :], high, mask=mask)
@@ -58,6 +68,7 @@ def _qk_norm_rope_store_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    HALF_PAD: tl.constexpr,  # the power of two from DIM / 2 on
     ROTATED: tl.constexpr,  # of a head's elements, the first ones
     VECTOR: tl.constexpr,  # neighbours among the columns, which begin at a multiple of as many
     Q_NORM: tl.constexpr,
@@ -71,7 +82,10 @@ def _qk_norm_rope_store_kernel(
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
     # Pairs: element i turns with i + ROTATED / 2; of those that are not turned, any two.
-    columns = tl.arange(0, DIM // 2)
+    columns = tl.arange(0, HALF_PAD)
+    exists = None
+    if HALF_PAD != DIM // 2:
+        exists = columns < DIM // 2
     low_columns = columns
     high_columns = DIM // 2 + columns
     if ROTATED < DIM:
@@ -88,12 +102,15 @@ def _qk_norm_rope_store_kernel(
     if ROTATED < DIM:
         cos = tl.load(angle, mask=turned, other=1.0)[None, :]
         sin = tl.load(angle + ROTATED // 2, mask=turned, other=0.0)[None, :]
-    else:
+    elif exists is None:
         cos = tl.load(angle)[None, :]
         sin = tl.load(angle + DIM // 2)[None, :]
+    else:
+        cos = tl.load(angle, mask=exists, other=1.0)[None, :]
+        sin = tl.load(angle + DIM // 2, mask=exists, other=0.0)[None, :]
     # Out of memory, as every layer has its own: on their way while the product before this ends.
-    q_low, q_high = _load_halves(q_weight_ptr, low_columns, high_columns, Q_NORM)
-    k_low, k_high = _load_halves(k_weight_ptr, low_columns, high_columns, K_NORM)
+    q_low, q_high = _load_halves(q_weight_ptr, low_columns, high_columns, exists, Q_NORM)
+    k_low, k_high = _load_halves(k_weight_ptr, low_columns, high_columns, exists, K_NORM)
     if OVERLAP:
         gdc_wait()
 
@@ -105,14 +122,17 @@ def _qk_norm_rope_store_kernel(
     if KEYS_ARE_VALUES:
         places = tl.where(heads >= HEADS + KV_HEADS, places - KV_HEADS, places)
     source = qkv_ptr + token * qkv_stride + places[:, None] * DIM
-    low = tl.load(source + low_columns[None, :], mask=inside, other=0.0)
-    high = tl.load(source + high_columns[None, :], mask=inside, other=0.0)
+    loaded = inside
+    if exists is not None:
+        loaded = inside & exists[None, :]
+    low = tl.load(source + low_columns[None, :], mask=loaded, other=0.0)
+    high = tl.load(source + high_columns[None, :], mask=loaded, other=0.0)
     kept: tl.constexpr = v_cache_ptr.dtype.element_ty
     v_offset = slot * KV_HEADS - HEADS - KV_HEADS
     if not V_NORM:
         v_low = as_kept(low, v_inverse, kept)
         v_high = as_kept(high, v_inverse, kept)
-        _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, DIM)
+        _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, exists, DIM)
 
     if Q_NORM or K_NORM or V_NORM:
         squares = low.to(tl.float32) * low.to(tl.float32) + high.to(tl.float32) * high.to(tl.float32)
@@ -120,7 +140,7 @@ def _qk_norm_rope_store_kernel(
     if V_NORM:
         v_low = as_kept((low.to(tl.float32) * scale).to(low.dtype), v_inverse, kept)
         v_high = as_kept((high.to(tl.float32) * scale).to(high.dtype), v_inverse, kept)
-        _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, DIM)
+        _store_halves(v_cache_ptr, v_low, v_high, heads, v_offset, is_v, low_columns, high_columns, exists, DIM)
     normed_low = low
     normed_high = high
     if Q_NORM:
@@ -133,11 +153,11 @@ def _qk_norm_rope_store_kernel(
     wide_high = normed_high.to(tl.float32)
     low = (wide_low * cos - wide_high * sin).to(low.dtype)
     high = (wide_high * cos + wide_low * sin).to(high.dtype)
-    _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, low_columns, high_columns, DIM)
+    _store_halves(q_ptr, low, high, heads, token * HEADS, is_q, low_columns, high_columns, exists, DIM)
     k_low = as_kept(low, k_inverse, kept)
     k_high = as_kept(high, k_inverse, kept)
     k_offset = slot * KV_HEADS - HEADS
-    _store_halves(k_cache_ptr, k_low, k_high, heads, k_offset, is_k, low_columns, high_columns, DIM)
+    _store_halves(k_cache_ptr, k_low, k_high, heads, k_offset, is_k, low_columns, high_columns, exists, DIM)
 
 
 def _tile(tokens: int, heads: int) -> int:
@@ -165,7 +185,7 @@ def qk_norm_rope_store(
     [max_positions, rotated] float32, the cosines, then the sines, of the first elements of each head; cache: of K and
     of V, [pages, page_size, kv_heads, dim], contiguous; slots [tokens] = page * page_size + offset; scales: of an FP8
     cache; out: where q goes, contiguous.
-    Raises ValueError where the caches are not contiguous or dim is no power of two.
+    Raises ValueError where the caches are not contiguous or dim is odd.
     """
     tokens = qkv.shape[0]
     k_cache, v_cache = cache
@@ -174,20 +194,21 @@ def qk_norm_rope_store(
         kv_heads = 0
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the KV caches must be contiguous")
-    if dim & (dim - 1):
-        raise ValueError(f"head_dim must be a power of two, got {dim}")
+    if dim % 2:
+        raise ValueError(f"head_dim must be even, got {dim}")
     q = qkv.new_empty(tokens, heads.count, dim) if out is None else out
     count = heads.count + 2 * kv_heads
     tile = _tile(tokens, count)
-    overlap, half = launch_for(qkv.device).overlap, cos_sin.shape[1] // 2 or dim // 2
+    half_pad, overlap = power_of_two(dim // 2), launch_for(qkv.device).overlap
+    vector = math.gcd(16, dim // 2, cos_sin.shape[1] // 2)
     if tokens:
         _qk_norm_rope_store_kernel[(tokens, triton.cdiv(count, tile))](
             qkv, qkv if heads.q_norm is None else heads.q_norm, qkv if heads.k_norm is None else heads.k_norm,
             cos_sin, positions, slots, k_cache, v_cache, q, heads.eps, 1.0 / scales.key, 1.0 / scales.value,
             qkv.stride(0),
-            HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim, ROTATED=cos_sin.shape[1],
-            VECTOR=min(16, half & -half), Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None,
+            HEADS=heads.count, KV_HEADS=kv_heads, DIM=dim, HALF_PAD=half_pad, ROTATED=cos_sin.shape[1],
+            VECTOR=vector, Q_NORM=heads.q_norm is not None, K_NORM=heads.k_norm is not None,
             TILE=tile, OVERLAP=overlap, GATED=heads.gated, V_NORM=heads.v_norm, KEYS_ARE_VALUES=heads.behind == "keys",
-            num_warps=max(1, tile * dim // 512), launch_pdl=overlap,
+            num_warps=max(1, tile * half_pad // 256), launch_pdl=overlap,
         )  # fmt: skip
     return q

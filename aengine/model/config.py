@@ -151,8 +151,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return any(isinstance(attention, LatentSpec) for attention in self.attending)
 
     @property
-    def widest_head(self) -> int:
-        return max(attention.head_dim for attention in self.attending)
+    def head_dims(self) -> list[int]:
+        """Of all layers that attend; how wide keys are where they are latents."""
+        return [attention.head_dim for attention in self.attending]
 
     @property
     def paging(self) -> list[AttentionSpec | LatentSpec]:

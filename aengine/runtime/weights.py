@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -37,12 +38,32 @@ class Weights:
         Where it raises, `whole` is False until a call succeeds.
         """
         self.whole = False
-        checkpoint.copy_into([decoder.groups for decoder in self._decoders], self._progress)
-        for decoder in self._decoders:
-            if decoder.device.type == "cuda":
-                torch.cuda.synchronize(decoder.device)
+        devices = [decoder.device for decoder in self._decoders if decoder.device.type == "cuda"]
+        with _all_free_memory(devices):
+            checkpoint.copy_into([decoder.groups for decoder in self._decoders], self._progress)
+            for device in devices:
+                torch.cuda.synchronize(device)
         self.whole = True
 
     def close(self) -> None:
         """Let go of them."""
         self._decoders.clear()
+
+
+@contextmanager
+def _all_free_memory(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Within, torch may take what is free on the devices beyond the share that it has while steps run: a layer of a
+    format that is converted is made beside the one that is there.
+    """
+    shares = [torch.cuda.get_per_process_memory_fraction(device) for device in devices]
+    if devices:
+        torch.cuda.empty_cache()  # of what steps leave behind
+    try:
+        for device in devices:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+        yield
+    finally:
+        if devices:
+            torch.cuda.empty_cache()
+        for device, share in zip(devices, shares, strict=True):
+            torch.cuda.set_per_process_memory_fraction(share, device)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from aengine.attention import flash_backend
+from aengine.kernels.attention.scores import Scores
 
 DEVICE = torch.device("cuda", 0)
 
@@ -51,3 +54,43 @@ def test_float32_goes_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = flash_backend.choose_prefill(DEVICE, torch.float32)
     assert chosen.name == "torch"
     assert "float32" in chosen.why
+
+
+@pytest.mark.parametrize(
+    ("modules", "dims", "name"),
+    [
+        (("flash_attn.cute",), (64, 128, 128), "flash-attn-4"),
+        (("flash_attn.cute",), (96, 96), "Triton"),
+        (("flash_attn.cute",), (256, 512, 256), "flash-attn-4 and Triton"),
+        (("flash_attn",), (96, 80), "flash-attn-2"),
+        ((), (100,), "Triton"),
+        ((), (512, 128), "torch flash and Triton"),
+    ],
+)
+def test_heads_that_the_flash_kernel_does_not_take_go_to_our_own(
+    modules: tuple[str, ...], dims: tuple[int, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    installed(monkeypatch, *modules, major=9)
+    chosen = flash_backend.choose_prefill(DEVICE, torch.bfloat16, dims=dims)
+    assert chosen.name == name
+    refused = [dim for dim in dims if dim in (100, 512) or (dim == 96 and modules == ("flash_attn.cute",))]
+    assert all(str(dim) in chosen.why for dim in refused)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("scores", [Scores(softcap=30.0), Scores(None, torch.zeros(4))], ids=["softcap", "sinks"])
+def test_other_scores_never_lie_in_memory_all_at_once(
+    scores: Scores, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The torch reference would hold those of every pair of a prompt's tokens."""
+    pytest.importorskip("triton")
+    from aengine.attention import triton_chunks
+
+    installed(monkeypatch, major=9)
+    seen: list[object] = []
+    monkeypatch.setattr(triton_chunks, "attend_chunks", lambda *given, **_: seen.append(given[-1]))
+    chosen = flash_backend.choose_prefill(DEVICE, dtype, dims=(64,))
+    nothing: Any = type("Nothing", (), {"page_table": None, "seq_lens": None, "query_starts": None})
+    chosen(torch.empty(1), torch.empty(1), torch.empty(1), nothing, 1.0, None, scores=scores)
+    assert seen == [scores]

@@ -41,8 +41,8 @@ def prefill_path(name: str, device: torch.device, longest: int = 0) -> flash_bac
     if name == "flash-attn-2":
         if flash_backend._import("flash_attn") is None:
             pytest.skip("flash-attn 2 is not installed")
-        return flash_backend._OnGathered(name, "test", flash_backend._flash2)
-    return flash_backend._OnGathered(name, "test", flash_backend._torch_flash)
+        return flash_backend.OnGathered(name, "test", flash_backend._flash2)
+    return flash_backend.OnGathered(name, "test", flash_backend._torch_flash)
 
 
 def step(
@@ -206,7 +206,7 @@ def test_float32_is_exact(case: str, device: torch.device) -> None:
 @pytest.mark.parametrize("case", STEPS)
 def test_heads_that_no_flash_kernel_takes(case: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 16, 2, 512, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16, widest=512))
+    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16, dims=(512,)))
     out = backend.forward(q, k_cache, v_cache, batch, SCALE, None)
     assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 

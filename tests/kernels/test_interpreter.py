@@ -43,7 +43,7 @@ TINY = " or ".join(
         "(int4 and test_product.py and (written or (narrow and (zeros-32 or mxfp4))))",
         "(int4 and test_linear.py and narrow)",
         "(test_small_linear.py and ((every_cut and one) or in_its_place or normed))",
-        "(test_decode_attention.py and narrow-tiny-page-of-12)",
+        "(test_decode_attention.py and (narrow-tiny-page-of-12 or dim-24))",
         "(test_decode_attention.py and (page-of-4 or capped or (hides and 16) or pairs or bytes or beyond or vanish))",
         "(test_triton_delta.py and float32 and not uneven and (alike or (mix and 5) or (cut and 63)))",
         "(test_triton_delta.py and ((one_by_one and narrow and half) or (saved and float32 and uneven)))",

@@ -21,7 +21,12 @@ PAGE = 16
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim"),
-    [pytest.param(3, 3, 1, 16, id="tiny"), (1, 32, 8, 128), (130, 14, 2, 64), (7, 16, 8, 128), (5, 4, 4, 256)],
+    [
+        pytest.param(3, 3, 1, 16, id="tiny"),
+        pytest.param(3, 3, 1, 24, id="tiny-24"),
+        *[(1, 32, 8, 128), (130, 14, 2, 64), (7, 16, 8, 128), (5, 4, 4, 256)],
+        *[(130, 32, 32, 96), (1, 32, 8, 80), (5, 4, 4, 100)],
+    ],
 )
 def test_norm_rotation_and_cache_are_the_references(
     tokens: int, heads: int, kv_heads: int, dim: int, normed: bool, dtype: torch.dtype, device: torch.device
@@ -52,7 +57,11 @@ def test_norm_rotation_and_cache_are_the_references(
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dim", "rotary"),
-    [pytest.param(3, 3, 1, 16, 4, id="tiny"), (130, 16, 4, 256, 64), (1, 16, 2, 256, 64), (9, 8, 2, 128, 64)],
+    [
+        pytest.param(3, 3, 1, 16, 4, id="tiny"),
+        pytest.param(3, 3, 1, 40, 32, id="tiny-40"),
+        *[(130, 16, 4, 256, 64), (1, 16, 2, 256, 64), (9, 8, 2, 128, 64), (9, 32, 8, 80, 32)],
+    ],
 )
 def test_a_part_of_each_head_is_rotated_and_gates_are_left_out(
     tokens: int, heads: int, kv_heads: int, dim: int, rotary: int, gated: bool, dtype: torch.dtype, device: torch.device

@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.codes import LEAST, PAIRS_ASM, code_pairs, divisor, in_float16
 from aengine.kernels.attention.decode_config import DecodeConfig, decode_config, group_pad
-from aengine.kernels.attention.row_parts import add_up_parts, finish_row, is_last, store_part, unpadded
+from aengine.kernels.attention.row_parts import add_up_parts, finish_row, in_both, is_last, store_part, unpadded
 from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.attention.softmax import softmax_down, with_sink
 from aengine.kernels.launch import launch_for, power_of_two
@@ -81,6 +81,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,  # the power of two from there on
     PAGE: tl.constexpr,
     ROWS_PAD: tl.constexpr,
     GROUP_PAD: tl.constexpr,  # >= 8: the width of a matrix product
@@ -123,12 +124,12 @@ def _decode_kernel(
     start = tl.sum(tl.where(all_rows == row, starts, 0), axis=0)
 
     group = tl.arange(0, GROUP_PAD)
-    columns = tl.arange(0, DIM)
+    columns = tl.arange(0, DIM_PAD)
     # A matrix product wants pairs of tokens side by side, FP8 values lie dimension by dimension: as pairs of dimensions
     # they make two products over half of the columns each, and no byte is loaded alone.
     FP8: tl.constexpr = v_ptr.dtype.element_ty.is_fp8()
     PAIRS: tl.constexpr = FP8 and DIM >= 32
-    half = tl.arange(0, DIM // 2)
+    half = tl.arange(0, DIM_PAD // 2)
     v_pairs = v_ptr.to(tl.pointer_type(tl.int16)) + head * (DIM // 2) if PAIRS else v_ptr
     tokens = tl.arange(0, BLOCK)
     runs = tl.arange(0, BLOCK // RUN) * RUN
@@ -160,7 +161,7 @@ def _decode_kernel(
         next_row_position = next_first * BLOCK
         next_row_pages = _page_ids(page_table_ptr, row + 1, table_stride, next_row_position + runs, next_len, PAGE)
         q_row = q_ptr + row.to(tl.int64) * q_stride + (head * GROUP + group)[:, None] * DIM
-        q = tl.load(q_row + columns[None, :], mask=(group < GROUP)[:, None], other=0.0)
+        q = tl.load(q_row + columns[None, :], mask=in_both((group < GROUP)[:, None], columns[None, :], DIM), other=0.0)
         row_scale = tl.full([GROUP_PAD], scale, tl.float32)
         if FP8 and q.dtype == tl.bfloat16:
             q, power = in_float16(q)
@@ -172,8 +173,8 @@ def _decode_kernel(
         q = tl.trans(q)
         best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
         totals = tl.zeros([BLOCK, GROUP_PAD], tl.float32)
-        acc = tl.zeros([DIM, GROUP_PAD], tl.float32)
-        acc_0 = tl.zeros([DIM // 2, GROUP_PAD], tl.float32)
+        acc = tl.zeros([DIM_PAD, GROUP_PAD], tl.float32)
+        acc_0 = tl.zeros([DIM_PAD // 2, GROUP_PAD], tl.float32)
         acc_1 = acc_0
         for _step in tl.range(from_block, to_block, num_stages=STAGES):
             positions = position + tokens
@@ -189,7 +190,11 @@ def _decode_kernel(
             # One block ahead, so that the copies of K and V never wait for their addresses.
             position += BLOCK
             pages = _page_ids(page_table_ptr, row, table_stride, position + runs, seq_len, PAGE)
-            k = tl.load(k_head + k_offsets).to(q.dtype)  # past the end something finite or not: its score is replaced
+            # Past the end something finite or not: its score is replaced.
+            if DIM == DIM_PAD:
+                k = tl.load(k_head + k_offsets).to(q.dtype)
+            else:
+                k = tl.load(k_head + k_offsets, mask=(columns < DIM)[None, :], other=0.0).to(q.dtype)
             scores = tl.dot(k, q, input_precision=PRECISION)
             if SOFTCAP:
                 scores = 2 * tl.sigmoid(2 * scores * (row_scale / cap)[None, :]) - 1  # the hyperbolic tangent
@@ -199,13 +204,14 @@ def _decode_kernel(
             # Masked, not only weighted by zero: a stale NaN in a page times zero is still NaN.
             if PAIRS:
                 v_offsets = (slots * (KV_HEADS * DIM // 2))[None, :] + half[:, None]
-                pairs = tl.load(v_pairs + v_offsets, mask=visible[None, :], other=0)
+                pairs = tl.load(v_pairs + v_offsets, mask=in_both(visible[None, :], half[:, None], DIM // 2), other=0)
                 v_0, v_1 = code_pairs(pairs, q.dtype, ASM)
                 acc_0 = tl.dot(v_0, weights, acc_0 * shrink[None, :], input_precision=PRECISION)
                 acc_1 = tl.dot(v_1, weights, acc_1 * shrink[None, :], input_precision=PRECISION)
             else:
                 v_offsets = (slots * (KV_HEADS * DIM))[None, :] + columns[:, None]
-                v = tl.load(v_head + v_offsets, mask=visible[None, :], other=0.0).to(q.dtype)
+                inside = in_both(visible[None, :], columns[:, None], DIM)
+                v = tl.load(v_head + v_offsets, mask=inside, other=0.0).to(q.dtype)
                 acc = tl.dot(v, weights, acc * shrink[None, :], input_precision=PRECISION)
 
         total = tl.sum(totals, axis=0)
@@ -224,7 +230,8 @@ def _decode_kernel(
                     total = with_sink(best, total, sinks_ptr + head * GROUP, GROUP)
                 safe_total = divisor(total, v_ptr, value_scale)
                 out = out_ptr + (row_heads + group)[:, None] * DIM + columns[None, :]
-                tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=(group < GROUP)[:, None])
+                inside = in_both((group < GROUP)[:, None], columns[None, :], DIM)
+                tl.store(out, (acc / safe_total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
         else:
             # A worker starts at most one row that it does not end (slot 1), and goes on with at most one that it did
             # not start (slot 0). So of a row's parts, the first is in a slot 1 and the others are in slots 0.
@@ -241,7 +248,7 @@ def _decode_kernel(
             if is_last(arrived_ptr + leader_slot, neighbours):
                 merged_best, merged_total, merged = add_up_parts(
                     part_ptr, weight_ptr, first_worker, leader, neighbours, 1, head,
-                    KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
+                    KV_HEADS, GROUP, DIM, DIM_PAD, MERGE_GROUP, MERGE,
                 )  # fmt: skip
                 finished = parts == width
                 if parts > width:
@@ -252,7 +259,7 @@ def _decode_kernel(
                     if finished:
                         merged_best, merged_total, merged = add_up_parts(
                             part_ptr + sums * GROUP * DIM, weight_ptr + sums * 2 * GROUP,
-                            first_worker, 0, groups, width, head, KV_HEADS, GROUP, DIM, MERGE_GROUP, MERGE,
+                            first_worker, 0, groups, width, head, KV_HEADS, GROUP, DIM, DIM_PAD, MERGE_GROUP, MERGE,
                         )  # fmt: skip
                 if finished:
                     if SINKS:
@@ -316,18 +323,18 @@ class PagedDecode:
         """
         rows, heads, dim = q.shape
         page_size, kv_heads = k_cache.shape[1:3]
-        if dim & (dim - 1) or not 16 <= dim <= 512:
-            raise ValueError(f"head_dim must be a power of two from 16 to 512, got {dim}")
+        if dim % 2 or not 16 <= dim <= 512:
+            raise ValueError(f"head_dim must be an even number from 16 to 512, got {dim}")
         if not (k_cache.is_contiguous() and v_cache.is_contiguous() and q.stride(1) == dim and q.stride(2) == 1):
             raise ValueError("q and the KV caches must be contiguous")
         if out is None:
             out = q.new_empty(rows, heads, dim)
         if rows == 0:
             return out
-        group = heads // kv_heads
+        group, dim_pad = heads // kv_heads, power_of_two(dim)
         launch = launch_for(q.device)
         config = config or decode_config(
-            rows, group, dim, q.element_size(), launch, shared is not None, k_cache.element_size(), window
+            rows, group, dim_pad, q.element_size(), launch, shared is not None, k_cache.element_size(), window
         )
         workers = max(1, launch.processors * config.crowd // kv_heads)
         parts, weights, arrived = self._scratch_for(q.device, workers, kv_heads, group, dim)
@@ -339,9 +346,9 @@ class PagedDecode:
             parts, weights, arrived, weights if scores.sinks is None else scores.sinks,
             rows, page_table.stride(0), q.stride(0), window or 0, scale * LOG2_E, value_scale,
             (scores.softcap or 0.0) * LOG2_E, workers,
-            KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, ROWS_PAD=max(64, power_of_two(rows)),
-            GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
-            MERGE=max(1, config.merged // (power_of_two(group) * dim)),
+            KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=dim_pad, PAGE=page_size,
+            ROWS_PAD=max(64, power_of_two(rows)), GROUP_PAD=group_pad(group), MERGE_GROUP=power_of_two(group),
+            MERGE=max(1, config.merged // (power_of_two(group) * dim_pad)),
             BLOCK=config.block, PIECE=config.piece, RUN=math.gcd(config.block, page_size), STAGES=config.stages,
             WIDE=k_cache.numel() >= 2**31, WINDOWED=window is not None, SHARED=0 if shared is None else len(shared.lse),
             SOFTCAP=scores.softcap is not None, SINKS=scores.sinks is not None,

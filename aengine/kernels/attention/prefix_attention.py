@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.attention.decode_attention import LOG2_E, SharedPart
+from aengine.kernels.attention.row_parts import in_both
 from aengine.kernels.attention.softmax import softmax_step
 from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
@@ -45,6 +46,7 @@ def _prefix_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,  # the power of two from there on
     PAGE: tl.constexpr,
     GROUPS_PAD: tl.constexpr,
     PARTS: tl.constexpr,
@@ -78,18 +80,17 @@ def _prefix_kernel(
         from_block = part * piece
         to_block = tl.minimum(from_block + piece, tl.cdiv(length, BLOCK))
 
-        columns = tl.arange(0, DIM)
+        columns = tl.arange(0, DIM_PAD)
         tokens = tl.arange(0, BLOCK)
         query = tile * BLOCK_M + tl.arange(0, BLOCK_M)
         used = query < members * GROUP
         row = tl.load(members_ptr + first + query // GROUP, mask=used, other=0).to(tl.int64)
         row_head = head * GROUP + query % GROUP
-        q = tl.load(
-            q_ptr + (row * q_stride + row_head * DIM)[:, None] + columns[None, :], mask=used[:, None], other=0.0
-        )
+        inside = in_both(used[:, None], columns[None, :], DIM)
+        q = tl.load(q_ptr + (row * q_stride + row_head * DIM)[:, None] + columns[None, :], mask=inside, other=0.0)
         best = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+        acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
         # The run's pages, from the table of the group's first row.
         table = page_table_ptr + tl.load(members_ptr + first).to(tl.int64) * table_stride
         positions = from_block * BLOCK + tokens
@@ -101,18 +102,19 @@ def _prefix_kernel(
             ]
             next_positions = positions + BLOCK
             pages = tl.load(table + next_positions // PAGE, mask=next_positions < length, other=0)
-            k = tl.load(k_ptr + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
+            kept = in_both(visible[:, None], columns[None, :], DIM)
+            k = tl.load(k_ptr + offsets, mask=kept, other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
             scores = tl.where(visible[None, :], scores, float("-inf"))
             best, total, acc, weights = softmax_step(scores, best, total, acc)
-            v = tl.load(v_ptr + offsets, mask=visible[:, None], other=0.0).to(q.dtype)
+            v = tl.load(v_ptr + offsets, mask=kept, other=0.0).to(q.dtype)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             positions = next_positions
 
         out = (part * rows + row) * (KV_HEADS * GROUP) + row_head
         if from_block < to_block:
             tl.store(lse_ptr + out, best + tl.math.log2(total), mask=used)
-            tl.store(out_ptr + out[:, None] * DIM + columns[None, :], acc / total[:, None], mask=used[:, None])
+            tl.store(out_ptr + out[:, None] * DIM + columns[None, :], acc / total[:, None], mask=inside)
         else:
             # A part without blocks weighs nothing, and its values are never looked at.
             tl.store(lse_ptr + out, best, mask=used)
@@ -173,7 +175,8 @@ def attend_shared(
     page_size, kv_heads = k_cache.shape[1:3]
     group = heads // kv_heads
     groups = runs.lens.shape[0]
-    config = config or prefix_config(rows * group, dim, q.element_size())
+    dim_pad = power_of_two(dim)
+    config = config or prefix_config(rows * group, dim_pad, q.element_size())
     launch = launch_for(q.device)
     tiles = -(-rows * group // config.block_m)
     parts = MOST_PARTS
@@ -185,9 +188,9 @@ def attend_shared(
     _prefix_kernel[((tiles + groups) * parts * kv_heads,)](
         q, k_cache, v_cache, out, lse, page_table, runs.members, runs.group_starts, runs.lens,
         rows, groups, page_table.stride(0), q.stride(0), scale * LOG2_E,
-        KV_HEADS=kv_heads, GROUP=group, DIM=dim, PAGE=page_size, GROUPS_PAD=max(16, power_of_two(groups)),
-        PARTS=parts, BLOCK_M=config.block_m, BLOCK=config.block, STAGES=config.stages,
-        PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
+        KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=dim_pad, PAGE=page_size,
+        GROUPS_PAD=max(16, power_of_two(groups)), PARTS=parts, BLOCK_M=config.block_m, BLOCK=config.block,
+        STAGES=config.stages, PRECISION="ieee" if q.element_size() > 2 else "tf32", OVERLAP=launch.overlap,
         num_warps=config.warps, launch_pdl=launch.overlap,
     )  # fmt: skip
     return SharedPart(runs.starts, out, lse)

@@ -24,6 +24,7 @@ from aengine.kernels.triton_kernels import TritonKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
+from aengine.model.spec import AttentionSpec
 from aengine.runtime.cuda.adapters import DeviceFiller
 from aengine.runtime.cuda.capture import Executors, GraphSizes, Pools, capture, make_executor
 from aengine.runtime.cuda.page_copies import DeviceCopier, pinned_beside
@@ -75,6 +76,7 @@ def start_cuda(
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, torch.cuda.get_device_capability(device))
     step_tokens(config, STEP_TOKENS)
     longest = check_length(config, model)  # what these refuse, before weights are read
+    _check_heads(model)
     torch.cuda.set_device(device)
     model = make_room(config, model)
     gpus = choose_gpus(config, model, dtype, device)
@@ -106,7 +108,7 @@ def start_cuda(
         prefill_bound = longest if kv_dtype == FP8 else 0
         attention = [
             TritonAttention(
-                imports.submit(choose_prefill, gpu, dtype, prefill_bound, model.widest_head, model.latents).result
+                imports.submit(choose_prefill, gpu, dtype, prefill_bound, model.head_dims, model.latents).result
             )
             for gpu in gpus
         ]
@@ -209,6 +211,16 @@ def start_cuda(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
         Weights(decoders, model, config.progress), memory, recorder,
     )  # fmt: skip
+
+
+def _check_heads(model: ModelConfig) -> None:
+    """Raises `ConfigError` where our kernels do not take the model's heads."""
+    for one in model.attending:
+        if isinstance(one, AttentionSpec) and (one.head_dim % 2 or not 16 <= one.head_dim <= 512):
+            raise ConfigError(
+                f"model: it has heads of {one.head_dim} elements; on a GPU they may have an even number from 16 to 512 "
+                f"(device='cpu' takes all)"
+            )
 
 
 def _job(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> Job:

@@ -68,6 +68,7 @@ TINY = [
     pytest.param([70, 9], 2, 1, 16, 12, id="tiny-page-of-12"),
     pytest.param([70, 200], 2, 1, 16, 64, id="tiny-page-of-64"),
     pytest.param([3, 41], 20, 2, 16, 1, id="tiny-page-of-1-group-of-10"),
+    pytest.param([70, 0, 300, 9], 4, 2, 24, 16, id="tiny-dim-24"),
 ]
 FULL = [
     pytest.param([1000], 32, 8, 128, 16, id="one"),
@@ -78,6 +79,9 @@ FULL = [
     pytest.param([333] * 5, 8, 8, 256, 8, id="dim-256"),
     pytest.param([20] * 300, 32, 1, 64, 16, id="many-short"),
     pytest.param([1, 33, 0, 4096, 700], 32, 4, 128, 16, id="groups-of-8"),
+    pytest.param([900, 5000, 0, 33], 32, 32, 96, 16, id="dim-96"),
+    pytest.param([333] * 70, 32, 8, 80, 16, id="dim-80"),
+    pytest.param([4100], 32, 32, 100, 16, id="dim-100"),
     pytest.param([20_000, *[300] * 140, 0, 31, 1], 28, 4, 128, 16, id="many-groups-of-7"),
 ]
 
@@ -159,8 +163,9 @@ def test_a_layout_it_cannot_read_is_refused_tiny(device: torch.device) -> None:
     q, k, v, table, lens = paged([5], 2, 1, 16, 16, torch.float32, device)
     with pytest.raises(ValueError, match="contiguous"):
         decode_attention.PagedDecode()(q, k[:, ::2], v, table, lens, 1.0)
-    with pytest.raises(ValueError, match="power of two"):
-        decode_attention.PagedDecode()(q[:, :, :12], k, v, table, lens, 1.0)
+    for dim in (12, 15):
+        with pytest.raises(ValueError, match="an even number from 16"):
+            decode_attention.PagedDecode()(q[:, :, :dim], k, v, table, lens, 1.0)
 
 
 # ---- FP8 caches ----------------------------------------------------------------------------------------------------
@@ -177,6 +182,7 @@ def narrow_dtype(device: torch.device) -> torch.dtype:
     [
         pytest.param([5, 0, 130, 1], 4, 1, 64, 16, id="tiny-pairs"),
         pytest.param([70, 9], 2, 1, 16, 4, id="tiny-bytes"),
+        pytest.param([5, 0, 130, 1], 4, 1, 48, 16, id="tiny-pairs-of-48"),
         *FULL,
     ],
 )

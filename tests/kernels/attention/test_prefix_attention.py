@@ -31,6 +31,8 @@ def runs_of(groups: list[tuple[list[int], int]], rows: int, capacity: int, devic
 CASES = [
     pytest.param([100, 70, 90, 5], [([2, 0], 48)], 4, 2, 16, id="tiny"),
     pytest.param([40, 70, 90, 5, 0, 200, 33], [([6], 32), ([1, 5, 2], 64), ([0], 16)], 3, 1, 32, id="tiny-groups"),
+    pytest.param([100, 70, 90, 5], [([2, 0], 48)], 4, 2, 24, id="tiny-24"),
+    pytest.param([900, 1000], [([0, 1], 512)], 32, 32, 96, id="dim-96"),
     pytest.param([4000 + i for i in range(64)], [(list(range(64)), 3984)], 32, 8, 128, id="one-group"),
     pytest.param([1000] * 100 + [0, 3], [(list(range(50)), 512), (list(range(51, 100)), 992)], 32, 8, 128, id="two"),
     pytest.param(
@@ -71,7 +73,7 @@ def test_without_groups_every_row_attends_alone_tiny(device: torch.device) -> No
 
 @pytest.mark.parametrize(
     ("lengths", "groups", "heads", "kv_heads", "dim"),
-    [pytest.param([100, 70, 90, 5], [([2, 0], 48)], 4, 2, 64, id="tiny"), *CASES[2:4]],
+    [pytest.param([100, 70, 90, 5], [([2, 0], 48)], 4, 2, 64, id="tiny"), *CASES[4:6]],
 )
 def test_runs_of_codes_are_shared_too(
     lengths: list[int], groups: list[tuple[list[int], int]], heads: int, kv_heads: int, dim: int, device: torch.device

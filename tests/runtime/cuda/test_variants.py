@@ -24,7 +24,7 @@ from torch import Tensor
 pytest.importorskip("triton")  # comes with the runner's kernels
 
 from aengine.attention.flash4 import Flash4
-from aengine.attention.flash_backend import PrefillAttention, _OnGathered
+from aengine.attention.flash_backend import OnGathered, PrefillAttention
 from aengine.cache.radix import packed
 from aengine.config import EngineConfig
 from aengine.engine.loaded import described_model
@@ -206,7 +206,7 @@ def attention_of(name: str, seen: set[str]) -> PrefillAttention:
     """Prefill attention that attends to nothing."""
     if name == "flash-attn-4":
         return flash4(seen)
-    return _OnGathered(name, "", lambda q, *_: torch.zeros_like(q))
+    return OnGathered(name, "", lambda q, *_: torch.zeros_like(q))
 
 
 def checkpoint(folder: Path, kv_heads: int, more: dict[str, Any]) -> Path:

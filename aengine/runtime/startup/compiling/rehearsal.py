@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import torch
@@ -17,18 +17,17 @@ from aengine.attention.flash4 import Flash4
 from aengine.attention.flash4_offline import compile_flash4, launch_kinds
 from aengine.attention.flash_backend import (
     HALVES,
-    WIDEST_HEAD,
+    OnGathered,
     PrefillAttention,
-    SomeWideHeads,
     flash4_is_installed,
     flash4_runs_on,
+    for_heads,
 )
 from aengine.attention.triton_backend import TritonAttention
 from aengine.attention.triton_chunks import TritonChunks
 from aengine.kernels.collective.base import SumUnderWay
 from aengine.kernels.collective.config import sum_pieces
 from aengine.kernels.collective.threads import Summed
-from aengine.kernels.kv_scales import FP8
 from aengine.kernels.linear.base import Norm
 from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.offline import Share, compile_utilities, compiling
@@ -69,8 +68,8 @@ def run_through(job: Job) -> None:
     """The steps of a start-up, in its order."""
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    widest, latents = job.model.widest_head, job.model.latents
-    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, widest, latents, kv_dtype == FP8))
+    heads, latents = job.model.head_dims, job.model.latents
+    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, heads, latents))
     ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
     kernels = TritonKernels(job.model.unpacked_copies)
     decoder = Decoder(job.model, kernels, attention, dtype, META, config.max_model_len, kv_dtype, ranks)
@@ -129,31 +128,16 @@ class _AbsentRanks:
         return part.new_empty(len(part), width)
 
 
-class _Absent:
-    """Attention that no kernel of ours takes part in."""
-
-    name = why = "absent"
-    capturable = False
-
-    def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
-        return False
-
-    def __call__(self, q: Tensor, *_: object, **__: object) -> Tensor:
-        return torch.empty_like(q)
-
-
 def absent_prefill(
-    capability: tuple[int, int], dtype: torch.dtype, widest: int = 0, latents: bool = False, fp8: bool = False
+    capability: tuple[int, int], dtype: torch.dtype, heads: Collection[int] = (), latents: bool = False
 ) -> PrefillAttention:
     """Launches what `choose_prefill` would choose to launch of ours."""
     if latents:
         return TritonChunks("as there")
-    if dtype in HALVES and widest > WIDEST_HEAD:
-        wide = _Absent() if fp8 else TritonChunks("as there")
-        return SomeWideHeads(absent_prefill(capability, dtype), wide)
     if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():
-        return Flash4("absent", lambda q, *_, **__: torch.empty_like(q))
-    return _Absent()
+        return for_heads(heads, Flash4("absent", lambda q, *_, **__: torch.empty_like(q)))
+    absent = OnGathered("absent", "", lambda q, *_: torch.empty_like(q))
+    return for_heads(heads, absent) if dtype in HALVES else absent
 
 
 def compile_flash(job: Job) -> None:
@@ -171,11 +155,10 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     units = Shard(count=model.ranks).units
     steps = StepSizes.of(config, model, job.capability, job.launch.processors)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    capturable = model.widest_head <= WIDEST_HEAD or kv_dtype != FP8
-    sizes = GraphSizes.of(config, capturable, steps.mixed.tokens, steps.most, model.ranks)
+    sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most, model.ranks)
     kinds: dict[tuple[int, int, int], list[AttentionSpec]] = {}
     for one in model.attending:
-        if isinstance(one, AttentionSpec) and one.head_dim <= WIDEST_HEAD:
+        if isinstance(one, AttentionSpec) and Flash4.takes(one.head_dim):
             kinds.setdefault((units(one.heads), units(one.kv_heads), one.head_dim), []).append(one)
     for (heads, kv_heads, dim), layers in kinds.items():
         launch_kinds(
