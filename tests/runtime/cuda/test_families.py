@@ -1,4 +1,6 @@
-"""Families whose layers have kernels of their own, on a CUDA device: latents, experts with GELU."""
+"""Families whose layers have kernels of their own, on a CUDA device: latents, experts with GELU, heads that are padded,
+scores that are capped.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,9 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "deepseek-v2-lite": ("deepseek-v2-lite", {}),
     "deepseek-v3-wide": ("deepseek-v3", PUBLISHED),
     "glm4-flash": ("glm4-flash", {}),
+    "phi3-96": ("phi3", {"hidden_size": 384, "num_attention_heads": 4, "num_key_value_heads": 4}),
+    "llama-24": ("llama-all-biases", {}),
+    "gemma2": ("gemma2", {}),
 }
 WAYS: list[dict[str, object]] = [
     {},
