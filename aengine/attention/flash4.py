@@ -32,7 +32,7 @@ class Flash4:
         self._gathered: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}  # K and V, [room, kv_heads, dim]
 
     @staticmethod
-    def takes(dim: int) -> bool:
+    def takes(dim: int, plain: bool) -> bool:
         """As `FlashAttention.takes`: those that were tried. Of others it takes multiples of 8, on Hopper."""
         return dim in HEADS
 

@@ -5,8 +5,8 @@
 - `flash_attn` (2): on gathered K and V, because its pages must be multiples of 256 tokens.
 - torch's own varlen flash kernel: on gathered K and V; needs no package.
 
-None of them takes float32, for which the torch reference stands in, or heads wider than 256: see `triton_chunks`, which
-also stands in where scores are capped or have sinks, of which flash-attn-4 alone knows.
+None of them takes float32, for which the torch reference stands in, or all widths of heads, and flash-attn-4 alone
+knows of scores that are capped or have sinks: for the rest see `triton_chunks`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aengine.kernels.attention.scores import PLAIN, Scores
 from aengine.kernels.kv_scales import FP8, as_bytes
 
 HALVES = (torch.bfloat16, torch.float16)
-WIDEST_HEAD = 256
+Kind = tuple[int, bool]  # of a layer's heads: head_dim, and whether its scores are plain
 
 
 class PrefillAttention(Protocol):
@@ -66,8 +66,8 @@ class PrefillAttention(Protocol):
 class FlashAttention(PrefillAttention, Protocol):
     """By one of these kernels."""
 
-    def takes(self, dim: int) -> bool:
-        """Whether heads may be so wide."""
+    def takes(self, dim: int, plain: bool) -> bool:
+        """Whether heads may be so wide, and their scores be other than `plain`."""
         ...
 
 
@@ -107,11 +107,10 @@ class OnGathered:
         self.name = name
         self.why = why
         self._kernel = kernel
-        self._by_scores = _triton_chunks(why)
 
-    def takes(self, dim: int) -> bool:
+    def takes(self, dim: int, plain: bool) -> bool:
         """As `FlashAttention.takes`."""
-        return dim <= WIDEST_HEAD and dim % 8 == 0
+        return plain and dim <= 256 and dim % 8 == 0
 
     def __call__(
         self,
@@ -124,9 +123,6 @@ class OnGathered:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        if not scores.plain:  # these kernels know of nothing but a scale
-            return self._by_scores(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
-
         def attend(q: Tensor, group: AttentionBatch) -> Tensor:
             plan = _gather_plan(group, k_cache.shape[1])
             k, v = (as_bytes(cache).flatten(0, 1).index_select(0, plan.slots) for cache in (k_cache, v_cache))
@@ -138,9 +134,7 @@ class OnGathered:
 
 
 class _Reference:
-    """The torch backend, for dtypes that no flash kernel takes, and our own kernel where torch's knows nothing of the
-    scores: with all of a chunk's scores in memory at once, those of a long prompt have no room there.
-    """
+    """The torch backend, for dtypes that no flash kernel takes."""
 
     name = "torch"
     capturable = False
@@ -148,7 +142,10 @@ class _Reference:
     def __init__(self, why: str) -> None:
         self.why = why
         self._backend = TorchAttention()
-        self._by_scores = _triton_chunks(why)
+
+    def takes(self, dim: int, plain: bool) -> bool:
+        """As `FlashAttention.takes`: it has other scores of a chunk all at once, and those of a long prompt no room."""
+        return plain
 
     def fits(self, tokens: int, contexts: Sequence[int], page_size: int) -> bool:
         return False
@@ -164,13 +161,11 @@ class _Reference:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        if not scores.plain:
-            return self._by_scores(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
         return self._backend.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
 
 
 class SomeHeads:
-    """A flash kernel for layers whose heads it takes, and something else for the others."""
+    """A flash kernel for layers whose heads and scores it takes, and something else for the others."""
 
     def __init__(self, flash: FlashAttention, others: PrefillAttention) -> None:
         self.name = f"{flash.name} and {others.name}"
@@ -193,7 +188,7 @@ class SomeHeads:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        attend = self._flash if self._flash.takes(q.shape[-1]) else self._others
+        attend = self._flash if self._flash.takes(q.shape[-1], scores.plain) else self._others
         return attend(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
 
 
@@ -239,27 +234,28 @@ def _torch_flash(
 
 
 def choose_prefill(
-    device: torch.device, dtype: torch.dtype, longest: int = 0, dims: Collection[int] = (), latents: bool = False
+    device: torch.device, dtype: torch.dtype, longest: int = 0, kinds: Collection[Kind] = (), latents: bool = False
 ) -> PrefillAttention:
     """The best prefill attention for this device and dtype, with the reason for the start-up log.
 
-    longest: of the contexts whose keys must have room out of their pages, as those of an FP8 cache. dims: head_dim of
-    each layer. latents: whether layers attend to these.
+    longest: of the contexts whose keys must have room out of their pages, as those of an FP8 cache. kinds: of the
+    model's layers. latents: whether they attend to these.
     """
     if latents:
         return _triton_chunks("no flash kernel reads latents")
     if dtype not in HALVES:
-        return _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}")
-    return for_heads(dims, _choose_flash(device, longest))
+        return for_kinds(kinds, _Reference(f"no flash kernel takes {str(dtype).removeprefix('torch.')}"))
+    return for_kinds(kinds, _choose_flash(device, longest))
 
 
-def for_heads(dims: Collection[int], flash: FlashAttention) -> PrefillAttention:
-    """The flash kernel, and our own for the heads that it does not take."""
-    others = sorted({dim for dim in dims if not flash.takes(dim)})
+def for_kinds(kinds: Collection[Kind], flash: FlashAttention) -> PrefillAttention:
+    """The flash kernel, and our own for the kinds of layers that it does not take."""
+    others = sorted(kind for kind in kinds if not flash.takes(*kind))
     if not others:
         return flash
-    chunks = _triton_chunks(f"{flash.name} is not for heads of {', '.join(map(str, others))}")
-    return SomeHeads(flash, chunks) if any(map(flash.takes, dims)) else chunks
+    named = (f"heads of {dim}{'' if plain else ' with sinks or capped scores'}" for dim, plain in others)
+    chunks = _triton_chunks(f"{flash.name} is not for {', '.join(named)}")
+    return chunks if len(others) == len(kinds) else SomeHeads(flash, chunks)
 
 
 def _choose_flash(device: torch.device, longest: int) -> FlashAttention:

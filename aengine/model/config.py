@@ -151,9 +151,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return any(isinstance(attention, LatentSpec) for attention in self.attending)
 
     @property
-    def head_dims(self) -> list[int]:
-        """Of all layers that attend; how wide keys are where they are latents."""
-        return [attention.head_dim for attention in self.attending]
+    def head_kinds(self) -> set[tuple[int, bool]]:
+        """Of the layers whose heads have keys and values: head_dim, and whether their scores are plain."""
+        return {(one.head_dim, one.plain_scores) for one in self.attending if isinstance(one, AttentionSpec)}
 
     @property
     def paging(self) -> list[AttentionSpec | LatentSpec]:

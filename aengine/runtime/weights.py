@@ -52,18 +52,19 @@ class Weights:
 
 @contextmanager
 def _all_free_memory(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Within, torch may take what is free on the devices beyond the share that it has while steps run: a layer of a
-    format that is converted is made beside the one that is there.
+    """Within, torch may take what is free on a device beyond the share that it has while steps run: a layer of a format
+    that is converted is made beside the one that is there.
+
+    Not of several: what their steps need is to stay where it is, as one may wait for another while it takes memory.
     """
-    shares = [torch.cuda.get_per_process_memory_fraction(device) for device in devices]
-    if devices:
-        torch.cuda.empty_cache()  # of what steps leave behind
+    if len(devices) != 1:
+        yield
+        return
+    [device] = devices
+    share = torch.cuda.get_per_process_memory_fraction(device)
     try:
-        for device in devices:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
         yield
     finally:
-        if devices:
-            torch.cuda.empty_cache()
-        for device, share in zip(devices, shares, strict=True):
-            torch.cuda.set_per_process_memory_fraction(share, device)
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(share, device)

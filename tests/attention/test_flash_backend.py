@@ -56,41 +56,55 @@ def test_float32_goes_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float32" in chosen.why
 
 
+SINKS = (64, False)
+
+
 @pytest.mark.parametrize(
-    ("modules", "dims", "name"),
+    ("modules", "dtype", "kinds", "name", "why"),
     [
-        (("flash_attn.cute",), (64, 128, 128), "flash-attn-4"),
-        (("flash_attn.cute",), (96, 96), "Triton"),
-        (("flash_attn.cute",), (256, 512, 256), "flash-attn-4 and Triton"),
-        (("flash_attn",), (96, 80), "flash-attn-2"),
-        ((), (100,), "Triton"),
-        ((), (512, 128), "torch flash and Triton"),
+        (("flash_attn.cute",), torch.bfloat16, [(64, True), SINKS], "flash-attn-4", "installed"),
+        (("flash_attn.cute",), torch.bfloat16, [(96, True)], "Triton", "heads of 96"),
+        (("flash_attn.cute",), torch.bfloat16, [(256, True), (512, True)], "flash-attn-4 and Triton", "heads of 512"),
+        (("flash_attn",), torch.bfloat16, [(96, True), (80, True)], "flash-attn-2", "not installed"),
+        ((), torch.bfloat16, [(100, True)], "Triton", "heads of 100"),
+        ((), torch.bfloat16, [SINKS], "Triton", "heads of 64 with sinks"),
+        ((), torch.bfloat16, [(64, True), SINKS], "torch flash and Triton", "heads of 64 with sinks"),
+        ((), torch.float32, [(100, True)], "torch", "float32"),
+        ((), torch.float32, [SINKS], "Triton", "heads of 64 with sinks"),
     ],
 )
-def test_heads_that_the_flash_kernel_does_not_take_go_to_our_own(
-    modules: tuple[str, ...], dims: tuple[int, ...], name: str, monkeypatch: pytest.MonkeyPatch
+def test_what_the_flash_kernel_does_not_take_goes_to_our_own(
+    modules: tuple[str, ...],
+    dtype: torch.dtype,
+    kinds: list[flash_backend.Kind],
+    name: str,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Sinks and capped scores too: torch would hold the scores of all pairs of a prompt's tokens at once."""
     pytest.importorskip("triton")
     installed(monkeypatch, *modules, major=9)
-    chosen = flash_backend.choose_prefill(DEVICE, torch.bfloat16, dims=dims)
+    chosen = flash_backend.choose_prefill(DEVICE, dtype, kinds=kinds)
     assert chosen.name == name
-    refused = [dim for dim in dims if dim in (100, 512) or (dim == 96 and modules == ("flash_attn.cute",))]
-    assert all(str(dim) in chosen.why for dim in refused)
+    assert why in chosen.why
+    assert chosen.capturable == (name in ("flash-attn-4", "Triton", "flash-attn-4 and Triton"))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("scores", [Scores(softcap=30.0), Scores(None, torch.zeros(4))], ids=["softcap", "sinks"])
-def test_other_scores_never_lie_in_memory_all_at_once(
-    scores: Scores, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The torch reference would hold those of every pair of a prompt's tokens."""
+def test_each_layer_goes_where_its_kind_does(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from aengine.attention import triton_chunks
 
-    installed(monkeypatch, major=9)
     seen: list[object] = []
-    monkeypatch.setattr(triton_chunks, "attend_chunks", lambda *given, **_: seen.append(given[-1]))
-    chosen = flash_backend.choose_prefill(DEVICE, dtype, dims=(64,))
-    nothing: Any = type("Nothing", (), {"page_table": None, "seq_lens": None, "query_starts": None})
-    chosen(torch.empty(1), torch.empty(1), torch.empty(1), nothing, 1.0, None, scores=scores)
-    assert seen == [scores]
+
+    def attend_chunks(*given: object, value_scale: float) -> None:
+        seen.append((*given[6:], value_scale))
+
+    monkeypatch.setattr(triton_chunks, "attend_chunks", attend_chunks)
+    installed(monkeypatch, major=9)
+    chosen = flash_backend.choose_prefill(DEVICE, torch.bfloat16, kinds=[(64, True), SINKS])
+    monkeypatch.setattr(flash_backend.OnGathered, "__call__", lambda *_: seen.append("flash"))
+    x, sinks = torch.empty(1, 4, 64), Scores(None, torch.zeros(4))
+    batch: Any = type("Batch", (), {"page_table": None, "seq_lens": None, "query_starts": None})
+    chosen(x, x, x, batch, 0.3, 40, 2.0, sinks)
+    chosen(x, x, x, batch, 0.3, 40)
+    assert seen == [(0.3, 40, sinks, 2.0), "flash"]

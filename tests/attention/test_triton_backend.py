@@ -31,7 +31,7 @@ def device() -> torch.device:
     return torch.device("cuda", 0)
 
 
-def prefill_path(name: str, device: torch.device, longest: int = 0) -> flash_backend.PrefillAttention:
+def prefill_path(name: str, device: torch.device, longest: int = 0) -> flash_backend.FlashAttention:
     """The named path; skips where its package is not installed or the device cannot run it."""
     if name == "flash-attn-4":
         kernel = flash_backend.import_flash4()
@@ -187,7 +187,7 @@ def test_scores_are_capped_and_sinks_take_their_share(
 ) -> None:  # fmt: skip
     q, k_cache, v_cache, batch = step(*STEPS[case], heads, kv_heads, dim, torch.bfloat16, device)
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
-    backend._prefill = prefill_path(path, device)
+    backend._prefill = flash_backend.for_kinds([(dim, False)], prefill_path(path, device))
     rule = Scores(softcap, torch.randn(heads, device=device) * 3 if sinks else None)
     out = backend.forward(q, k_cache, v_cache, batch, SCALE, window, scores=rule)
     assert error(out, reference(q, k_cache, v_cache, batch, window, rule)) < 6e-3
@@ -206,7 +206,9 @@ def test_float32_is_exact(case: str, device: torch.device) -> None:
 @pytest.mark.parametrize("case", STEPS)
 def test_heads_that_no_flash_kernel_takes(case: str, device: torch.device) -> None:
     q, k_cache, v_cache, batch = step(*STEPS[case], 16, 2, 512, torch.bfloat16, device)
-    backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16, dims=(512,)))
+    backend = triton_backend.TritonAttention(
+        lambda: flash_backend.choose_prefill(device, torch.bfloat16, kinds=[(512, True)])
+    )
     out = backend.forward(q, k_cache, v_cache, batch, SCALE, None)
     assert error(out, reference(q, k_cache, v_cache, batch, None)) < 6e-3
 

@@ -1,4 +1,5 @@
-"""Attention of prefill chunks over pages, for what flash kernels do not take: latents, and heads wider than 256.
+"""Attention of prefill chunks over pages, for what a flash kernel does not take: latents, some widths of heads, scores
+that are capped or have sinks.
 
 A tile's rows are the query heads of one KV head, of as many neighbouring tokens as it is high. Latents are one KV head
 of all heads: each is read once as key, and its beginning as value.

@@ -32,8 +32,8 @@ class DecodeConfig:
     ) -> int:
         """Bytes: the keys and values that are on their way while a block is attended to, the queries, the weights.
 
-        kept_size: bytes of an element of the cache, 0 where it is `element_size`; warp_groups: four warps may multiply
-        as one, and then what is being attended to stays there as well.
+        dim: as it is padded; kept_size: bytes of an element of the cache, 0 where it is `element_size`; warp_groups:
+        four warps may multiply as one, and then what is being attended to stays there as well.
         """
         if element_size > 2:  # what is kept in fewer bytes takes as many for a product of float32
             kept_size = 0
@@ -68,9 +68,9 @@ def decode_config(
 ) -> DecodeConfig:  # fmt: skip
     """Measured on an H200 for 2-byte elements, dim 64 to 256 (bench/KERNELS.md); the others only have to fit.
 
-    group: query heads of each KV head; shared: what is left of each row is short; kept_size: as `shared_memory`;
-    window: of keys that a row sees. Where
-    there is less shared memory, blocks are smaller, and fewer programs are on a processor.
+    group: query heads of each KV head; dim: as it is padded; shared: what is left of each row is short; kept_size: as
+    `shared_memory`; window: of keys that a row sees. Where there is less shared memory, blocks are smaller, and fewer
+    programs are on a processor.
     """
     config = _measured(rows, group, dim, element_size, shared)
     if element_size == 2 and kept_size in (0, 2) and not shared:

@@ -9,7 +9,7 @@ pages give.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -24,6 +24,7 @@ from aengine.kernels.launch import launch_for, power_of_two
 from aengine.kernels.variants import keep_variants
 
 MOST_PARTS = 16
+RESERVED = 2048  # bytes of shared memory beside the tiles: what is exchanged within a program
 
 
 @keep_variants
@@ -144,9 +145,23 @@ class PrefixConfig:
     warps: int
     crowd: int
 
+    def shared_memory(self, dim: int, element_size: int) -> int:
+        """Bytes: the queries, and the keys and values that are on their way."""
+        return (self.block_m + 2 * self.block * (self.stages - 1)) * dim * element_size
 
-def prefix_config(queries: int, dim: int, element_size: int) -> PrefixConfig:
-    """queries: most that a group can have for one KV head."""
+
+def prefix_config(queries: int, dim: int, element_size: int, shared_memory: int) -> PrefixConfig:
+    """queries: most that a group can have for one KV head; dim: as it is padded; shared_memory: bytes of a program."""
+    config = _measured(queries, dim, element_size)
+    while config.shared_memory(dim, element_size) > shared_memory and config.block > 16:
+        if config.block_m > 16:
+            config = replace(config, block_m=config.block_m // 2)
+        else:
+            config = replace(config, block=config.block // 2)
+    return config
+
+
+def _measured(queries: int, dim: int, element_size: int) -> PrefixConfig:
     if element_size > 2:
         return PrefixConfig(block_m=16, block=32, stages=2, warps=4, crowd=2)
     if dim > 128:
@@ -175,9 +190,8 @@ def attend_shared(
     page_size, kv_heads = k_cache.shape[1:3]
     group = heads // kv_heads
     groups = runs.lens.shape[0]
-    dim_pad = power_of_two(dim)
-    config = config or prefix_config(rows * group, dim_pad, q.element_size())
-    launch = launch_for(q.device)
+    dim_pad, launch = power_of_two(dim), launch_for(q.device)
+    config = config or prefix_config(rows * group, dim_pad, q.element_size(), launch.shared_memory - RESERVED)
     tiles = -(-rows * group // config.block_m)
     parts = MOST_PARTS
     while parts > 1 and parts * tiles * kv_heads > launch.processors * config.crowd:

@@ -108,7 +108,7 @@ def start_cuda(
         prefill_bound = longest if kv_dtype == FP8 else 0
         attention = [
             TritonAttention(
-                imports.submit(choose_prefill, gpu, dtype, prefill_bound, model.head_dims, model.latents).result
+                imports.submit(choose_prefill, gpu, dtype, prefill_bound, model.head_kinds, model.latents).result
             )
             for gpu in gpus
         ]

@@ -28,6 +28,7 @@ import msgspec
 import torch
 from triton import knobs
 
+from aengine.attention.flash4 import Flash4
 from aengine.attention.flash_backend import HALVES, flash4_cache, flash4_runs_on, keep_compiled
 from aengine.runtime.startup.compiling.job import Job
 from aengine.runtime.startup.sizing.needs import read_needs, write_needs
@@ -107,7 +108,12 @@ def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
         msgspec.structs.replace(job, what="triton", index=index, count=count, threads=max(1, cores // count))
         for index in range(count)
     ]
-    if flash4_runs_on(job.capability) and job.dtype in {str(dtype).removeprefix("torch.") for dtype in HALVES}:
+    halves = {str(dtype).removeprefix("torch.") for dtype in HALVES}
+    if (
+        flash4_runs_on(job.capability)
+        and job.dtype in halves
+        and any(Flash4.takes(*kind) for kind in job.model.head_kinds)
+    ):
         count = FLASH_PROCESSES if cores > CORES_EACH else 1
         jobs += [msgspec.structs.replace(job, what="flash-attn-4", index=index, count=count) for index in range(count)]
     if not sys.executable:  # an interpreter within another program

@@ -17,11 +17,12 @@ from aengine.attention.flash4 import Flash4
 from aengine.attention.flash4_offline import compile_flash4, launch_kinds
 from aengine.attention.flash_backend import (
     HALVES,
+    Kind,
     OnGathered,
     PrefillAttention,
     flash4_is_installed,
     flash4_runs_on,
-    for_heads,
+    for_kinds,
 )
 from aengine.attention.triton_backend import TritonAttention
 from aengine.attention.triton_chunks import TritonChunks
@@ -68,8 +69,8 @@ def run_through(job: Job) -> None:
     """The steps of a start-up, in its order."""
     config, dtype = job.config, getattr(torch, job.dtype)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype)
-    heads, latents = job.model.head_dims, job.model.latents
-    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, heads, latents))
+    kinds, latents = job.model.head_kinds, job.model.latents
+    attention = TritonAttention(lambda: absent_prefill(job.capability, dtype, kinds, latents))
     ranks = _AbsentRanks(job.model.ranks) if job.model.ranks > 1 else None
     kernels = TritonKernels(job.model.unpacked_copies)
     decoder = Decoder(job.model, kernels, attention, dtype, META, config.max_model_len, kv_dtype, ranks)
@@ -128,16 +129,23 @@ class _AbsentRanks:
         return part.new_empty(len(part), width)
 
 
+class _Reference(OnGathered):
+    """Takes heads of all widths, as torch's own attention does."""
+
+    def takes(self, dim: int, plain: bool) -> bool:
+        return plain
+
+
 def absent_prefill(
-    capability: tuple[int, int], dtype: torch.dtype, heads: Collection[int] = (), latents: bool = False
+    capability: tuple[int, int], dtype: torch.dtype, kinds: Collection[Kind] = (), latents: bool = False
 ) -> PrefillAttention:
     """Launches what `choose_prefill` would choose to launch of ours."""
     if latents:
         return TritonChunks("as there")
     if dtype in HALVES and flash4_runs_on(capability) and flash4_is_installed():
-        return for_heads(heads, Flash4("absent", lambda q, *_, **__: torch.empty_like(q)))
-    absent = OnGathered("absent", "", lambda q, *_: torch.empty_like(q))
-    return for_heads(heads, absent) if dtype in HALVES else absent
+        return for_kinds(kinds, Flash4("absent", lambda q, *_, **__: torch.empty_like(q)))
+    absent = OnGathered if dtype in HALVES else _Reference
+    return for_kinds(kinds, absent("absent", "", lambda q, *_: torch.empty_like(q)))
 
 
 def compile_flash(job: Job) -> None:
@@ -158,7 +166,7 @@ def launch_flash(job: Job, attention: Flash4, device: torch.device) -> None:
     sizes = GraphSizes.of(config, True, steps.mixed.tokens, steps.most, model.ranks)
     kinds: dict[tuple[int, int, int], list[AttentionSpec]] = {}
     for one in model.attending:
-        if isinstance(one, AttentionSpec) and Flash4.takes(one.head_dim):
+        if isinstance(one, AttentionSpec) and Flash4.takes(one.head_dim, one.plain_scores):
             kinds.setdefault((units(one.heads), units(one.kv_heads), one.head_dim), []).append(one)
     for (heads, kv_heads, dim), layers in kinds.items():
         launch_kinds(

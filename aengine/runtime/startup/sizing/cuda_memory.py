@@ -121,7 +121,7 @@ class _Measured:
         # By others, by weights, by code that is loaded now and by what kernels keep between steps: keys out of pages.
         held = budget.total - self.free
         step = self.peak - pool - torch.cuda.memory_allocated(self.device)
-        room = budget.ours - held - step - graphs - MARGIN
+        room = budget.ours - held - step - graphs - MARGIN - self._withheld
         if room <= 0:
             raise self._refusal(f"the largest step {step / GIB:.1f}, the graphs {graphs / GIB:.1f}")
         self._bound()
@@ -134,11 +134,18 @@ class _Measured:
 
     def left(self, needed: int) -> int:
         """`room` where it is known how much is needed. Raises `ConfigError`."""
-        room = self.budget.ours - (self.budget.total - self._before) - needed - MARGIN
+        room = self.budget.ours - (self.budget.total - self._before) - needed - MARGIN - self._withheld
         if room <= 0:
             raise self._refusal(f"all else {needed / GIB:.1f}")
         self._bound()
         return room
+
+    @property
+    def _withheld(self) -> int:
+        """Bytes of the budget that torch cannot be given: memory that sleeps was given back without its knowing, so
+        that others seem to have less than nothing, and no share is above the whole.
+        """
+        return max(0, self.budget.ours - self.budget.others - self.budget.total)
 
     @property
     def alone(self) -> bool:
@@ -157,6 +164,5 @@ class _Measured:
 
     def _bound(self) -> None:
         budget = self.budget
-        share = (budget.ours - budget.others) / budget.total
-        # Memory that can sleep is given back without torch's knowing: then others seem to have less than nothing.
-        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), self.device)
+        share = (budget.ours - budget.others - self._withheld) / budget.total
+        torch.cuda.set_per_process_memory_fraction(share, self.device)

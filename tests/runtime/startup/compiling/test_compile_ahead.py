@@ -119,7 +119,7 @@ def test_processes_that_fail_are_survived(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nobody_waits_until_a_large_models_job_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, "import time; time.sleep(600)")
+    run(monkeypatch, "import time; time.sleep(20)")
     with compile_ahead.compile_ahead(msgspec.structs.replace(JOB, config=EngineConfig(model="m" * 2**17))) as ahead:
         assert all(process.poll() is None for process in ahead._processes)
 
