@@ -109,11 +109,8 @@ def _begin(job: Job) -> list[subprocess.Popen[bytes]]:
         for index in range(count)
     ]
     halves = {str(dtype).removeprefix("torch.") for dtype in HALVES}
-    if (
-        flash4_runs_on(job.capability)
-        and job.dtype in halves
-        and any(Flash4.takes(*kind) for kind in job.model.head_kinds)
-    ):
+    takes = any(Flash4.takes(*kind) for kind in job.model.head_kinds)
+    if takes and job.dtype in halves and flash4_runs_on(job.capability):
         count = FLASH_PROCESSES if cores > CORES_EACH else 1
         jobs += [msgspec.structs.replace(job, what="flash-attn-4", index=index, count=count) for index in range(count)]
     if not sys.executable:  # an interpreter within another program
