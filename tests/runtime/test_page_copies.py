@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -106,6 +107,25 @@ def test_rows_too_far_apart_for_one_copy_are_copied_one_by_one(monkeypatch: pyte
     copies.copy_to_device([1, 0], [6, 7])
     copies.close()
     assert torch.equal(pages_of(kv)[[6, 7]], before[[3, 5]])
+
+
+def test_host_memory_is_pinned_from_the_device_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread has the first device as its current one: to pin from there would open a context on it."""
+    from aengine.runtime.cuda import page_copies
+
+    current: list[torch.device | None] = [None]
+
+    @contextmanager
+    def device(one: torch.device) -> Iterator[None]:
+        current.append(one)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(page_copies, "PinnedMemory", lambda nbytes: (nbytes, current[-1]))
+    devices = [torch.device("cuda", 2), torch.device("cuda", 3)]
+    with page_copies.pinned_beside(64, devices) as pinned:
+        assert pinned() == [(64, one) for one in devices]
 
 
 @pytest.mark.gpu
