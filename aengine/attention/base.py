@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from aengine.kernels.attention.scores import PLAIN, Scores
@@ -46,6 +47,24 @@ class AttentionBatch:
     def over(self, slots: Tensor, page_table: Tensor) -> AttentionBatch:
         """The same step over the pages of another group."""
         return replace(self, slots=slots, page_table=page_table, shared=None, plans={})
+
+    def unseen(self, window: int | None) -> Tensor:
+        """Return how many tokens at the start of each context no query of the step sees, [seqs] int32."""
+        if window is None:
+            return torch.zeros_like(self.seq_lens)
+        return (self.seq_lens - self.query_starts.diff() - (window - 1)).clamp_(min=0)
+
+    def seen_lens(self, window: int | None, multiple: int = 1) -> list[int]:
+        """Return how long each context is without what `unseen` counts; without contexts on the host an empty list.
+
+        multiple: Leave out only so many tokens of the unseen ones that their number is a multiple of this.
+        """
+        if window is None:
+            return self.context_lens
+        return [
+            context - max(0, context - queries - (window - 1)) // multiple * multiple
+            for context, queries in zip(self.context_lens, self.query_lens)
+        ]
 
     def of(self, window: int | None) -> AttentionBatch:
         """The step as layers with this window see it."""

@@ -12,8 +12,8 @@ from aengine.attention.base import AttentionBatch
 MOST_GATHERED = 65536  # keys that are copied out of their pages at a time, unless one chunk has more
 
 
-class ChunkGroups(list[tuple[AttentionBatch, int]]):
-    """Chunks whose keys are gathered together, and the first query token of each group."""
+class ChunkGroups(list[AttentionBatch]):
+    """Groups of chunks whose keys are gathered together. The query starts of each begin at 0."""
 
 
 def attend_in_groups(
@@ -21,30 +21,32 @@ def attend_in_groups(
     chunks: AttentionBatch,
     sizes: Sequence[int],
     most: int,
+    window: int | None,
     attend: Callable[[Tensor, AttentionBatch], Tensor],
 ) -> Tensor:
-    """`attend(q, group)` of each group's own queries, one group after the other: [tokens, heads, dim].
+    """Call `attend(q, group)` for each group of chunks with the group's own queries.
 
-    q [tokens, heads, dim] of all chunks; sizes, most: see `chunk_groups`.
+    The chunks are those of layers with this window, in groups of at most `most` keys or of one chunk.
+
+    Args:
+        q: [tokens, heads, dim]; the chunks' tokens are its last ones, after those of decodes.
+        sizes: The keys of each chunk, padding included. Empty for a captured step, which is one group.
+
+    Returns [tokens, heads, dim]. The values of tokens before the first chunk mean nothing.
     """
-    outs = [
-        # Of a captured step the lengths are bounds.
-        attend(q if group is chunks else q[first : first + sum(group.query_lens)], group)
-        for group, first in chunk_groups(chunks, sizes, most)
-    ]
-    return torch.cat(outs) if len(outs) > 1 else outs[0]
-
-
-def chunk_groups(chunks: AttentionBatch, sizes: Sequence[int], most: int) -> ChunkGroups:
-    """The chunks in groups of at most `most` keys, or of one chunk. sizes: the keys of each, with what they pad."""
     if sum(sizes) <= most:
-        return ChunkGroups([(chunks, 0)])  # not kept: the chunks would refer to themselves
-    return chunks.plan(ChunkGroups, lambda: _make_groups(chunks, sizes, most))
+        return attend(q, chunks)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    end = len(q) - sum(chunks.query_lens)
+    for group in chunks.plan(ChunkGroups, lambda: _make_groups(chunks, sizes, most), window):
+        start, end = end, end + sum(group.query_lens)
+        out[start:end] = attend(q[start:end], group)
+    return out
 
 
 def _make_groups(chunks: AttentionBatch, sizes: Sequence[int], most: int) -> ChunkGroups:
     groups = ChunkGroups()
-    first = token = 0
+    first = 0
     while first < len(chunks.query_lens):
         last, keys = first + 1, sizes[first]
         while last < len(chunks.query_lens) and keys + sizes[last] <= most:
@@ -55,12 +57,11 @@ def _make_groups(chunks: AttentionBatch, sizes: Sequence[int], most: int) -> Chu
             slots=chunks.slots,
             page_table=chunks.page_table[part],
             seq_lens=chunks.seq_lens[part],
-            query_starts=chunks.query_starts[first : last + 1] - token,
+            query_starts=chunks.query_starts[first : last + 1] - chunks.query_starts[first],
             num_decodes=0,
             query_lens=chunks.query_lens[part],
             context_lens=chunks.context_lens[part],
         )
-        groups.append((group, token))
-        token += sum(group.query_lens)
+        groups.append(group)
         first = last
     return groups

@@ -55,32 +55,32 @@ class Flash4:
         """As `PrefillAttention`."""
         page_size = k_cache.shape[1]
         # Of a captured step no lengths are known here; whoever replays it keeps them within the bound.
-        sizes = [gathered_tokens(context, page_size) for context in chunks.context_lens]
+        sizes = [gathered_tokens(seen, page_size) for seen in chunks.seen_lens(window, page_size)]
         most = self._most_gathered(page_size)
-        if k_cache.dtype != FP8 and (len(q) < LEAST_GATHERING or sum(sizes) > most):
+        if k_cache.dtype != FP8 and (sum(chunks.query_lens) < LEAST_GATHERING or sum(sizes) > most):
             return self.on_pages(q, k_cache, v_cache, chunks, scale, window, scores)
         k, v = self._room(most, k_cache, q.dtype)
 
         def attend(q: Tensor, group: AttentionBatch) -> Tensor:
-            plan = _plan(group, page_size)
+            plan = group.plan(GatherPlan, lambda: plan_gather(group.seq_lens, group.unseen(window), page_size), window)
             gather_pages(k_cache, v_cache, group.page_table, group.seq_lens, plan, k, v, value_scale)
-            return self.on_gathered(q, k, v, plan.starts, group, scale, window, scores)
+            return self.on_gathered(q, k, v, plan, group, scale, window, scores)
 
-        return attend_in_groups(q, chunks, sizes, most, attend)
+        return attend_in_groups(q, chunks, sizes, most, window, attend)
 
     def on_gathered(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        starts: Tensor,
+        plan: GatherPlan,
         chunks: AttentionBatch,
         scale: float,
         window: int | None,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        """k, v [room, kv_heads, dim]: each sequence's from `starts` [seqs + 1] int32 on."""
-        more = {"cu_seqlens_k": starts, "max_seqlen_k": max(MOST_GATHERED, len(k))}
+        """k, v [room, kv_heads, dim]: what `gather_pages` copied by this plan."""
+        more = {"cu_seqlens_k": plan.starts, "max_seqlen_k": max(MOST_GATHERED, len(k)), "seqused_k": plan.lens}
         return _first(self._kernel(q, k, v, **more, **_options(chunks, scale, window, scores)))
 
     def on_pages(
@@ -94,8 +94,8 @@ class Flash4:
         scores: Scores = PLAIN,
     ) -> Tensor:
         """The caches as they are."""
-        options = _options(chunks, scale, window, scores)
-        return _first(self._kernel(q, k_cache, v_cache, page_table=chunks.page_table, **options))
+        more = {"page_table": chunks.page_table, "seqused_k": chunks.seq_lens}
+        return _first(self._kernel(q, k_cache, v_cache, **more, **_options(chunks, scale, window, scores)))
 
     def _most_gathered(self, page_size: int) -> int:
         """How many keys are gathered at a time, as `gathered_tokens` counts them."""
@@ -109,10 +109,6 @@ class Flash4:
         return self._gathered[shape, dtype]
 
 
-def _plan(chunks: AttentionBatch, page_size: int) -> GatherPlan:
-    return chunks.plan(GatherPlan, lambda: plan_gather(chunks.seq_lens, page_size))
-
-
 def _options(chunks: AttentionBatch, scale: float, window: int | None, scores: Scores) -> dict[str, Any]:
     more = {
         "softcap": scores.softcap,
@@ -122,7 +118,6 @@ def _options(chunks: AttentionBatch, scale: float, window: int | None, scores: S
         **{name: value for name, value in more.items() if value is not None},
         "cu_seqlens_q": chunks.query_starts,
         "max_seqlen_q": max(chunks.query_lens),
-        "seqused_k": chunks.seq_lens,
         "softmax_scale": scale,
         "causal": True,
         "window_size": (None, None) if window is None else (window - 1, 0),

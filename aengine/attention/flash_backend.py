@@ -56,7 +56,10 @@ class PrefillAttention(Protocol):
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        """q [tokens, heads, dim] of the chunks alone; causal, bottom-right aligned; returns [tokens, heads, dim].
+        """Attend causally, aligned to the ends of contexts; returns [tokens, heads, dim].
+
+        q [tokens, heads, dim] of the whole step: those of chunks are the last ones, and query_starts of `chunks` count
+        from the first token of the step. What is returned for tokens before them means nothing.
 
         value_scale, scores: as `AttentionBackend` has them.
         """
@@ -73,26 +76,23 @@ class FlashAttention(PrefillAttention, Protocol):
 
 @dataclass(slots=True)
 class _Gathered:
-    """Where the context of each chunk lies, one after the other."""
+    """Where the keys of each chunk lie that its queries see, one chunk after the other."""
 
-    slots: Tensor  # [context tokens of all chunks] int64
+    slots: Tensor  # [keys of all chunks] int64
     key_starts: Tensor  # [chunks + 1] int32
     max_queries: int
     max_keys: int
 
 
-def _gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
-    return chunks.plan(_Gathered, lambda: _make_gather_plan(chunks, page_size))
-
-
-def _make_gather_plan(chunks: AttentionBatch, page_size: int) -> _Gathered:
-    lens = chunks.seq_lens.long()
+def _make_gather_plan(chunks: AttentionBatch, page_size: int, window: int | None) -> _Gathered:
+    unseen, seen_lens = chunks.unseen(window).long(), chunks.seen_lens(window)
+    lens = chunks.seq_lens - unseen
     key_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
-    total = sum(chunks.context_lens)
+    total = sum(seen_lens)
     sequence = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=total)
-    position = torch.arange(total, device=lens.device) - key_starts[sequence]
+    position = torch.arange(total, device=lens.device) - (key_starts[:-1] - unseen)[sequence]
     slots = chunks.page_table[sequence, position // page_size].long() * page_size + position % page_size
-    return _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(chunks.context_lens))
+    return _Gathered(slots, key_starts.int(), max(chunks.query_lens), max(seen_lens))
 
 
 class OnGathered:
@@ -124,13 +124,13 @@ class OnGathered:
         scores: Scores = PLAIN,
     ) -> Tensor:
         def attend(q: Tensor, group: AttentionBatch) -> Tensor:
-            plan = _gather_plan(group, k_cache.shape[1])
+            plan = group.plan(_Gathered, lambda: _make_gather_plan(group, k_cache.shape[1], window), window)
             k, v = (as_bytes(cache).flatten(0, 1).index_select(0, plan.slots) for cache in (k_cache, v_cache))
             if k_cache.dtype == FP8:  # [keys, kv_heads, dim]
                 k, v = k.view(FP8).to(q.dtype), v.view(FP8).to(q.dtype).mul_(value_scale)
             return self._kernel(q, k, v, group.query_starts, plan, scale, window)
 
-        return attend_in_groups(q, chunks, chunks.context_lens, MOST_GATHERED, attend)
+        return attend_in_groups(q, chunks, chunks.seen_lens(window), MOST_GATHERED, window, attend)
 
 
 class _Reference:
@@ -161,7 +161,10 @@ class _Reference:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        return self._backend.forward(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        first = len(q) - sum(chunks.query_lens)
+        out[first:] = self._backend.forward(q[first:], k_cache, v_cache, chunks, scale, window, value_scale, scores)
+        return out
 
 
 class SomeHeads:

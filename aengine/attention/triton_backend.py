@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from aengine.attention.base import AttentionBatch
@@ -59,23 +58,8 @@ class TritonAttention:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        decodes = batch.num_decodes
-        if batch.chunks is not None:
-            out = self._prefill(q, k_cache, v_cache, batch.chunks, scale, window, value_scale, scores)
-            self._decode(
-                q[:decodes],
-                k_cache,
-                v_cache,
-                batch.page_table,
-                batch.seq_lens,
-                scale,
-                window,
-                out=out[:decodes],
-                value_scale=value_scale,
-                scores=scores,
-            )
-            return out
-        if decodes == len(batch.query_lens):
+        chunks, decodes = _chunks(batch), batch.num_decodes
+        if chunks is None:
             shared = None
             if batch.shared is not None and window is None and scores.plain:
                 shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, scale)
@@ -83,40 +67,27 @@ class TritonAttention:
                 q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, shared,
                 value_scale=value_scale, scores=scores,
             )  # fmt: skip
-        chunks = _chunks(batch)
-        if not decodes:
-            return self._prefill(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        self._decode(
-            q[:decodes],
-            k_cache,
-            v_cache,
-            batch.page_table[:decodes],
-            batch.seq_lens[:decodes],
-            scale,
-            window,
-            out=out[:decodes],
-            value_scale=value_scale,
-            scores=scores,
-        )
-        out[decodes:] = self._prefill(q[decodes:], k_cache, v_cache, chunks, scale, window, value_scale, scores)
+        out = self._prefill(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
+        if decodes:
+            self._decode(
+                q[:decodes], k_cache, v_cache, batch.page_table[:decodes], batch.seq_lens[:decodes], scale, window,
+                out=out[:decodes], value_scale=value_scale, scores=scores,
+            )  # fmt: skip
         return out
 
     def over_latents(
         self, q: Tensor, cache: Tensor, rank: int, batch: AttentionBatch, scale: float, value_scale: float = 1.0
     ) -> Tensor:
-        decodes = batch.num_decodes
-        if decodes == len(batch.query_lens) and batch.chunks is None:
+        chunks, decodes = _chunks(batch), batch.num_decodes
+        if chunks is None:
             return self._decode_latents(
                 q, cache, rank, batch.page_table, batch.seq_lens, scale, value_scale=value_scale
             )
         # Zeros: of a captured step some tokens belong to nobody.
         out = q.new_zeros(len(q), q.shape[1], rank)
-        known = batch.chunks
-        chunks, first = (_chunks(batch), decodes) if known is None else (known, 0)
         attend_chunks(
-            q[first:], cache, cache[..., :rank], chunks.page_table, chunks.seq_lens, chunks.query_starts, scale,
-            out=out[first:], value_scale=value_scale,
+            q, cache, cache[..., :rank], chunks.page_table, chunks.seq_lens, chunks.query_starts, scale,
+            out=out, value_scale=value_scale,
         )  # fmt: skip
         self._decode_latents(
             q[:decodes], cache, rank, batch.page_table[:decodes], batch.seq_lens[:decodes], scale, out[:decodes],
@@ -125,9 +96,11 @@ class TritonAttention:
         return out
 
 
-def _chunks(batch: AttentionBatch) -> AttentionBatch:
-    """The prefill chunks alone, made once per step."""
+def _chunks(batch: AttentionBatch) -> AttentionBatch | None:
+    """Return the prefill chunks alone, with query_starts into all tokens of the step; None without chunks."""
     first = batch.num_decodes
+    if batch.chunks is not None or first == len(batch.query_lens):
+        return batch.chunks
     if not first:
         return batch
     return batch.plan(
@@ -136,7 +109,7 @@ def _chunks(batch: AttentionBatch) -> AttentionBatch:
             slots=batch.slots[first:],
             page_table=batch.page_table[first:],
             seq_lens=batch.seq_lens[first:],
-            query_starts=batch.query_starts[first:] - first,  # a decode has one token
+            query_starts=batch.query_starts[first:],
             num_decodes=0,
             query_lens=batch.query_lens[first:],
             context_lens=batch.context_lens[first:],

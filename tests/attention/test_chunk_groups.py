@@ -36,10 +36,47 @@ def test_every_query_is_attended_to_once_beside_its_own_keys(most: int, groups: 
         assert len(own) == sum(group.query_lens) == group.query_starts[-1]
         return own + 100 * group.seq_lens.repeat_interleave(group.query_starts.diff()).view(-1, 1, 1)
 
-    out = attend_in_groups(q, chunks, CONTEXTS, most, attend)
+    out = attend_in_groups(q, chunks, CONTEXTS, most, None, attend)
     assert seen == (groups or [[context] for context in CONTEXTS])
     keys = torch.tensor(CONTEXTS).repeat_interleave(torch.tensor(QUERIES))
     assert torch.equal(out.flatten(), q.flatten() + 100 * keys)
+
+
+def test_decodes_before_the_chunks_are_left_alone() -> None:
+    q, chunks = torch.arange(13.0).view(-1, 1, 1), batch()
+    chunks.query_starts += 3
+
+    def attend(own: Tensor, group: AttentionBatch) -> Tensor:
+        assert group.query_starts.diff().tolist() == group.query_lens
+        assert group.query_starts[0] == 0
+        return own + 100 * group.seq_lens.repeat_interleave(group.query_starts.diff()).view(-1, 1, 1)
+
+    out = attend_in_groups(q, chunks, CONTEXTS, 1, None, attend)
+    keys = torch.tensor(CONTEXTS).repeat_interleave(torch.tensor(QUERIES))
+    assert torch.equal(out[3:].flatten(), q[3:].flatten() + 100 * keys)
+
+
+def test_layers_with_and_without_a_window_have_groups_of_their_own() -> None:
+    q, chunks, seen = torch.zeros(10, 1, 1), batch(), []
+
+    def attend(own: Tensor, group: AttentionBatch) -> Tensor:
+        seen.append(len(group.query_lens))
+        return own
+
+    for window, sizes in ((None, CONTEXTS), (8, chunks.seen_lens(8)), (None, CONTEXTS)):
+        attend_in_groups(q, chunks, sizes, 30, window, attend)
+    assert seen == [1, 1, 1, 1, 3, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 25, 200])
+def test_what_a_window_leaves_of_each_context(window: int | None) -> None:
+    chunks = batch()
+    first = [context - queries - (window or context) + 1 for context, queries in zip(CONTEXTS, QUERIES, strict=True)]
+    unseen = [max(0, position) for position in first]
+    assert chunks.unseen(window).tolist() == unseen
+    assert chunks.seen_lens(window) == [context - hidden for context, hidden in zip(CONTEXTS, unseen, strict=True)]
+    in_pages = [context - hidden // 4 * 4 for context, hidden in zip(CONTEXTS, unseen, strict=True)]
+    assert chunks.seen_lens(window, 4) == in_pages
 
 
 def test_of_one_group_all_queries_are_given_whatever_the_lengths_say() -> None:
@@ -47,4 +84,4 @@ def test_of_one_group_all_queries_are_given_whatever_the_lengths_say() -> None:
     chunks = batch()
     chunks.query_lens = [1, 1, 1, 1]
     q = torch.ones(10, 1, 1)
-    assert torch.equal(attend_in_groups(q, chunks, CONTEXTS, 1000, lambda own, _: 2 * own), 2 * q)
+    assert torch.equal(attend_in_groups(q, chunks, CONTEXTS, 1000, None, lambda own, _: 2 * own), 2 * q)

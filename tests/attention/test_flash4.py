@@ -24,6 +24,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.keys = 0  # of all calls
 
     def __call__(
         self,
@@ -34,9 +35,11 @@ class Kernel:
         cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor,
         seqused_k: Tensor,
+        window_size: tuple[int | None, int | None] = (None, None),
         **_: Any,
     ) -> Tensor:
         self.calls += 1
+        self.keys += int(seqused_k.sum())
         assert q.dtype == k.dtype == v.dtype
         out = torch.zeros_like(q)
         starts = cu_seqlens_q.tolist()
@@ -45,6 +48,8 @@ class Kernel:
             keys, values = (x[place : place + context, 0].float() for x in (k, v))
             queries = rows.stop - rows.start
             hidden = torch.ones(queries, context, dtype=torch.bool, device=q.device).triu(context - queries + 1)
+            if window_size[0] is not None:
+                hidden |= torch.ones_like(hidden).tril(context - queries - window_size[0] - 1)
             scores = torch.einsum("qhd,kd->hqk", q[rows].float(), keys) * SCALE * KEY_SCALE
             weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             out[rows] = torch.einsum("hqk,kd->qhd", weights, values).to(q.dtype)
@@ -94,6 +99,35 @@ def test_codes_are_always_gathered_in_groups_that_have_room_tiny(
         seqused_k=batch.seq_lens,
     )
     assert relative_error(out, expected) < 2e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("decodes", [0, 2])
+def test_a_window_gathers_the_pages_that_it_reaches_alone_tiny(
+    decodes: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries of decodes may come before those of the chunks."""
+    monkeypatch.setattr(flash4, "LEAST_GATHERING", 1)
+    window = 5
+    q, pages, batch = chunks_of([(31, 3), (16, 16), (20, 1)], device)
+    q = torch.cat((q.new_zeros(decodes, *q.shape[1:]), q))
+    k, v = pages.to(torch.float16)
+    expected = Kernel()(
+        q[decodes:],
+        *(x[batch.page_table.long()].flatten(0, 2) for x in (k, v)),
+        cu_seqlens_q=batch.query_starts,
+        cu_seqlens_k=torch.arange(4) * PAGE * batch.page_table.shape[1],
+        seqused_k=batch.seq_lens,
+        window_size=(window - 1, 0),
+    )
+    batch.query_starts += decodes
+    reached = [31 - 24, 16, 20 - 12]  # from the page on that has the first query's first key
+    for row, context in ((0, 24), (2, 12)):
+        k[batch.page_table[row, : context // PAGE].long()] = torch.nan  # other owners' by now
+    kernel = Kernel()
+    out = flash4.Flash4("test", kernel)(q, k, v, batch, SCALE, window)
+    assert kernel.keys == sum(reached)
+    assert relative_error(out[decodes:], expected) < 2e-3
 
 
 def test_what_fits_a_captured_step() -> None:

@@ -166,9 +166,10 @@ def test_more_keys_than_are_copied_at_a_time_go_in_groups(
 
 @pytest.mark.thinned(strength=1)
 @pytest.mark.parametrize("path", ["flash-attn-4", "torch flash"])
+@pytest.mark.parametrize("case", ["both", "chunks that are worth copying their pages"])
 @pytest.mark.parametrize("window", [1, 40, 1000])
-def test_a_window_hides_what_is_older(window: int, path: str, device: torch.device) -> None:
-    q, k_cache, v_cache, batch = step([5, 300], [(200, 77), (90, 90)], 4, 2, 128, torch.bfloat16, device)
+def test_a_window_hides_older_keys(window: int, case: str, path: str, device: torch.device) -> None:
+    q, k_cache, v_cache, batch = step(*STEPS[case], 4, 2, 128, torch.bfloat16, device)
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
     backend._prefill = prefill_path(path, device)
     out = backend.forward(q, k_cache, v_cache, batch, SCALE, window)

@@ -490,7 +490,7 @@ def test_everything_small(compiler: Compiler) -> None:
             cache,
             ints(2, 50),
             ints(2),
-            gather_pages.GatherPlan(ints(3), ints(3)),
+            gather_pages.GatherPlan(ints(2), ints(3), ints(3), ints(2)),
             half(64, 8, 128),
             half(64, 8, 128),
         )

@@ -24,8 +24,10 @@ LEAST_PAD = 256  # sequences: as many as run at once by default, so that one var
 class GatherPlan:
     """Where each sequence goes; the same for all layers of a step."""
 
+    skipped_pages: Tensor  # [seqs] int32: pages at the start of each sequence that are not copied
     first_pages: Tensor  # [seqs + 1] int32: the first page of each sequence's place, and their total
     starts: Tensor  # [seqs + 1] int32: the same in tokens
+    lens: Tensor  # [seqs] int32: how many tokens of each are copied
 
 
 def gathered_tokens(length: int, page_size: int) -> int:
@@ -33,18 +35,24 @@ def gathered_tokens(length: int, page_size: int) -> int:
     return (-(-length // page_size) + -(-GAP // page_size)) * page_size if length else 0
 
 
-def plan_gather(seq_lens: Tensor, page_size: int) -> GatherPlan:
-    """seq_lens [seqs] int32; those of length 0 take no room. Nothing is read on the host."""
-    pages = torch.where(seq_lens > 0, (seq_lens + (page_size - 1)) // page_size + -(-GAP // page_size), 0)
+def plan_gather(seq_lens: Tensor, unseen: Tensor, page_size: int) -> GatherPlan:
+    """Give each sequence a place. Nothing is read on the host.
+
+    seq_lens [seqs] int32: sequences of length 0 take no room. unseen [seqs] int32: tokens at the start of each that
+    need not be copied, as their queries have a window.
+    """
+    skipped_pages = unseen // page_size
+    lens = seq_lens - skipped_pages * page_size
+    pages = torch.where(lens > 0, (lens + (page_size - 1)) // page_size + -(-GAP // page_size), 0)
     first_pages = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).to(torch.int32)
-    return GatherPlan(first_pages, first_pages * page_size)
+    return GatherPlan(skipped_pages, first_pages, first_pages * page_size, lens)
 
 
 # Slices of a batch begin anywhere: no variants by the alignment of what is read a number at a time.
 @keep_variants
 @triton.jit(
     do_not_specialize=["table_stride", "seqs"],
-    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "first_pages_ptr"],
+    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "skipped_pages_ptr", "first_pages_ptr"],
 )
 def _gather_kernel(
     k_ptr,  # [pages, PAGE, ROW]
@@ -53,6 +61,7 @@ def _gather_kernel(
     v_out_ptr,
     table_ptr,  # [seqs, ...] int32
     seq_lens_ptr,  # [seqs] int32
+    skipped_pages_ptr,  # [seqs] int32
     first_pages_ptr,  # [seqs + 1] int32
     table_stride,
     seqs,
@@ -69,7 +78,7 @@ def _gather_kernel(
         exists = all_seqs < seqs
         ends = tl.load(first_pages_ptr + 1 + all_seqs, mask=exists, other=0x7FFFFFFF)
         seq = tl.sum((exists & (ends <= page_out)).to(tl.int32), axis=0)
-        page = page_out - tl.load(first_pages_ptr + seq)
+        page = page_out - tl.load(first_pages_ptr + seq) + tl.load(skipped_pages_ptr + seq)
         length = tl.load(seq_lens_ptr + seq)
         source = tl.load(table_ptr + seq.to(tl.int64) * table_stride + page, mask=page * PAGE < length, other=0).to(
             tl.int64
@@ -100,7 +109,9 @@ def gather_pages(
     v_out: Tensor,
     value_scale: float = 1.0,
 ) -> None:
-    """Copy each sequence's K and V to its place in k_out and v_out; zeros between its end and the next place.
+    """Copy each sequence's K and V, but for skipped pages, to its place in k_out and v_out.
+
+    Zeros follow between its end and the next place.
 
     caches [pages, page_size, kv_heads, dim], contiguous; page_table [seqs, ...] int32; seq_lens [seqs] int32;
     k_out, v_out [tokens, kv_heads, dim], contiguous: room for all places, which are not checked. Of the caches' dtype,
@@ -110,8 +121,8 @@ def gather_pages(
     row = k_cache.shape[2] * k_cache.shape[3]
     seqs = len(seq_lens)
     _gather_kernel[(len(k_out) // page_size,)](
-        k_cache, v_cache, k_out, v_out, page_table, seq_lens, plan.first_pages, page_table.stride(0), seqs,
-        value_scale,
+        k_cache, v_cache, k_out, v_out, page_table, seq_lens, plan.skipped_pages, plan.first_pages,
+        page_table.stride(0), seqs, value_scale,
         SEQS_PAD=max(LEAST_PAD, power_of_two(seqs)), PAGE=page_size, ROW=row, ROW_PAD=power_of_two(row), TILE=TILE,
         num_warps=8,
     )  # fmt: skip

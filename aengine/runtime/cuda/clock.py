@@ -24,6 +24,40 @@ FILES = 8  # more than steps can be in flight; a FILE holds at most one byte
 WATCHDOG_SECONDS = 1.0
 
 
+class BytePipe:
+    """FILEs over one pipe, each of which can hold back a single byte until it is flushed."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._libc.fdopen.restype = ctypes.c_void_p
+        self._libc.fwrite.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+        self._purge = self._libc["__fpurge"]  # as an attribute its name would be mangled
+        for take_file in (self._libc.fflush, self._libc.fclose, self._purge):
+            take_file.argtypes = [ctypes.c_void_p]
+        self.flush = ctypes.cast(self._libc.fflush, ctypes.c_void_p)  # int (*)(FILE *)
+        self.read_end, write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+        self._files = [self._libc.fdopen(os.dup(write_end), b"w") for _ in range(FILES)]
+        os.close(write_end)
+        self._next_file = itertools.cycle(self._files)
+
+    def load(self) -> int:
+        """Put a byte into the next FILE and return it. `flush` of it sends the byte."""
+        file = next(self._next_file)
+        self._libc.fwrite(b"x", 1, 1, file)
+        return file
+
+    def unload(self, file: int) -> None:
+        """Drop the byte of a FILE that will not be flushed: else its next flush would send two."""
+        self._purge(file)
+
+    def close(self) -> None:
+        """Close both ends."""
+        for file in self._files:
+            self._libc.fclose(file)
+        os.close(self.read_end)
+
+
 class DeviceClock:
     """Turns recorded events into futures, in order. For one loop; `close` it when nothing is pending."""
 
@@ -32,21 +66,12 @@ class DeviceClock:
         self._loop = asyncio.get_running_loop()
         self._streams = streams
         self._side = torch.cuda.Stream(streams[0].device)
-        self._libc = ctypes.CDLL(None)
         self._cuda = ctypes.CDLL("libcuda.so.1")
-        self._libc.fdopen.restype = ctypes.c_void_p
-        self._libc.fwrite.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
-        self._libc.fclose.argtypes = [ctypes.c_void_p]
         self._cuda.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-        self._fflush = ctypes.cast(self._libc.fflush, ctypes.c_void_p)
-        self._read, write = os.pipe()
-        os.set_blocking(self._read, False)
-        self._files = [self._libc.fdopen(os.dup(write), b"w") for _ in range(FILES)]
-        os.close(write)
-        self._next_file = itertools.cycle(self._files)
+        self._pipe = BytePipe()
         self._pending: deque[tuple[Sequence[torch.cuda.Event], Tensor, asyncio.Future[None]]] = deque()
         self._watchdog: asyncio.TimerHandle | None = None
-        self._loop.add_reader(self._read, self._on_bytes)
+        self._loop.add_reader(self._pipe.read_end, self._on_bytes)
 
     def watch(self, events: Sequence[torch.cuda.Event], failed: Tensor) -> asyncio.Future[None]:
         """A future that is done once all the recorded events have happened. Raises `EngineFailedError`.
@@ -57,12 +82,11 @@ class DeviceClock:
         if len(self._pending) >= FILES:
             raise EngineFailedError(f"{len(self._pending)} device events are pending, at most {FILES} can be")
         future: asyncio.Future[None] = self._loop.create_future()
-        file = next(self._next_file)
         for event in events:
             self._side.wait_event(event)
-        self._libc.fwrite(b"x", 1, 1, file)
-        code = self._cuda.cuLaunchHostFunc(self._side.cuda_stream, self._fflush, file)
-        if code:
+        file = self._pipe.load()
+        if code := self._cuda.cuLaunchHostFunc(self._side.cuda_stream, self._pipe.flush, file):
+            self._pipe.unload(file)
             raise EngineFailedError(f"cuLaunchHostFunc returned CUDA error {code}")
         self._pending.append((events, failed, future))
         if self._watchdog is None:
@@ -70,7 +94,7 @@ class DeviceClock:
         return future
 
     def _on_bytes(self) -> None:
-        for _ in os.read(self._read, 64):
+        for _ in os.read(self._pipe.read_end, 64):
             if self._pending:
                 *_, future = self._pending.popleft()
                 if not future.done():
@@ -98,8 +122,8 @@ class DeviceClock:
         """Stop watching."""
         if self._watchdog is not None:
             self._watchdog.cancel()
-        self._loop.remove_reader(self._read)
-        self._side.synchronize()
-        for file in self._files:
-            self._libc.fclose(file)
-        os.close(self._read)
+        self._loop.remove_reader(self._pipe.read_end)
+        try:
+            self._side.synchronize()
+        finally:
+            self._pipe.close()

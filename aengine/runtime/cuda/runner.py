@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +47,7 @@ class GraphedExecutor(StepExecutor):
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Outcome:
+        self._forget_missed()
         graphs = self._decode_graphs_for(plan)
         if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
             return super().execute(plan)
@@ -55,6 +56,7 @@ class GraphedExecutor(StepExecutor):
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
+        self._forget_missed()
         if (decode := self._decode_graphs_for(plan)) is not None:
             own, row_index = self._replay_decode(plan, decode)
             logits = self._decoder.head.whole(own)
@@ -64,6 +66,11 @@ class GraphedExecutor(StepExecutor):
         if (prefill := self.prefill_graphs) is not None and (shape := self._prefill_shape_for(plan)) is not None:
             return self._replay_prefill(plan, prefill, shape)
         return super().forward(plan)
+
+    def _forget_missed(self) -> None:
+        for graphs in (self.decode_graphs, self.prefill_graphs):
+            if graphs is not None:
+                graphs.missed = None
 
     def replays(self, plan: StepPlan) -> bool:
         return self._decode_graphs_for(plan) is not None and self._sampler.kind(plan.decode) in CAPTURED_KINDS
@@ -267,13 +274,14 @@ class CudaRunner:
         return found
 
     def close(self) -> None:
-        for stream in self._streams:
-            stream.synchronize()
-        if self._clock is not None:
-            self._clock.close()
-        self._executor.close()
-        # With the model, the KV pool and the graphs: whoever keeps the engine keeps no memory there.
-        vars(self).pop("_executor", None)
+        with ExitStack() as stack:  # of a lost device waiting raises, and the rest is closed all the same
+            # With the model, the KV pool and the graphs: whoever keeps the engine keeps no memory there.
+            stack.callback(vars(self).pop, "_executor", None)
+            stack.callback(self._executor.close)
+            if self._clock is not None:
+                stack.callback(self._clock.close)
+            for stream in self._streams:
+                stream.synchronize()
 
 
 def _pinned(tensor: Tensor) -> Tensor:

@@ -43,13 +43,36 @@ def test_sequences_lie_one_after_the_other_with_zeros_between(
     total = sum(gather.gathered_tokens(length, page) for length in lens)
     out = torch.full((2, total + 3 * page, heads, dim), 7.0, device=device)
 
-    plan = gather.plan_gather(seq_lens, page)
+    plan = gather.plan_gather(seq_lens, torch.zeros_like(seq_lens), page)
     gather.gather_pages(*caches, table, seq_lens, plan, *out)
 
     assert plan.starts[-1] == total
+    assert torch.equal(plan.lens, seq_lens)
     for which in range(2):
         assert torch.equal(out[which, :total], torch.cat(expected[which]))
         assert (out[which, total:] == 7.0).all()
+
+
+@pytest.mark.parametrize("page", [pytest.param(4, id="tiny"), 16])
+def test_whole_pages_that_no_query_sees_are_left_out(page: int, device: torch.device) -> None:
+    lens, unseen = [4 * page - 1, 2 * page, 3], [2 * page + 1, page - 1, 0]
+    skipped = [2, 0, 0]
+    caches = torch.randn(2, 8, page, 2, 16, device=device)
+    caches[:, :3] = math.nan  # skipped pages may have another owner by now
+    table = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]], dtype=torch.int32, device=device)
+    kept = [length - page * count for length, count in zip(lens, skipped, strict=True)]
+    rooms = [gather.gathered_tokens(length, page) for length in kept]
+    out = torch.full((2, sum(rooms), 2, 16), 7.0, device=device)
+    seq_lens = torch.tensor(lens, dtype=torch.int32, device=device)
+    plan = gather.plan_gather(seq_lens, torch.tensor(unseen, dtype=torch.int32, device=device), page)
+    gather.gather_pages(*caches, table, seq_lens, plan, *out)
+
+    assert plan.lens.tolist() == kept
+    assert plan.starts.tolist() == [0, *torch.tensor(rooms).cumsum(0).tolist()]
+    for i, (start, length, room) in enumerate(zip(plan.starts.tolist(), kept, rooms)):
+        whole = caches[:, table[i].long()].flatten(1, 2)[:, skipped[i] * page : lens[i]]
+        assert torch.equal(out[:, start : start + length], whole)
+        assert not out[:, start + length : start + room].any()
 
 
 @pytest.mark.parametrize("page", [pytest.param(4, id="tiny"), 16])
@@ -63,7 +86,8 @@ def test_codes_become_numbers_and_values_get_their_scale(page: int, device: torc
     total = sum(gather.gathered_tokens(length, page) for length in lens)
     k, v = torch.full((2, total, 2, 16), 7.0, dtype=dtype, device=device)
 
-    gather.gather_pages(*codes, table, seq_lens, gather.plan_gather(seq_lens, page), k, v, value_scale=0.75)
+    plan = gather.plan_gather(seq_lens, torch.zeros_like(seq_lens), page)
+    gather.gather_pages(*codes, table, seq_lens, plan, k, v, value_scale=0.75)
 
     second = gather.gathered_tokens(lens[0], page)
     for out, kept, scale in ((k, codes[0], 1.0), (v, codes[1], 0.75)):

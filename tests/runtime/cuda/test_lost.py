@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 from collections import deque
 
 import pytest
@@ -72,6 +74,47 @@ async def test_a_gpu_that_waited_in_vain_for_another_loses_the_device(rank: int)
     with pytest.raises(DeviceLostError, match="waited in vain") as raised:
         await step.result()
     assert is_lost(raised.value)
+
+
+def test_a_byte_that_no_host_function_will_send_is_dropped() -> None:
+    """Left in its FILE it would come with the byte of a later step, whose result would be read too early."""
+    pipe = clock.BytePipe()
+    flush = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(pipe.flush.value)
+    try:
+        first = pipe.load()
+        pipe.unload(first)
+        while (file := pipe.load()) != first:
+            flush(file)
+        assert os.read(pipe.read_end, 64) == b"x" * (clock.FILES - 1)
+        flush(first)
+        assert os.read(pipe.read_end, 64) == b"x"
+    finally:
+        pipe.close()
+
+
+@pytest.mark.parametrize("failing", ["stream", "clock"])
+def test_closing_a_runner_whose_device_is_lost_closes_the_rest_as_well(failing: str) -> None:
+    closed: list[str] = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+            self.synchronize()
+
+        def synchronize(self) -> None:
+            if self.name == failing:
+                raise accelerator_error(719)
+
+    runner = CudaRunner.__new__(CudaRunner)
+    runner._streams = [Part("stream")]  # type: ignore[list-item]
+    runner._clock, runner._executor = Part("clock"), Part("executor")  # type: ignore[assignment]
+    with pytest.raises(torch.AcceleratorError):
+        runner.close()
+    assert closed == ["clock", "executor"]
+    assert "_executor" not in vars(runner)
 
 
 class Event:
