@@ -14,6 +14,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBatch
 from aengine.attention.flash4 import LEAST_GATHERING, Flash4
 from aengine.attention.flash_backend import flash4_cache, import_flash4, keep_compiled
+from aengine.kernels.attention.gather_pages import GatherPlan
 from aengine.kernels.attention.scores import Scores
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.offline import leave_out_compiler
@@ -101,6 +102,7 @@ def launch_kinds(
             context_lens=[],
         )
         if length >= LEAST_GATHERING or kv_dtype == FP8:
-            attention.on_gathered(q, gathered, gathered, empty(3), chunks, dim**-0.5, window, scores)
+            plan = GatherPlan(empty(2), empty(3), empty(3), empty(2))
+            attention.on_gathered(q, gathered, gathered, plan, chunks, dim**-0.5, window, scores)
         if kv_dtype != FP8:
             attention.on_pages(q, pages, pages, chunks, dim**-0.5, window, scores)

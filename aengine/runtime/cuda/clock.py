@@ -43,7 +43,7 @@ class BytePipe:
 
     def load(self) -> int:
         """Put a byte into the next FILE and return it. `flush` of it sends the byte."""
-        file = next(self._next_file)
+        file: int = next(self._next_file)
         self._libc.fwrite(b"x", 1, 1, file)
         return file
 
