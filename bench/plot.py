@@ -1,6 +1,6 @@
 """Line charts as SVG, drawn by matplotlib, and a command that draws one from result files.
 
-pip install 'aengine[bench]'
+pip install '.[bench]'
 python bench/plot.py results.jsonl ... --x tok_s --y ttft_ms_p50 --by engine --out plot.svg
 """
 

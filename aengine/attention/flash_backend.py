@@ -271,7 +271,7 @@ def _choose_flash(device: torch.device, longest: int) -> FlashAttention:
     missing = "flash-attn-4 is not installed" if fits else "flash-attn-4 does not run on this device"
     if _import("flash_attn") is not None:
         return OnGathered("flash-attn-2", missing, _flash2)
-    return OnGathered("torch flash", f"{missing}, flash-attn neither (pip install 'aengine[cuda]')", _torch_flash)
+    return OnGathered("torch flash", f"{missing}, flash-attn neither (pip install '.[cuda]')", _torch_flash)
 
 
 def _triton_chunks(why: str) -> PrefillAttention:

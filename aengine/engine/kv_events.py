@@ -97,7 +97,7 @@ class Publisher:
             import zmq
             import zmq.asyncio
         except ModuleNotFoundError:
-            raise ConfigError("kv_events: they need pyzmq: pip install 'aengine[kv-events]'") from None
+            raise ConfigError("kv_events: they need pyzmq: pip install '.[kv-events]' in aengine's folder") from None
         self._topic = config.kv_events_topic.encode()
         self._number = 0
         self._kept: deque[tuple[int, bytes]] = deque()

@@ -31,5 +31,5 @@ def build(**knobs: Any) -> Application:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise ConfigError("replicas need Ray Serve: pip install 'aengine[ray]'") from None
+        raise ConfigError("replicas need Ray Serve: pip install '.[ray]' in aengine's folder") from None
     return application(knobs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -98,8 +97,3 @@ def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(30) in (0, 1)  # argparse overlooks it
-
-
-def test_the_script_is_declared() -> None:
-    declared = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert 'aengine = "aengine.cli:main"' in declared

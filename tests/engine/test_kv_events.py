@@ -195,7 +195,7 @@ async def test_an_address_that_is_taken_is_refused_by_its_knob() -> None:
 def test_without_the_library_the_error_names_the_extra() -> None:
     code = "import sys; sys.modules['zmq'] = None; from aengine.engine.kv_events import Publisher; Publisher(sys.argv)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'aengine[kv-events]'" in found.stderr
+    assert "pip install '.[kv-events]'" in found.stderr
 
 
 def test_the_knob_is_off_by_default() -> None:
