@@ -103,7 +103,7 @@ class Application:
             state = self._state = ServerState(self._server or configure(ServerConfig))
             check_names(config, state.config)
             with only_worker():
-                self._http = state.in_flight = InFlight(Receiving(http_app(state), state.config.body_timeout))
+                self._http = state.in_flight = InFlight(Receiving(http_app(state)))
                 async with anyio.create_task_group() as tasks:
                     closing = anyio.Event()
                     tasks.start_soon(self._run_engine, config, state, closing)

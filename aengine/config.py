@@ -316,8 +316,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         Meta(
             gt=0,
-            description="seconds that a reader may take nothing of what is sent before its connection is cut "
-            "(over HTTP/2 its stream)",
+            description="seconds that a reader may take nothing of what is sent before its connection is cut",
         ),
     ] = 60.0
 
@@ -328,7 +327,7 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every network")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 for any that is free")] = 8000
     ssl_certfile: Annotated[
-        str | None, Meta(description="certificate chain in PEM; with it the server speaks HTTPS alone, HTTP/2 too")
+        str | None, Meta(description="certificate chain in PEM; with it the server speaks HTTPS alone")
     ] = None
     ssl_keyfile: Annotated[str | None, Meta(description="its key, unless that stands in ssl_certfile as well")] = None
     shutdown_timeout: Annotated[

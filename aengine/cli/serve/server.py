@@ -110,7 +110,6 @@ def hypercorn_config(listen: ListenConfig, sock: socket.socket) -> Config:
     config.keep_alive_timeout = listen.keep_alive_timeout
     config.keep_alive_max_requests = listen.keep_alive_requests
     config.h11_max_incomplete_size = listen.max_header_bytes
-    config.h2_max_header_list_size = listen.max_header_bytes
     config.include_server_header = False
     config.errorlog = _logger("aengine.http.server", sys.stderr, logging.WARNING)
     if listen.access_log:

@@ -20,6 +20,7 @@ from aengine.http.door.origin import OriginMiddleware
 from aengine.http.door.paths import ServedPaths
 
 _USABLE = re.compile(r"[!-~]{1,128}")  # visible ASCII: nothing that could split a header or spoil a log
+_NO_WEBSOCKET = HTTPError(404, "not_found", "this server has no WebSocket: send ordinary requests over HTTP")
 _NAME = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:/?#@\[\]]*))(?::\d*)?")
 
 
@@ -59,8 +60,12 @@ class Door:
             await self._inside(scope, receive, send_with_id)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._paths.exact:
-            scope["path"] = self._paths.canonical(scope["path"])
+        if scope["type"] == "http":
+            if dict(scope["headers"]).get(b"upgrade", b"").lower() == b"websocket":
+                await error_response(_NO_WEBSOCKET)(scope, receive, send)
+                return
+            if scope["path"] not in self._paths.exact:
+                scope["path"] = self._paths.canonical(scope["path"])
         await self._app(scope, receive, send)
 
 

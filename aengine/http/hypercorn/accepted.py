@@ -14,10 +14,9 @@ import anyio
 import h11
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.protocol.http_stream import HTTPStream
 from starlette.types import Send
 
+from aengine.http.hypercorn.connection import connection_of
 from aengine.http.hypercorn.crowd import Crowd, give_back_memory
 
 _CLOSING = 60.0  # seconds that a client may take for what it has not yet read
@@ -153,12 +152,10 @@ def chunked(send: Send) -> tuple[h11.Connection, Callable[[RawData], Awaitable[N
     Chunks but the last may be written there, as long as the connection's own state is `h11.SEND_BODY`: for each,
     hypercorn and h11 make two dozen calls, none of which changes anything.
     """
-    stream = getattr(send, "__self__", None)
-    if not isinstance(stream, HTTPStream):
+    if (found := connection_of(send)) is None:
         return None
-    protocol = getattr(stream.send, "__self__", None)
-    connection = protocol.connection if isinstance(protocol, H11Protocol) else None
-    server = getattr(protocol.send, "__self__", None) if isinstance(protocol, H11Protocol) else None
+    protocol, stream, server = found
+    connection = protocol.connection
     if not (isinstance(connection, h11.Connection) and isinstance(server, AcceptedConnection)):
         return None
     response, method = stream.response, stream.scope["method"]

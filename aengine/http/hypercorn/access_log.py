@@ -16,10 +16,9 @@ class EscapedAtoms(AccessLogAtoms):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         version = self["H"]
-        if version != "ws":
-            self["H"] = f"HTTP/{version}"
-            for line in ("r", "R"):  # which end in it
-                self[line] = self[line].removesuffix(version) + self["H"]
+        self["H"] = f"HTTP/{version}"
+        for line in ("r", "R"):  # which end in it
+            self[line] = self[line].removesuffix(version) + self["H"]
         for name, value in self.items():
             if isinstance(value, str):
                 self[name] = _CONTROL.sub(_escape, value)

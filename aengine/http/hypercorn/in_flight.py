@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Set
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol
@@ -23,7 +23,7 @@ from aengine.errors import AengineError, EngineClosedError
 from aengine.http.door.anthropic_errors import REQUEST_ID
 from aengine.http.door.errors import HTTPError, error_response
 from aengine.http.hypercorn.accepted import chunked
-from aengine.http.hypercorn.connection import connection_of, reset_connection, room_to_send
+from aengine.http.hypercorn.connection import reset_connection
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class InFlight:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as cut:
-            scope[ACTIVE_REQUEST] = request = ActiveRequest(cut, send, self._active, scope.get("http_version") == "2")
+            scope[ACTIVE_REQUEST] = request = ActiveRequest(cut, send)
             scope[PIECES] = request.send
             self._active.add(request)
             self._idle.clear()
@@ -119,25 +119,23 @@ class InFlight:
             task_status.started(scope)
             while True:  # one timer for all of them
                 await anyio.sleep(min(1.0, seconds / 4))
-                await self._cut_stalled(seconds)
+                self._cut_stalled(seconds)
 
-    async def _cut_stalled(self, seconds: float) -> None:
+    def _cut_stalled(self, seconds: float) -> None:
         for request in list(self._active):
             if request.pending and monotonic() - request.last_progress > seconds:
                 if not request.disconnected:
                     _log.warning("a reader took nothing for %g s: its connection was cut", seconds)
                     self.stalled += 1
                 cancel_error = HTTPError(408, "reader_timeout", f"nothing of the answer was read for {seconds:g} s")
-                await request.cut(cancel_error, recently=seconds / 2)
+                request.cut(cancel_error)
 
 
 class ActiveRequest:
     """One request in flight: the scope of its task, and the progress of its reader."""
 
     __slots__ = (
-        "_active",
         "_chunks",
-        "_multiplexed",
         "_send",
         "cancel_error",
         "disconnected",
@@ -149,12 +147,10 @@ class ActiveRequest:
         "work",
     )
 
-    def __init__(self, scope: anyio.CancelScope, send: Send, active: Set[ActiveRequest], multiplexed: bool) -> None:
+    def __init__(self, scope: anyio.CancelScope, send: Send) -> None:
         self.scope = scope
         self._send = send
         self._chunks: tuple[h11.Connection, Callable[[RawData], Awaitable[None]]] | None = None  # see `chunked`
-        self._active = active
-        self._multiplexed = multiplexed  # HTTP/2
         self.cancel_error: AengineError = EngineClosedError(SHUTTING_DOWN)  # what cancels it, for its client
         self.status: int | None = None  # once the answer has begun
         self.work: Abortable | None = None  # of the engine, while that lasts
@@ -182,8 +178,6 @@ class ActiveRequest:
                     more = end < len(body) or message.get("more_body", False)
                     piece = {**message, "body": body[start:end], "more_body": more}
                 await self._send(piece)
-                if self._multiplexed:
-                    await room_to_send(self._send)
                 self.last_progress = monotonic()
             if "status" in message:
                 self._chunks = chunked(self._send)
@@ -191,29 +185,15 @@ class ActiveRequest:
             self.pending -= 1
             self.last_progress = monotonic()
 
-    async def cut(self, cancel_error: AengineError, recently: float) -> None:
-        """End the connection, so that the response sees its client leave; where that is not possible, cancel the
-        response alone.
-
-        recently: seconds. A connection that took something of another response since then goes on.
+    def cut(self, cancel_error: AengineError) -> None:
+        """End the connection, so that the response sees its client leave; if that is not possible, cancel the response
+        alone.
         """
         self.disconnected = True
         self.last_progress = monotonic()
         self.cancel_error = cancel_error
-        if not await reset_connection(self._send, self._others_progress(recently)):
+        if not reset_connection(self._send):
             self.scope.cancel()
-
-    def _others_progress(self, recently: float) -> bool:
-        if not self._multiplexed:
-            return False
-        since, connection = monotonic() - recently, connection_of(self._send)
-        return any(
-            not request.disconnected
-            and request.last_progress > since
-            and request is not self
-            and connection_of(request._send) is connection
-            for request in self._active
-        )
 
 
 @contextmanager

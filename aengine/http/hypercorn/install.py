@@ -5,19 +5,20 @@ from __future__ import annotations
 from functools import partial
 
 import hypercorn.asyncio.run as runs
+import hypercorn.asyncio.tcp_server as connection
 import hypercorn.logging as logs
-import hypercorn.protocol as protocols
+from hypercorn.config import Config
 
-from aengine.http.door.turnstile import Turnstile
 from aengine.http.hypercorn.accepted import AcceptedConnection, OpenConnections, most_connections
 from aengine.http.hypercorn.access_log import EscapedAtoms
-from aengine.http.hypercorn.http2 import BoundedH2
+from aengine.http.hypercorn.http1 import Http1Protocol
 
 
 def install() -> None:
     """Replace hypercorn's classes for all connections that this process accepts from now on."""
-    connections, turns = OpenConnections(most_connections()), Turnstile(per_pass=1)
+    connections = OpenConnections(most_connections())
     # These modules look the names up whenever they make one.
     runs.TCPServer = partial(AcceptedConnection, connections)  # type: ignore[attr-defined, assignment]
-    protocols.H2Protocol = partial(BoundedH2, turns)  # type: ignore[attr-defined, assignment]
+    connection.ProtocolWrapper = Http1Protocol  # type: ignore[attr-defined, assignment]
+    Config.alpn_protocols = ["http/1.1"]  # else clients that speak both would choose HTTP/2 over TLS
     logs.AccessLogAtoms = EscapedAtoms  # type: ignore[misc, assignment]

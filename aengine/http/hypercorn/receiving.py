@@ -29,17 +29,15 @@ class Receiving:
     """Middleware that cancels the application when its client disconnects, and its answer then goes nowhere; that sends
     an early answer soon, reads on for a while, and only then ends it.
 
-    Over HTTP/1 the connection ends with the answer, which says so, unless the body had arrived. Over HTTP/2 it goes
-    on, and hypercorn gives it up with all its streams when one that is over gets more: so there it is read for as
-    long as any body may take (`body_timeout`, seconds).
+    The connection ends with the answer, which says so, unless the body had arrived.
 
-    A request that gives its length in two ways is refused and its connection closed: a proxy in front may have
-    believed the other one, and what follows would be a request of its own that the proxy has never seen.
+    A request in another version than HTTP/1.0 or 1.1 is refused; HTTP/2's preface is one of these. A request that
+    gives its length in two ways is refused and its connection closed: a proxy in front may have believed the other
+    one, and what follows would be a request of its own that the proxy has never seen.
     """
 
-    def __init__(self, app: ASGIApp, body_timeout: float) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._body_timeout = body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,8 +55,6 @@ class Receiving:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, tasks: TaskGroup) -> None:
         client = scope[_CLIENT] = _Client(receive, tasks)
-        shared = not scope["http_version"].startswith("1")
-        seconds = self._body_timeout if shared else _LINGER_SECONDS
 
         async def send_reading(message: Message) -> None:
             """Read on meanwhile, so that hypercorn's queue has room for the news that the client has left."""
@@ -72,7 +68,7 @@ class Receiving:
                 with anyio.move_on_after(_PATIENCE):
                     await client.discard(_LINGER_BYTES)
                 headers = list(message["headers"])
-                if not client.ended and not shared and _CLOSE not in headers:
+                if not client.ended and _CLOSE not in headers:
                     message["headers"] = [*headers, _CLOSE]
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
             if client.ended or not last:
@@ -80,15 +76,23 @@ class Receiving:
                 await send(message)
                 return
             await send_reading({**message, "more_body": True})
-            with anyio.move_on_after(seconds):
+            with anyio.move_on_after(_LINGER_SECONDS):
                 await client.discard(_LINGER_BYTES)
             await send_reading({"type": "http.response.body", "body": b"", "more_body": False})
 
-        if {b"content-length", b"transfer-encoding"} <= dict(scope["headers"]).keys():
-            refusal = HTTPError(400, "two_lengths", "Content-Length and Transfer-Encoding must not be sent together")
-            await error_response(refusal, {"Connection": "close"})(scope, client.receive, send_early)
-        else:
+        if (refusal := _refusal(scope)) is None:
             await self._app(scope, client.receive, send_early)
+        else:
+            await error_response(refusal, {"Connection": "close"})(scope, client.receive, send_early)
+
+
+def _refusal(scope: Scope) -> HTTPError | None:
+    if not (version := scope["http_version"]).startswith("1."):
+        spoken = f"this server speaks HTTP/1.1 alone, and was spoken to in HTTP/{version.removesuffix('.0')}"
+        return HTTPError(505, "http_version_not_supported", spoken)
+    if {b"content-length", b"transfer-encoding"} <= dict(scope["headers"]).keys():
+        return HTTPError(400, "two_lengths", "Content-Length and Transfer-Encoding must not be sent together")
+    return None
 
 
 def client_disconnected(scope: Scope) -> bool:

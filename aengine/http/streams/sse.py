@@ -181,7 +181,7 @@ class EventStreamResponse(Response):
                 request: ActiveRequest | None = scope.get(ACTIVE_REQUEST)
                 if request is not None:
                     error = HTTPError(408, "reader_timeout", f"{self._stream.backlog} fragments were not read")
-                    await request.cut(error, recently=tick)
+                    request.cut(error)
                 tasks.cancel_scope.cancel()
                 return
             silence = silence + tick if self._sent == seen and not self._sending else 0.0

@@ -49,7 +49,7 @@ async def test_a_format_of_ones_own_is_escaped_too(caplog: pytest.LogCaptureFixt
     config.access_log_format = "%(m)s %(U)s %(Uq)s %(q)s %(R)s %(H)s %(a)s %({x-mine}i)s"
     scope = {
         "type": "http",
-        "http_version": "2",
+        "http_version": "1.0",
         "method": "GET",
         "path": "/\n",
         "query_string": b"\t",
@@ -58,4 +58,4 @@ async def test_a_format_of_ones_own_is_escaped_too(caplog: pytest.LogCaptureFixt
     }
     with caplog.at_level(logging.INFO, "tests.access"):
         await config.log.access(scope, None, 0.1)  # type: ignore[arg-type]
-    assert caplog.messages == [r"GET /\n /\n?\t \t GET /\n?\t HTTP/2 HTTP/2 a\x1b b\x7f"]
+    assert caplog.messages == [r"GET /\n /\n?\t \t GET /\n?\t HTTP/1.0 HTTP/1.0 a\x1b b\x7f"]

@@ -9,15 +9,10 @@ import struct
 
 import anyio
 import pytest
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import StreamReset
-from hypercorn.protocol.h2 import H2Protocol
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope
 
 from aengine.http.endpoints.generate import GenerateEventEncoder
-from aengine.http.hypercorn.connection import connection_of
 from aengine.http.hypercorn.in_flight import InFlight
 from aengine.http.hypercorn.receiving import Receiving
 from aengine.http.streams.sse import EventStreamResponse
@@ -79,7 +74,7 @@ async def test_who_takes_nothing_is_cut_off() -> None:
 
 
 async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
-    """As over HTTP/2: the reader takes nothing until it is given up."""
+    """Under another server than hypercorn: the reader takes nothing until it is given up."""
     given_up, told = asyncio.Event(), list[bytes]()
 
     async def send(message: Message) -> None:
@@ -95,11 +90,11 @@ async def test_where_the_connection_goes_on_a_stream_says_why_it_ends() -> None:
     stream = FakeStream("r", prompt_tokens=1, one_by_one=False)
     stream.put(Fragment("x", (1,)))
     reply = EventStreamResponse(stream, GenerateEventEncoder(1), heartbeat=10, max_backlog=1000)
-    in_flight = InFlight(Receiving(reply, 1.0))
+    in_flight = InFlight(Receiving(reply))
     async with anyio.create_task_group() as tasks:
         await tasks.start(in_flight.watch_readers, 0.05)
         async with asyncio.timeout(30):
-            await in_flight({"type": "http", "http_version": "2", "headers": []}, nothing, send)
+            await in_flight({"type": "http", "http_version": "1.1", "headers": []}, nothing, send)
         tasks.cancel_scope.cancel()
     (event,) = told
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "reader_timeout"
@@ -110,7 +105,7 @@ async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -
     """The answer comes before the body has, and hypercorn's queue of body messages is full when the client leaves."""
     answer = Response(bytes(20 * LONG))
 
-    in_flight = InFlight(Receiving(answer, 1.0))
+    in_flight = InFlight(Receiving(answer))
     async with hosting(with_lifespan(in_flight)) as (port, _), anyio.create_task_group() as tasks:
         watching = await tasks.start(in_flight.watch_readers, 20.0)
         raw = socket.socket()
@@ -129,36 +124,3 @@ async def test_who_sends_without_end_reads_nothing_and_then_resets_is_let_go() -
         assert in_flight.stalled == 0
         assert not watching.cancel_called
         watching.cancel()
-
-
-async def test_nothing_is_kept_of_http2_streams_that_were_given_up() -> None:
-    """Nothing comes for the connection as a whole, whose window is wide, that would wake hypercorn's sender."""
-    connections = set()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        connections.add(connection_of(send))
-        await in_flight(scope, receive, send)
-
-    in_flight = InFlight(Response(bytes(LONG)))
-    async with hosting(with_lifespan(app)) as (port, _), anyio.create_task_group() as tasks:
-        watching = await tasks.start(in_flight.watch_readers, 0.2)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        client = H2Connection(H2Configuration(client_side=True))
-        client.initiate_connection()
-        client.increment_flow_control_window(2**24)
-        asked = [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "a")]
-        for stream in range(1, 20, 2):
-            client.send_headers(stream, asked, end_stream=True)
-        reset = 0
-        async with asyncio.timeout(30):
-            while reset < 10:
-                writer.write(client.data_to_send())
-                reset += sum(isinstance(event, StreamReset) for event in client.receive_data(await reader.read(2**16)))
-            await in_flight.idle()
-            (connection,) = connections
-            assert isinstance(connection, H2Protocol)
-            while connection.stream_buffers:  # noqa: ASYNC110 - hypercorn has no event for it
-                await asyncio.sleep(0)
-        assert in_flight.stalled == 10
-        watching.cancel()
-        writer.close()

@@ -39,7 +39,7 @@ class Client:
 
     async def ask(self, app: ASGIApp) -> None:
         async with asyncio.timeout(10):
-            await Receiving(app, 1.0)(dict(SCOPE), self.receive, self.send)
+            await Receiving(app)(dict(SCOPE), self.receive, self.send)
 
 
 async def read(receive: Receive) -> bytes:
@@ -93,7 +93,7 @@ async def test_the_last_message_is_not_cut_in_two() -> None:
             await asyncio.sleep(0.01)
         client.heard.append(message)
 
-    await Receiving(app, 1.0)(dict(SCOPE), client.receive, send)
+    await Receiving(app)(dict(SCOPE), client.receive, send)
     assert client.heard == [START, LAST]
 
 

@@ -61,7 +61,7 @@ def answer(reply: Response, wire: Wire) -> asyncio.Task[None]:
         await receive()
         await reply(scope, receive, send)
 
-    watched = Receiving(app, 1.0)
+    watched = Receiving(app)
     return asyncio.ensure_future(
         watched({"type": "http", "http_version": "1.1", "headers": []}, wire.receive, wire.send)
     )

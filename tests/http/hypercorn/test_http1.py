@@ -1,0 +1,90 @@
+"""HTTP/1.1 alone: HTTP/2 and WebSocket are refused in one answer, and no refused connection keeps its place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypercorn.config import Config
+
+from aengine.http.hypercorn import install as installing
+from tests.http.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+MOST = 3  # connections
+# A client's first flight: SETTINGS, WINDOW_UPDATE, and HEADERS of GET / over http.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAMES = bytes.fromhex("000000040000000000 000004080000000000 7fff0000 000003010500000001 828684")
+KEY = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+VERSION = b"Sec-WebSocket-Version: 13\r\n"
+
+
+async def ask(port: int, data: bytes) -> tuple[bytes, asyncio.StreamWriter]:
+    """The head of the first answer and its body, and the connection, still open on this side."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    async with asyncio.timeout(10):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        return head + await reader.readexactly(int(length.partition(b":")[2])), writer
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [
+        (b"1.1", KEY + VERSION),
+        (b"1.1", VERSION),
+        (b"1.1", KEY),
+        (b"1.1", KEY + b"Sec-WebSocket-Version: 8\r\n"),
+        (b"1.0", KEY + VERSION),
+        (b"1.1", KEY + VERSION + b"Sec-WebSocket-Extensions: permessage-deflate\r\nSec-WebSocket-Protocol: a\r\n"),
+    ],
+    ids=["valid", "no key", "no version", "another version", "HTTP/1.0", "extensions"],
+)
+@pytest.mark.parametrize("path", [b"/health", b"/v1/responses", b"/v1/realtime"])
+async def test_websocket_handshakes_are_a_404_and_keep_no_connection_busy(
+    monkeypatch: pytest.MonkeyPatch, path: bytes, version: bytes, headers: bytes
+) -> None:
+    """More clients than there is room for send one and stay: one more is answered all the same."""
+    monkeypatch.setattr(installing, "most_connections", lambda: MOST)
+    handshake = b"GET %b HTTP/%b\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n%b\r\n"
+    async with serving() as server:
+        open_ones = []
+        for _ in range(MOST + 1):
+            answer, writer = await ask(server.port, handshake % (path, version, headers))
+            assert answer.startswith(b"HTTP/1.1 404 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "not_found"
+            open_ones.append(writer)
+        answer, writer = await ask(server.port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        for one in (writer, *open_ones):
+            one.close()
+
+
+@pytest.mark.parametrize("first", [PREFACE + FRAMES, PREFACE, b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n"])
+async def test_a_client_that_speaks_http2_at_once_is_told_so_in_one_answer(first: bytes) -> None:
+    async with serving(api_keys=("secret",)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(first)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 505 ")
+    assert b"connection: close" in head.lower()
+    assert json.loads(body)["error"]["message"] == "this server speaks HTTP/1.1 alone, and was spoken to in HTTP/2"
+
+
+async def test_an_upgrade_to_http2_is_answered_over_http1() -> None:
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    async with serving() as server:
+        answer, writer = await ask(server.port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n")
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_tls_offers_http1_alone() -> None:
+    installing.install()
+    assert Config().alpn_protocols == ["http/1.1"]
