@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,33 +14,49 @@ from aengine.http.responses.thoughts import unsealed
 from aengine.http.responses.tools import full_name
 
 _SYSTEM = ("system", "developer")
+_SLICE = 1024  # items that are read between two turns of the loop; 3 ms
 
 
-def messages_of(
+async def messages_of(
     instructions: str | None, items: Sequence[InputItem], earlier: Sequence[InputItem] = ()
 ) -> list[dict[str, Any]]:
-    """The messages of a conversation: the `earlier` items, which have been read before, and the request's.
+    """Return the messages of a conversation: the `earlier` items, which have been read before, and the request's.
 
     What an answer consisted of (thought, message, calls) becomes one message of the assistant again, and all
-    instructions at the beginning one of the system: many templates know no second one. Raises
-    `InvalidRequestError`, naming the item's field.
+    instructions at the beginning one of the system: many templates know no second one. Other tasks run between slices
+    of a long conversation. Raises `InvalidRequestError`, naming the item's field.
     """
-    conversation = _Conversation()
-    if instructions is not None:
-        conversation.messages.append({"role": "system", "content": instructions})
-    for item in earlier:
+    conversation = _Conversation(instructions)
+    for index, item in enumerate(earlier):
+        if index % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
         conversation.add(item, "previous_response_id")
     for index, item in enumerate(items):
+        if index % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
         conversation.add(item, f"input[{index}]")
-    return conversation.messages
+    return conversation.messages()
 
 
 class _Conversation:
-    """The messages so far; the last one may be an answer of which more items are to come."""
+    """The messages so far; the last one may be an answer of which more items are to come.
 
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+    A text that may grow is a list of its pieces until the end: adding to a text copies all of it.
+    """
+
+    def __init__(self, instructions: str | None) -> None:
+        self._messages: list[dict[str, Any]] = []
         self._answer: dict[str, Any] | None = None
+        if instructions is not None:
+            self._messages.append({"role": "system", "content": [instructions]})
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages with their texts joined; nothing can be added afterwards."""
+        for message in self._messages:
+            for name in ("content", "reasoning_content"):
+                if isinstance(pieces := message.get(name), list):
+                    message[name] = "".join(pieces)
+        return self._messages
 
     def add(self, item: InputItem, where: str) -> None:
         match item.type:
@@ -74,18 +91,18 @@ class _Conversation:
         content = joined_text(item.content, f"{where}.content")
         if item.role == "assistant":
             self._add_text(content)
-        elif item.role in _SYSTEM and len(self.messages) == 1 and self.messages[0]["role"] in _SYSTEM:
-            self.messages[0]["content"] += f"\n\n{content}"
+        elif item.role in _SYSTEM and len(self._messages) == 1 and self._messages[0]["role"] in _SYSTEM:
+            self._messages[0]["content"] += ("\n\n", content)
         else:
-            self._append({"role": item.role, "content": content})
+            self._append({"role": item.role, "content": [content]})
 
     def _append(self, message: dict[str, Any]) -> None:
-        self.messages.append(message)
+        self._messages.append(message)
         self._answer = None
 
     def _begin_answer(self) -> dict[str, Any]:
         answer: dict[str, Any] = {"role": "assistant", "content": None}
-        self.messages.append(answer)
+        self._messages.append(answer)
         self._answer = answer
         return answer
 
@@ -95,13 +112,15 @@ class _Conversation:
         answer = self._answer
         if answer is None or answer["content"] is not None or "tool_calls" in answer:
             answer = self._begin_answer()
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + thought
+        answer.setdefault("reasoning_content", []).append(thought)
 
     def _add_text(self, content: str) -> None:
         answer = self._answer
         if answer is None or (answer["content"] is not None and "tool_calls" not in answer):
             answer = self._begin_answer()
-        answer["content"] = (answer["content"] or "") + content
+        if answer["content"] is None:
+            answer["content"] = []
+        answer["content"].append(content)
 
     def _add_call(self, item: InputItem, arguments: str, where: str) -> None:
         answer = self._answer or self._begin_answer()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from aengine.text.template.tool_responses import places
+
 Message = Mapping[str, object]
 
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}  # the model knows low, medium and high
@@ -46,15 +48,12 @@ def harmony_kwargs(kwargs: Mapping[str, object]) -> dict[str, object]:
 def _one_by_one(
     message: dict[str, object], calls: list[object], results: Sequence[Message]
 ) -> Iterator[dict[str, object]]:
-    ids = [call.get("id") if isinstance(call, dict) else None for call in calls]
-    # A result that names none of them is the next one's, as where there is but one.
-    places = [
-        ids.index(named) if (named := each.get("tool_call_id")) is not None and named in ids else min(at, len(ids) - 1)
-        for at, each in enumerate(results)
-    ]
+    found: list[list[Message]] = [[] for _ in calls]
+    for place, result in zip(places(calls, results), results, strict=True):
+        found[place].append(result)
     for index, call in enumerate(calls):
         yield {**(message if index == 0 else {"role": message["role"]}), "tool_calls": [call]}
-        yield from (dict(result) for place, result in zip(places, results, strict=True) if place == index)
+        yield from map(dict, found[index])
 
 
 def _of_one_kind(message: Message) -> dict[str, object]:

@@ -40,15 +40,25 @@ def with_tool_responses(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def _responses(calls: Sequence[object], results: Sequence[Message]) -> Iterator[dict[str, object]]:
-    """By the name of the call that each is of: the one that it names, or else the next one."""
+    """Yield the results, each with the name of the function that was called."""
     functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
     names = [function.get("name") if isinstance(function, dict) else None for function in functions]
-    ids = [call.get("id") if isinstance(call, dict) else None for call in calls]
-    for at, result in enumerate(results):
-        named = result.get("tool_call_id")
-        place = ids.index(named) if named is not None and named in ids else min(at, len(names) - 1)
+    for place, result in zip(places(calls, results), results, strict=True):
         name = result.get("name") or (names[place] if names else None) or "unknown"
         yield {"name": name, "response": _text(result.get("content"))}
+
+
+def places(calls: Sequence[object], results: Sequence[Message]) -> list[int]:
+    """Return for each result the place of the call that it is of: the call that it names, or else the next one."""
+    known: dict[object, int] = {}
+    for place, call in enumerate(calls):
+        if isinstance(call, dict) and isinstance(call.get("id"), str | int):
+            known.setdefault(call["id"], place)
+    found = []
+    for at, result in enumerate(results):
+        named, following = result.get("tool_call_id"), min(at, len(calls) - 1)
+        found.append(known.get(named, following) if isinstance(named, str | int) else following)
+    return found
 
 
 def _text(content: object) -> object:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,7 +16,7 @@ from aengine.http.responses.thoughts import sealed
 
 
 def read(*items: dict[str, Any], instructions: str | None = None) -> list[dict[str, Any]]:
-    return messages_of(instructions, msgspec.convert(items, list[InputItem]))
+    return asyncio.run(messages_of(instructions, msgspec.convert(items, list[InputItem])))
 
 
 def user(text: str) -> dict[str, Any]:
@@ -104,3 +107,36 @@ def test_a_thought_is_its_content_what_is_sealed_of_it_or_its_summary(item: dict
 
 def test_a_thought_of_which_nothing_is_left() -> None:
     assert read({"type": "reasoning", "id": "rs", "summary": []}, message("m")) == [said("m")]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        lambda text: {"role": "system", "content": text},
+        thought,
+        message,  # after a call, where they are one answer
+    ],
+    ids=["instructions", "thoughts", "texts"],
+)
+def test_the_time_grows_with_the_items_not_with_their_square(item: Callable[[str], dict[str, Any]]) -> None:
+    text = "x" * 2000
+    items = msgspec.convert(
+        [call("f"), *(item(text) for _ in range(4000))][item.__name__ != "message" :], list[InputItem]
+    )
+    started = time.thread_time()
+    messages = asyncio.run(messages_of("i", items))
+    assert time.thread_time() - started < 0.5  # 4,000 copies of up to 8 MB take seconds
+    assert sum(len(value) for value in messages[-1].values() if isinstance(value, str) and "x" in value) >= 8_000_000
+
+
+def test_other_tasks_run_while_a_long_conversation_is_read() -> None:
+    async def read_beside() -> int:
+        items = [InputItem(role="user", content="x") for _ in range(20_000)]
+        task = asyncio.create_task(messages_of(None, items, items))
+        turns = 0
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(read_beside()) > 20

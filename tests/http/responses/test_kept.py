@@ -10,7 +10,8 @@ from openai.types.responses import Response
 from openai.types.responses.response_item_list import ResponseItemList
 
 from aengine.errors import EngineFailedError, InvalidRequestError
-from aengine.http.responses.kept import MAX_TURNS, KeptResponse, KeptResponses
+from aengine.http.bodies.responses_api.items import InputItem
+from aengine.http.responses.kept import MAX_ITEMS, MAX_TURNS, KeptResponse, KeptResponses, encoded_input, items_of
 from tests.http.fake_engine import WORDS, FakeEngine
 from tests.http.responses.streams import check_order, parse
 from tests.http.responses.test_create import ALL, PATH, F, saying
@@ -151,8 +152,8 @@ async def test_methods_that_a_response_does_not_have() -> None:
         assert (await server.client.post(f"{PATH}/resp_1/cancel")).status_code == 404
 
 
-def one(response_id: str, previous: str | None = None, size: int = 10) -> KeptResponse:
-    return KeptResponse(response_id, previous, b"x" * (size - 2), b"{}")
+def one(response_id: str, previous: str | None = None, size: int = 10, items: int = 1) -> KeptResponse:
+    return KeptResponse(response_id, previous, (b"x" * (size - 2),), items, b"{}")
 
 
 def test_the_one_that_was_used_longest_ago_is_forgotten_first() -> None:
@@ -194,3 +195,38 @@ def test_a_conversation_is_bounded() -> None:
     assert len(kept.turns(None, str(MAX_TURNS - 1), "f")) == MAX_TURNS
     with pytest.raises(InvalidRequestError, match="more than"):
         kept.turns(None, str(MAX_TURNS), "f")
+    kept.keep(None, one("a", items=MAX_ITEMS - 1))
+    kept.keep(None, one("b", "a"))
+    kept.keep(None, one("c", "b"))
+    assert len(kept.turns(None, "b", "f")) == 2
+    with pytest.raises(InvalidRequestError, match="f: the conversation has more than 65536 items"):
+        kept.turns(None, "c", "f")
+
+
+async def test_many_items_are_encoded_and_decoded_in_slices() -> None:
+    items = [InputItem(type="reasoning", id=str(number)) for number in range(20_000)]
+    for work in (
+        encoded_input(items),
+        items_of([KeptResponse("a", None, await encoded_input(items), 1, b'{"output":[]}')]),
+    ):
+        task = asyncio.create_task(work)
+        turns = 0
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 15
+    assert task.result() == items
+
+
+@pytest.mark.parametrize("bounds", [(4, 10**6), (10**6, 40)], ids=["responses", "bytes"])
+def test_no_caller_pushes_out_what_another_has_within_its_share(bounds: tuple[int, int]) -> None:
+    kept = KeptResponses(*bounds)
+    for name in "abcd":
+        kept.keep("greedy", one(name))
+    for name in "xy":
+        kept.keep("modest", one(name))
+    assert [name for name in "abcd" if kept.find("greedy", name)] == ["c", "d"]
+    for name in "efgh":
+        kept.keep("greedy", one(name))
+    assert [name for name in "xy" if kept.find("modest", name)] == ["x", "y"]
+    assert [name for name in "efgh" if kept.find("greedy", name)] == ["g", "h"]

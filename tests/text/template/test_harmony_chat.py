@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from aengine.text.template.control_tokens import ControlTokens
+from aengine.text.template.harmony_chat import harmony_messages
 from aengine.text.template.rendering import ChatTemplates
+from aengine.text.template.tool_responses import with_tool_responses
 
 # What the published template does with a chat, in a few lines.
 TEMPLATE = """
@@ -61,6 +64,17 @@ def test_results_without_ids_belong_to_the_calls_in_their_order() -> None:
     text = rendered({"role": "assistant", "tool_calls": [called("f", "1"), called("g", "2")]}, *results)
     assert [part.partition(" ")[0] for part in text.split("<|start|>functions.")[1:]] == ["f", "g", "g"]
     assert text.index(G) < text.index('"b"')
+
+
+@pytest.mark.parametrize("lay_out", [harmony_messages, with_tool_responses])
+def test_the_time_grows_with_the_calls_not_with_their_square(lay_out: Any) -> None:
+    calls = [called("f", str(number)) for number in range(20_000)]
+    results = [{"role": "tool", "tool_call_id": str(number), "content": ""} for number in reversed(range(20_000))]
+    started = time.thread_time()
+    laid_out = lay_out([{"role": "assistant", "tool_calls": calls}, *results])
+    assert time.thread_time() - started < 1  # 400 million comparisons take several seconds
+    first = laid_out[1] if lay_out is harmony_messages else laid_out[0]["tool_responses"][0]
+    assert first == (results[-1] if lay_out is harmony_messages else {"name": "f", "response": ""})
 
 
 def test_a_preamble_beside_a_call_joins_the_thought() -> None:

@@ -21,7 +21,7 @@ from aengine.http.responses.events import Keep, ResponseEventEncoder, keep_nothi
 from aengine.http.responses.head import ResponseHead
 from aengine.http.responses.input import messages_of
 from aengine.http.responses.items import Output
-from aengine.http.responses.kept import KeptResponse, items_of
+from aengine.http.responses.kept import KeptResponse, encoded_input, items_of
 from aengine.http.responses.logprobs import MessageLogprobs
 from aengine.http.responses.tools import read_tools
 from aengine.http.responses.whole import response_body
@@ -46,20 +46,22 @@ class Responses(Endpoint):
             logprobs=(body.top_logprobs or 0) if LOGPROBS in include else None,
             structured=body.structured(),
         )
+        response_id = f"resp_{uuid.uuid4().hex}"
+        kept = bool(self._state.kept_responses.most) and body.store is not False
+        keep = await self._keep(body, response_id, caller) if kept else keep_nothing
         chat = await self._submit_chat(
             engine,
-            self._messages(body, caller),
+            await self._messages(body, caller),
             tools.use,
             params,
             template_options(body),
             names=_NAMES,
-            request_id=(response_id := f"resp_{uuid.uuid4().hex}"),
+            request_id=response_id,
             priority=body.priority,
             cache_salt=body.cache_salt,
             adapter=model.adapter,
             streamed=False,  # the last events of a stream have them once more
         )
-        kept = bool(self._state.kept_responses.most) and body.store is not False
         head = ResponseHead(response_id, model.name, body, params, stored=kept)
         reasoning = body.reasoning or Reasoning()
         output = Output(
@@ -69,7 +71,6 @@ class Responses(Endpoint):
         )
         (reader,) = chat.readers
         logprobs = None if chat.logprobs is None else MessageLogprobs(chat.logprobs, reader.thought)
-        keep = self._keep(body, response_id, caller) if kept else keep_nothing
         if body.stream:
             return self._stream(chat.stream, ResponseEventEncoder(head, output, reader, logprobs, keep))
 
@@ -88,32 +89,33 @@ class Responses(Endpoint):
         offered = read_tools(body).use.offered
         with renamed_param(_NAMES):
             prompt = await engine.encode_chat(
-                self._messages(body, request.scope.get(CALLER)),
+                await self._messages(body, request.scope.get(CALLER)),
                 tools=tools_for_template(offered) if offered else None,
                 **template_options(body),
             )
         return json_response(InputTokens(len(prompt.token_ids)))
 
-    def _messages(self, body: ResponsesRequest, caller: str | None) -> list[dict[str, Any]]:
+    async def _messages(self, body: ResponsesRequest, caller: str | None) -> list[dict[str, Any]]:
         """The conversation: what is kept of it, and the request's input."""
         items = _items(body)
         earlier: list[InputItem] = []
         if body.previous_response_id is not None:
             kept = self._state.kept_responses
-            earlier = items_of(kept.turns(caller, body.previous_response_id, "previous_response_id"))
-        return messages_of(body.instructions, items, earlier)
+            earlier = await items_of(kept.turns(caller, body.previous_response_id, "previous_response_id"))
+        return await messages_of(body.instructions, items, earlier)
 
-    def _keep(self, body: ResponsesRequest, response_id: str, caller: str | None) -> Keep:
+    async def _keep(self, body: ResponsesRequest, response_id: str, caller: str | None) -> Keep:
         """What keeps the response once it is finished. Items of its input get ids, by which they are listed."""
         items = _items(body)
-        for item in items:
-            item.id = item.id or f"{_prefix(item)}_{uuid.uuid4().hex}"
-        given = msgspec.json.encode(items)
+        request_id = uuid.uuid4().hex
+        for index, item in enumerate(items):
+            item.id = item.id or f"{_prefix(item)}_{request_id}{index:x}"
+        given = await encoded_input(items)
 
         def keep(answer: dict[str, Any]) -> None:
             response = b"".join(document(answer))
             self._state.kept_responses.keep(
-                caller, KeptResponse(response_id, body.previous_response_id, given, response)
+                caller, KeptResponse(response_id, body.previous_response_id, given, len(items), response)
             )
 
         return keep

@@ -14,14 +14,12 @@ from aengine.http.bodies.responses_api.items import InputItem, InputPart
 from aengine.http.door.auth import CALLER
 from aengine.http.door.errors import HTTPError
 from aengine.http.endpoints.base import json_response
-from aengine.http.responses.kept import KeptResponse, items_of
+from aengine.http.responses.kept import KeptResponse, input_of, items_of
 from aengine.http.state import ServerState
 
 _MOST_LISTED = 100
 _LISTED = 20  # where nobody says how many
 _YES = ("1", "true", "True")
-
-_inputs = msgspec.json.Decoder(list[InputItem])
 
 
 class KeptResponseEndpoints:
@@ -44,7 +42,7 @@ class KeptResponseEndpoints:
     async def input_items(self, request: Request) -> Response:
         """The items that the response answers, those of earlier turns included as far as they are kept."""
         kept = self._find(request)
-        items = self._earlier(request, kept) + _inputs.decode(kept.input)
+        items = await self._earlier(request, kept) + await input_of(kept)
         query = request.query_params
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
@@ -72,11 +70,11 @@ class KeptResponseEndpoints:
             raise HTTPError(404, "not_found", f"there is no response {response_id[:100]!r} here (any more)")
         return found
 
-    def _earlier(self, request: Request, kept: KeptResponse) -> list[InputItem]:
+    async def _earlier(self, request: Request, kept: KeptResponse) -> list[InputItem]:
         if kept.previous is None:
             return []
         try:
-            return items_of(self._kept.turns(request.scope.get(CALLER), kept.previous, "previous_response_id"))
+            return await items_of(self._kept.turns(request.scope.get(CALLER), kept.previous, "previous_response_id"))
         except InvalidRequestError:  # forgotten
             return []
 
