@@ -262,27 +262,27 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
             runtime = (start or start_runtime)(replace(config, lora=here), folder, model, making.result)
             try:
                 adapters = _read_adapters(config, runtime)
+                grammars = making.result()
+                if timeline is not None:
+                    runtime.runner.trace(timeline)
+                return Loaded(
+                    config,
+                    runtime,
+                    tokenizer,
+                    grammars,
+                    generation,
+                    pooling,
+                    scorer,
+                    timeline,
+                    adapters,
+                    disk,
+                    b"" if disk is None else _fingerprint(folder, config, runtime),
+                )
             except BaseException:
                 if runtime.adapters is not None:
                     runtime.adapters.close()
                 runtime.close()
                 raise
-            grammars = making.result()
-            if timeline is not None:
-                runtime.runner.trace(timeline)
-            return Loaded(
-                config,
-                runtime,
-                tokenizer,
-                grammars,
-                generation,
-                pooling,
-                scorer,
-                timeline,
-                adapters,
-                disk,
-                b"" if disk is None else _fingerprint(folder, config, runtime),
-            )
         except BaseException:
             if making.exception() is None:
                 making.result().close()

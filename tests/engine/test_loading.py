@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +165,25 @@ def test_its_threads_end_where_the_device_cannot_be_opened(checkpoint: Path, mon
     with pytest.raises(Started):
         load(checkpoint, no_device)
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("step", ["_read_adapters", "Loaded"])
+def test_the_device_is_let_go_where_what_comes_after_it_fails(
+    step: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    adapters = SimpleNamespace(close=lambda: closed.append("adapters"))
+    runtime: Any = SimpleNamespace(adapters=adapters, close=lambda: closed.append("runtime"))
+
+    def fail(*_: object) -> None:
+        raise Started
+
+    monkeypatch.setattr(loaded.Grammars, "close", lambda _: closed.append("grammars"))
+    monkeypatch.setattr(loaded, "_read_adapters", lambda *_: None)
+    monkeypatch.setattr(loaded, step, fail)
+    with pytest.raises(Started):
+        load(checkpoint, lambda *_: runtime)
+    assert closed == ["adapters", "runtime", "grammars"]
 
 
 def test_the_interpreter_is_as_before_afterwards(checkpoint: Path) -> None:

@@ -17,7 +17,7 @@ from aengine.types import FinishReason, Usage
 class PooledRequest:
     """The prompts of one call, and the future that its caller awaits."""
 
-    __slots__ = ("_on_end", "arrived", "began", "done", "ended", "id", "latencies", "prompts")
+    __slots__ = ("_on_end", "_unended", "arrived", "began", "done", "ended", "id", "latencies", "prompts")
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class PooledRequest:
         self.ended = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.prompts = [PooledPrompt(self, sequence) for sequence in sequences]
+        self._unended = len(self.prompts)
         self._on_end = on_end
 
     @property
@@ -53,7 +54,8 @@ class PooledRequest:
     def prompt_ended(self) -> None:
         """Note the end of one prompt; with the last one the request is done."""
         self.latencies.ended["stop"] += 1
-        if all(prompt.finish_reason is not None for prompt in self.prompts):
+        self._unended -= 1
+        if not self._unended:
             self.latencies.whole.observe(monotonic() - self.arrived)
             self._end(None, None)
 
@@ -79,7 +81,7 @@ class PooledRequest:
             return
         self.ended = True
         if reason is not None:
-            self.latencies.ended[reason] += sum(prompt.finish_reason is None for prompt in self.prompts)
+            self.latencies.ended[reason] += self._unended
         self._on_end(self)
         if self.done.done():  # its caller was cancelled
             return
