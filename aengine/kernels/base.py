@@ -18,6 +18,7 @@ from aengine.kernels.linear.base import Linear, Norm
 from aengine.kernels.linear.weights import QuantizedWeight
 from aengine.kernels.lora.base import AdapterWeights, TokenAdapters
 from aengine.kernels.lora.experts import ExpertAdapters
+from aengine.kernels.registered import RegisteredExperts, RegisteredLinear
 
 
 class Route(Protocol):
@@ -44,11 +45,11 @@ class Kernels(Protocol):
         """An RMS norm with weight [width], which may be filled later."""
         ...
 
-    def dense(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def dense(self, weight: Tensor, bias: Tensor | None) -> RegisteredLinear:
         """A linear of weight [outputs, inputs] and bias [outputs], whose contents are final."""
         ...
 
-    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> RegisteredLinear:
         """A linear of a quantised matrix and a bias [outputs], for inputs of `dtype`."""
         ...
 
@@ -66,11 +67,11 @@ class Kernels(Protocol):
 
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
-    ) -> Experts:
+    ) -> RegisteredExperts:
         """Experts of quantised matrices, of the shapes of `experts`, for inputs of `dtype`."""
         ...
 
-    def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> Experts:
+    def experts(self, gate_up: Tensor, down: Tensor, rule: ExpertRule = SILU) -> RegisteredExperts:
         """Experts of gate_up [experts, 2 * inter, hidden], gate's rows first, and down [experts, hidden, inter]."""
         ...
 

@@ -40,6 +40,7 @@ from aengine.kernels.lora.order import TokenOrder
 from aengine.kernels.lora.triton_adapted import DenseAdapted, TritonAdapted
 from aengine.kernels.lora.triton_experts import TritonAdaptedExperts
 from aengine.kernels.parts import Parts
+from aengine.kernels.registered import RegisteredExperts, RegisteredLinear
 
 
 class TritonKernels:
@@ -63,7 +64,7 @@ class TritonKernels:
     def dense(self, weight: Tensor, bias: Tensor | None) -> TritonLinear:
         return TritonLinear(weight, bias, self._small_linear)
 
-    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> RegisteredLinear:
         """Where there is no kernel for its shape or on this device, of the dequantised weight."""
         if not isinstance(weight, Fp8Weight):
             if supported_group(weight.group, weight.shape[-1]) and dtype != torch.float32:
@@ -87,7 +88,7 @@ class TritonKernels:
 
     def quantized_experts(
         self, gate_up: QuantizedWeight, down: QuantizedWeight, dtype: torch.dtype, rule: ExpertRule = SILU
-    ) -> Experts:
+    ) -> RegisteredExperts:
         """Where there is no kernel for their shape, their rule or on this device, of the dequantised matrices."""
         if (
             rule.plain

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from aengine.kernels.experts.base import Experts
 from aengine.kernels.linear.base import Linear, Norm
+from aengine.kernels.registered import RegisteredExperts, RegisteredLinear
 from aengine.model.overwrite import captured, overwrite
 
 
@@ -18,7 +19,7 @@ class LoadedLinear:
     """
 
     loaded: Linear  # what its format made of the tensors
-    _made: Linear | None = None  # the same without adapters
+    _made: RegisteredLinear | None = None  # the same without adapters
 
     def __init__(self, inputs: int, outputs: int, adapt: Callable[[Linear], Linear] | None = None) -> None:
         """adapt: makes what computes of what the format made; None: that computes itself."""
@@ -31,7 +32,7 @@ class LoadedLinear:
         """What computes where no token has an adapter; None until it is loaded."""
         return self._made
 
-    def load(self, made: Linear) -> None:
+    def load(self, made: RegisteredLinear) -> None:
         """The tensors are there, and this is what their format made of them.
 
         Where there were others, on a GPU, their memory gets the new numbers: graphs have captured it. Raises
@@ -66,7 +67,7 @@ class LoadedExperts:
     """The same for the experts of a layer."""
 
     loaded: Experts
-    _made: Experts | None = None
+    _made: RegisteredExperts | None = None
 
     def __init__(self, experts: int, hidden: int, adapt: Callable[[Experts], Experts] | None = None) -> None:
         self.experts = experts
@@ -77,7 +78,7 @@ class LoadedExperts:
     def unadapted(self) -> Experts | None:
         return self._made
 
-    def load(self, made: Experts) -> None:
+    def load(self, made: RegisteredExperts) -> None:
         if self._made is not None and captured(self._made):
             overwrite(self._made, made)
             return

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from aengine.errors import WeightsError
+from aengine.kernels.experts.fp8.experts import Fp8Experts
 from aengine.kernels.experts.matrices import Matrices
+from aengine.kernels.experts.packed.experts import PackedExperts
 from aengine.kernels.experts.packed.matrices import PackedMatrices
+from aengine.kernels.experts.torch_experts import TorchExperts
+from aengine.kernels.experts.triton_experts import TritonExperts
+from aengine.kernels.linear.fp8 import library as fp8_library
+from aengine.kernels.linear.fp8.cublas_lt import BlockProducts
+from aengine.kernels.linear.fp8.few_rows import Fp8FewRows
+from aengine.kernels.linear.fp8.library import LibraryFp8
+from aengine.kernels.linear.fp8.linear import Fp8Linear
 from aengine.kernels.linear.fp8.scales import kernel_scales
+from aengine.kernels.linear.int4.launch import Int4Product
+from aengine.kernels.linear.int4.linear import Int4Linear
 from aengine.kernels.linear.int4.packed_codes import pack_codes
+from aengine.kernels.linear.small_linear import SmallLinear
+from aengine.kernels.linear.torch_linear import TorchLinear
+from aengine.kernels.linear.triton_linear import TritonLinear
 from aengine.kernels.linear.weights import Fp8Weight, Int4Weight
+from aengine.kernels.registered import Registered
 from aengine.model.dense import in_fp8
-from aengine.model.overwrite import overwrite
+from aengine.model.overwrite import captured, overwrite
 
 
 def fp8(seed: int, experts: int | None = None) -> Fp8Weight:
@@ -39,6 +56,75 @@ FORMS: dict[str, Callable[[int], object]] = {
     "int4 experts": lambda seed: PackedMatrices.of(int4(seed, 3)),
     "several": lambda seed: [Matrices(torch.full((1, 2, 2), float(seed))), (pack_codes(int4(seed)), None, 3)],
 }
+
+
+def dense(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def library_of(weight: Fp8Weight, monkeypatch: pytest.MonkeyPatch) -> Fp8Linear:
+    """A linear as on a Hopper, whose product in pieces is by the library."""
+    monkeypatch.setattr(LibraryFp8, "fits", lambda _: True)
+    monkeypatch.setattr(fp8_library, "pieces_of_k", lambda *_: 2)
+    return Fp8Linear(weight, None, Fp8FewRows(), BlockProducts())
+
+
+Make = Callable[[int, pytest.MonkeyPatch], Any]
+MADE: dict[str, Make] = {
+    "torch": lambda seed, _: TorchLinear(dense(seed, 8, 8), dense(seed, 8)),
+    "floats": lambda seed, _: TritonLinear(dense(seed, 8, 8), dense(seed, 8), SmallLinear()),
+    "fp8": lambda seed, _: Fp8Linear(fp8(seed), dense(seed, 256), Fp8FewRows(), BlockProducts()),
+    "fp8 by the library": lambda seed, monkeypatch: library_of(fp8(seed), monkeypatch),
+    "int4": lambda seed, _: Int4Linear(int4(seed), dense(seed, 32), Int4Product(), torch.float32),
+    "experts by torch": lambda seed, _: TorchExperts(dense(seed, 2, 8, 4), dense(seed, 2, 4, 4)),
+    "experts": lambda seed, _: TritonExperts(dense(seed, 2, 8, 4), dense(seed, 2, 4, 4)),
+    "fp8 experts": lambda seed, _: Fp8Experts(in_fp8(dense(seed, 2, 256, 128)), in_fp8(dense(seed + 9, 2, 128, 128))),
+    "int4 experts": lambda seed, _: PackedExperts(
+        Int4Weight(torch.ones(2, 64, 32, dtype=torch.uint8), dense(seed, 2, 64, 1)),
+        Int4Weight(torch.ones(2, 32, 32, dtype=torch.uint8), dense(seed, 2, 32, 1)),
+    ),
+}  # fmt: skip
+SHARED = (SmallLinear, Fp8FewRows, BlockProducts, Int4Product)  # of all linears: their memory is not the weight's
+
+
+def reachable(thing: object) -> Iterator[Tensor]:
+    """Every tensor that an object holds, whether or not it is registered."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, (list, tuple)):
+        for part in thing:
+            yield from reachable(part)
+    elif type(thing).__module__.startswith("aengine.") and not isinstance(thing, SHARED):
+        names = [*getattr(thing, "__dict__", ())] or [*getattr(type(thing), "__slots__", ())]
+        for name in names:
+            yield from reachable(getattr(thing, name))
+
+
+@pytest.mark.parametrize("form", MADE)
+def test_everything_that_is_made_of_a_weight_is_registered(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, made = (MADE[form](seed, monkeypatch) for seed in (1, 2))
+    places = [one.data_ptr() for one in reachable(kept)]
+    assert isinstance(kept, Registered)
+    assert len(places) > 1
+    kept.later = torch.ones(3)  # kept from one call to the next
+    overwrite(kept, made)
+    del kept.later
+    assert [one.data_ptr() for one in reachable(kept)] == places
+    for old, new in zip(reachable(kept), reachable(made), strict=True):
+        assert torch.equal(old.reshape(-1).view(torch.uint8), new.reshape(-1).view(torch.uint8))
+
+
+def test_a_linear_is_captured_where_a_tensor_of_it_lies_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = MADE["fp8 by the library"](1, monkeypatch)
+    assert not captured(linear)
+    held: Any = SimpleNamespace(parameters={"several": [(None, Matrices(SimpleTensor(dense(1, 1, 2, 2))))]})
+    assert captured(held)
+
+
+class SimpleTensor(Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    is_cuda = True
 
 
 def tensors(thing: object) -> Iterator[Tensor]:

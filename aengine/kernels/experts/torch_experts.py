@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +20,10 @@ class TorchExperts:
         self.gate_up_weight = gate_up
         self.down_weight = down
         self.rule = rule
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"gate_up": self.gate_up_weight, "down": self.down_weight, "rule": self.rule}
 
     def add_to(self, h: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         tokens, top_k = ids.shape

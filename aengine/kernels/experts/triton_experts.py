@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -29,6 +30,10 @@ class TritonExperts:
         self._gate_up = Matrices(gate_up)
         self._down = Matrices(down)
         self.rule = rule
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"gate_up": self._gate_up, "down": self._down, "rule": self.rule}
 
     def config(self, h: Tensor, top_k: int) -> Config:
         """What computes h [tokens, hidden], of which each token goes to top_k experts."""

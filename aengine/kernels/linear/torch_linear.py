@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,6 +19,10 @@ class TorchLinear:
         self.outputs, self.inputs = weight.shape
         self._weight = pack(weight)
         self._bias = bias
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"weight": self._weight, "bias": self._bias}
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._weight.is_mkldnn:

@@ -5,7 +5,7 @@ But gate and up of many rows have one of our own again, which applies SiLU(gate)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,10 @@ class TritonLinear:
         self._weight = weight
         self._bias = bias
         self._few_rows = few_rows
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"weight": self._weight, "bias": self._bias}
 
     @property
     def weight(self) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from aengine.kernels.experts.apart import Apart
@@ -30,6 +32,10 @@ class Fp8Experts:
             raise ValueError(f"gate_up {list(gate_up.weight.shape)} does not belong to down {list(down.weight.shape)}")
         self._gate_up, self._down = Matrices.of_fp8(gate_up), Matrices.of_fp8(down)
         self.rule = rule
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"gate_up": self._gate_up, "down": self._down, "rule": self.rule}
 
     @staticmethod
     def fits(gate_up: Fp8Weight, down: Fp8Weight) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from aengine.kernels.experts.apart import Apart
@@ -29,6 +31,10 @@ class PackedExperts:
         self._gate_up, self._down = PackedMatrices.of(gate_up, parts=2), PackedMatrices.of(down)
         self._single = fits_single_rows(self._gate_up) and fits_single_rows(self._down)
         self.rule = rule
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"gate_up": self._gate_up, "down": self._down, "rule": self.rule}
 
     @staticmethod
     def fits(gate_up: Int4Weight | Mxfp4Weight, down: Int4Weight | Mxfp4Weight) -> bool:

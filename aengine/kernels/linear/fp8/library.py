@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +28,11 @@ class LibraryFp8:
         self._products = products
         counts = {self._pieces_of_k(rows) for rows in (128, 256)} - {1}
         self._pieces = [Pieces(scale, count, products) for count in sorted(counts)]
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        """Without the weight and its bias, which are the linear's."""
+        return {"scale": self._scale, "pieces": self._pieces}
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from aengine.kernels.launch import launch_for
@@ -40,6 +42,17 @@ class Fp8Linear:
         self._few_rows = few_rows
         self._library = LibraryFp8(weight, bias, products) if LibraryFp8.fits(weight) else None
         self._blocks = self._library is not None and weight.activations == "group"
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {
+            "weight": self._weight,
+            "scales": self._scales,
+            "activations": self._activations,
+            "input_scale": self._input_scale,
+            "bias": self._bias,
+            "library": self._library,
+        }
 
     @staticmethod
     def fits(weight: Fp8Weight) -> bool:

@@ -7,6 +7,8 @@ library does not batch what has blocks of scales, so each piece goes on a stream
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -29,6 +31,10 @@ class Pieces:
         self.count = count
         self._scales = [F.pad(piece, (0, -piece.shape[1] % 4)).contiguous() for piece in scale.chunk(count, 1)]
         self._products = products
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"scales": self._scales}
 
     def __call__(self, x: Tensor, x_scale: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
         """x [m, k] e4m3 with scales [k / 128, m], weight [n, k] -> [count, m, n] of `dtype`, to be added up.

@@ -5,6 +5,8 @@ With a dense copy that is kept beside the codes, `COPY_ROWS` are very many.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,6 +48,10 @@ class Int4Linear:
                 product.write_out(self._weight, self._copy, overlap=False)
         else:
             product.reserve(self.outputs * self.inputs, dtype, weight.scale.device)
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {"weight": self._weight, "bias": self._bias, "copy": self._copy}
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, inputs] -> [tokens, outputs], in x's dtype."""
