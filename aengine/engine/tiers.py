@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
+from aengine.cache.tiers.complaints import Complaints
 from aengine.cache.tiers.disk import DiskPages, PageFileError
 from aengine.cache.tiers.host import HostPages
-from aengine.cache.tiers.tiers import Load, Store, Tiers, Write
+from aengine.cache.tiers.tiers import Arrival, Load, Store, Tiers, Write
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.scheduling.holdings.loading import Loading
@@ -46,6 +47,7 @@ class PageCarriers:
         self._files = ThreadPoolExecutor(1, "aengine-page-files-out")
         self._readers = ThreadPoolExecutor(4, "aengine-page-files-in")
         self._changed = {lane: asyncio.Event() for lane in ("down", "up", "files")}
+        self._unwritten = Complaints()
         self._wake: Callable[[], None] = lambda: None
         self._closing = False
         self._resting = False
@@ -145,26 +147,27 @@ class PageCarriers:
                 self._changed["files"].set()
                 self._wake()
         while (load := self.tiers.next_load()) is not None:
-            self._loading.end(load, 0)
+            self._loading.end(load, Arrival(0))
 
-    async def _loaded(self, load: Load) -> int:
-        """Bring a load's pages; how many of its first ones have come."""
-        arrived = await self._read(load)
+    async def _loaded(self, load: Load) -> Arrival:
+        """Bring a load's pages."""
+        arrival = await self._read(load)
+        arrived = arrival.pages
         began = time.perf_counter()
         try:
             if arrived:
                 await self._copies.to_device(load.slots[:arrived], load.pages[:arrived])
         except Exception as error:  # noqa: BLE001 - they are computed then; a lost device says so in its steps
             log.error("%d KV pages could not be copied from host memory: %s", arrived, error)
-            return 0
+            return Arrival(0)
         self.tiers.speeds.loaded(arrived * self.tiers.page_bytes, time.perf_counter() - began)
-        return arrived
+        return arrival
 
-    async def _read(self, load: Load) -> int:
-        """Read what lies on the disk into host memory; how many of the first pages are there now."""
+    async def _read(self, load: Load) -> Arrival:
+        """Read what lies on the disk into host memory."""
         reads, disk = load.reads, self._disk
         if not reads or disk is None:
-            return len(load.keys)
+            return Arrival(len(load.keys))
         loop, began = asyncio.get_running_loop(), time.perf_counter()
 
         def read(key: bytes, slot: int) -> None:
@@ -175,10 +178,11 @@ class PageCarriers:
         self.tiers.speeds.read(len(reads) * self.tiers.page_bytes, time.perf_counter() - began)
         for (place, _, _), result in zip(reads, results, strict=True):
             if result is not None:
-                level = logging.WARNING if isinstance(result, PageFileError) else logging.ERROR
+                unusable = isinstance(result, PageFileError)
+                level = logging.WARNING if unusable else logging.ERROR
                 log.log(level, "disk_cache_dir: %s; what it should hold is computed", result)
-                return place
-        return len(load.keys)
+                return Arrival(place, unusable)
+        return Arrival(len(load.keys))
 
     # ---- files ----------------------------------------------------------------------------------------------
 
@@ -203,10 +207,12 @@ class PageCarriers:
         page = write.page
         parts = self._copies.memory(page.slot)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._files, disk.write, page.key, parts)
+            size = await asyncio.get_running_loop().run_in_executor(self._files, disk.write, page.key, parts)
         except OSError as error:
-            log.warning("disk_cache_dir: a page could not be written: %s", error)
+            self._unwritten.failed("disk_cache_dir: a page could not be written: %s", error)
             return 0
+        self._unwritten.succeeded()
+        return size
 
 
 def open_disk(config: EngineConfig) -> DiskPages | None:

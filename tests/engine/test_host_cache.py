@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import anyio
 import pytest
 import torch
 
 import aengine
+from aengine.cache.tiers.disk import DiskPages
 from aengine.errors import ConfigError
 from aengine.model.loading.hub import DEMO
 from aengine.types import Completion
@@ -333,6 +335,17 @@ async def test_a_damaged_file_is_computed_anew_and_named_once(tmp_path: Path, ca
     assert lines[1].endswith("is damaged; what it should hold is computed")
 
 
+async def test_a_full_disk_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DiskPages, "write", Mock(side_effect=OSError(28, "No space left on device")))
+    async with engine_with(disk_cache_dir=str(tmp_path)) as engine:
+        await ask(engine, chat(0))
+        await all_copied(engine)
+        assert DiskPages.write.call_count > 5  # type: ignore[attr-defined]
+    assert caplog.text.count("a page could not be written: [Errno 28] No space left on device") == 1
+
+
 async def test_flushing_drops_the_files(tmp_path: Path) -> None:
     async with engine_with(disk_cache_dir=str(tmp_path)) as engine:
         await ask(engine, chat(0))
@@ -361,6 +374,7 @@ async def test_files_are_bounded(tmp_path: Path) -> None:
         ({"host_cache_gib": 2.0**19}, "host_cache_gib: .* leave too little"),
         ({"host_cache_gib": 1e-9}, "host_cache_gib: .* raise it"),
         ({"disk_cache_dir": "/proc/version"}, "disk_cache_dir: /proc/version"),
+        ({"disk_cache_dir": "/tmp"}, "disk_cache_dir: /tmp: every user may write into the folder"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(knobs: dict[str, Any], says: str) -> None:

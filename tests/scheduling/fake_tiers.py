@@ -11,7 +11,7 @@ from collections import OrderedDict
 from aengine.cache.tiers.disk import DiskPages
 from aengine.cache.tiers.host import HostPages
 from aengine.cache.tiers.speeds import Speeds
-from aengine.cache.tiers.tiers import Load, Store, Tiers, Write
+from aengine.cache.tiers.tiers import Arrival, Load, Store, Tiers, Write
 from aengine.scheduling.holdings.loading import Loading
 from aengine.scheduling.scheduler import Scheduler
 from tests.scheduling.fake_device import POISON, FakeDevice, check
@@ -102,18 +102,24 @@ class FakeTiers:
         self.tiers.end_store(store, not fails)
 
     def _end_load(self, load: Load, fails: bool) -> None:
-        arrived = len(load.pages)
+        arrived, unusable = len(load.pages), False
         for place, key, slot in load.reads:
             content = None if self.disk is None else self.disk.contents.get(key)
             if content is None or (fails and place == arrived - 1):
-                arrived = place
+                arrived, unusable = place, True
                 break
             self.host[slot] = content
-        if fails:
+        if fails and not unusable:  # the device does not take them
             arrived //= 2
         for page, slot in zip(load.pages[:arrived], load.slots[:arrived], strict=True):
             self._write(page, self.host[slot])
-        self.loading.end(load, arrived)
+        known = [key for key in load.keys if self._lies_below(key)]
+        self.loading.end(load, Arrival(arrived, unusable))
+        lost = [key for key in known if not self._lies_below(key)]
+        check(lost in ([], load.keys[arrived : arrived + unusable]), "a load that was stopped has lost a sound page")
+
+    def _lies_below(self, key: bytes) -> bool:
+        return key in self.tiers.host or (self.disk is not None and key in self.disk)
 
     def _end_write(self, write: Write, fails: bool) -> None:
         if self.disk is not None and not fails:

@@ -1,28 +1,37 @@
 """Pages as files: one each, named by its key, checked when it is read, bounded in number by their bytes.
 
 A file is a header (magic, key, length, CRC-32 of the contents) and the page's bytes, rank by rank. It appears under its
-name at once and whole. Whatever else lies in the folder is left alone. The index lives in memory and belongs to the
-event loop; `write`, `read` and `delete` touch files alone and may run in any thread.
+name at once and whole. A file is the cache's own if its name and its header say so; nothing else in the folder is
+changed or followed. The index lives in memory and belongs to the event loop; `write`, `read` and `delete` touch files
+alone and may run in any thread.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
+import re
+import secrets
+import stat
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from aengine.cache.tiers.complaints import Complaints
 from aengine.cache.tiers.keys import KEY_BYTES
 
 log = logging.getLogger("aengine")
 
 _HEADER = struct.Struct(f"<8s{KEY_BYTES}sQI")
 _MAGIC = b"aengkv\x00\x01"
-_SUFFIX = ".kv"
-_UNFINISHED = ".part"
+_FOLDER = re.compile(r"[0-9a-f]{2}")
+_OWN = re.compile(r"([0-9a-f]{64})\.(?:kv|[0-9a-f]+\.part)")  # a page, or one that was never finished
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing about the file
 
 
 class PageFileError(Exception):
@@ -33,12 +42,18 @@ class DiskPages:
     """The keys of the pages in a folder, least recently used first, and their files."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        """Make the folder, for its owner's eyes only, and list what is there. Raises `OSError`."""
+        """Make the folder, for its owner's eyes only, and list what is there.
+
+        Raises `OSError`, also for a folder into which other users may put pages.
+        """
         self.folder = folder
         self.most_bytes = most_bytes
         self.bytes = 0
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # oldest use first
+        self._undeleted = Complaints()
+        self._run = secrets.token_hex(8)  # in the names of unfinished files: those of other processes have others
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_shared(folder.stat())
         found, foreign = self._scan()
         for _, key, size in sorted(found):
             self._sizes[key] = size
@@ -86,27 +101,30 @@ class DiskPages:
 
     def write(self, key: bytes, parts: Sequence[memoryview]) -> int:
         """Write a page, and return the bytes that its file has. Raises `OSError`, and leaves nothing then."""
-        path = self._path(key)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
+        name, unfinished = _name(key), f"{key.hex()}.{self._run}.part"
         length, checksum = _sum(parts)
-        try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with open(descriptor, "wb", buffering=0) as file:
-                for part in (memoryview(_HEADER.pack(_MAGIC, key, length, checksum)), *parts):
-                    _write_all(file.fileno(), part)
-            os.replace(unfinished, path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
+        with self._folder_of(key, make=True) as folder:
+            if _exists(folder, name) and not _is_own(folder, name, key):
+                raise FileExistsError(errno.EEXIST, f"{self.folder / name[:2] / name} is no cached page, and stays")
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            try:
+                with open(descriptor, "wb", buffering=0) as file:
+                    for part in (memoryview(_HEADER.pack(_MAGIC, key, length, checksum)), *parts):
+                        _write_all(file.fileno(), part)
+                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                os.unlink(unfinished, dir_fd=folder)
+                raise
         return _HEADER.size + length
 
     def read(self, key: bytes, parts: Sequence[memoryview]) -> None:
-        """Read a page into memory of its size, and mark it as used. Raises `PageFileError`."""
-        path = self._path(key)
+        """Read a page into memory of its size, and mark it as used.
+
+        Raises `PageFileError` if it cannot be used now or later, and `OSError` if this process lacks the means.
+        """
+        path = self.folder / key.hex()[:2] / _name(key)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            with open(descriptor, "rb", buffering=0) as file:
+            with self._folder_of(key) as folder, _opened(folder, path.name) as file:
                 header = file.read(_HEADER.size)
                 if len(header) != _HEADER.size:
                     raise PageFileError(f"{path} is cut short")
@@ -118,48 +136,119 @@ class DiskPages:
                     _read_all(file.fileno(), part, path)
                 if _sum(parts)[1] != checksum or file.read(1):
                     raise PageFileError(f"{path} is damaged")
-            os.utime(path)  # the order in which a later start finds them
+                with suppress(OSError):  # a disk that is read-only keeps no order in which a later start finds them
+                    os.utime(file.fileno())
         except OSError as error:
+            if error.errno in _PASSING:
+                raise
             raise PageFileError(f"{path}: {error.strerror}") from error
 
     def delete(self, keys: Iterable[bytes]) -> None:
         """Delete files, those that there still are."""
         for key in keys:
+            name = _name(key)
             try:
-                self._path(key).unlink(missing_ok=True)
+                with self._folder_of(key) as folder:
+                    if _is_own(folder, name, key):
+                        os.unlink(name, dir_fd=folder)
+                        self._undeleted.succeeded()
+            except FileNotFoundError:
+                pass
             except OSError as error:
-                log.warning("disk_cache_dir: %s", error)
+                self._undeleted.failed("disk_cache_dir: %s cannot be deleted: %s", self.folder / name, error.strerror)
 
-    def _path(self, key: bytes) -> Path:
-        name = key.hex()
-        return self.folder / name[:2] / f"{name}{_SUFFIX}"
+    @contextmanager
+    def _folder_of(self, key: bytes, make: bool = False) -> Iterator[int]:
+        """Open the folder that a key's file is in, as a descriptor. Raises `OSError` unless it is this user's own."""
+        path = self.folder / key.hex()[:2]
+        if make:
+            path.mkdir(mode=0o700, exist_ok=True)
+        with _own_folder(path) as descriptor:
+            yield descriptor
 
     def _scan(self) -> tuple[list[tuple[float, bytes, int]], int]:
         """Time of last use, key and size of each page; how many files are none. Clears up what was never finished."""
         found, foreign = [], 0
-        for folder in sorted(self.folder.iterdir()):
-            if folder.is_symlink() or not folder.is_dir():
+        for path in sorted(self.folder.iterdir()):
+            try:
+                if not _FOLDER.fullmatch(path.name):
+                    raise NotADirectoryError
+                with _own_folder(path) as folder, os.scandir(folder) as entries:
+                    for entry in entries:
+                        match = _OWN.fullmatch(entry.name)
+                        if match is None or match[1][:2] != path.name or not entry.is_file(follow_symlinks=False):
+                            foreign += 1
+                            continue
+                        key = bytes.fromhex(match[1])
+                        if entry.name == _name(key):
+                            facts = entry.stat(follow_symlinks=False)
+                            found.append((facts.st_mtime, key, facts.st_size))
+                        elif _is_own(folder, entry.name, key):
+                            with suppress(OSError):
+                                os.unlink(entry.name, dir_fd=folder)
+                        else:
+                            foreign += 1
+            except OSError:
                 foreign += 1
-                continue
-            for entry in os.scandir(folder):
-                if entry.name.endswith(_UNFINISHED):
-                    Path(entry.path).unlink(missing_ok=True)
-                elif (key := _key_of(entry.name, folder.name)) is None or not entry.is_file(follow_symlinks=False):
-                    foreign += 1
-                else:
-                    facts = entry.stat(follow_symlinks=False)
-                    found.append((facts.st_mtime, key, facts.st_size))
         return found, foreign
 
 
-def _key_of(name: str, folder: str) -> bytes | None:
-    stem = name.removesuffix(_SUFFIX)
-    if stem == name or len(stem) != 2 * KEY_BYTES or not stem.startswith(folder) or len(folder) != 2:
-        return None
+def _name(key: bytes) -> str:
+    return f"{key.hex()}.kv"
+
+
+def _refuse_shared(facts: os.stat_result) -> None:
+    """Raise `OSError` for a folder into which another user may put pages, which would be believed."""
+    if facts.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(
+            errno.EPERM, f"the folder belongs to another user (uid {facts.st_uid}); give one of the server's own user"
+        )
+    if facts.st_mode & stat.S_IWOTH:
+        raise PermissionError(
+            errno.EPERM, "every user may write into the folder; give one with mode 700, such as a new one in it"
+        )
+
+
+@contextmanager
+def _own_folder(path: Path) -> Iterator[int]:
+    """Open a folder as a descriptor. Raises `OSError` for a link, and as `_refuse_shared`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        return bytes.fromhex(stem) if stem == stem.lower() else None
-    except ValueError:
-        return None
+        _refuse_shared(os.fstat(descriptor))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened(folder: int, name: str) -> Iterator[io.FileIO]:
+    """Open a file for reading. Raises `OSError` for links, pipes and devices, which could block."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        with io.FileIO(descriptor, closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_own(folder: int, name: str, key: bytes) -> bool:
+    """Whether a file is a page with that key by its header, or the beginning of one."""
+    own = _MAGIC + key
+    try:
+        with _opened(folder, name) as file:
+            return own.startswith(file.read(len(own)))
+    except OSError:
+        return False
 
 
 def _sum(parts: Sequence[memoryview]) -> tuple[int, int]:

@@ -61,6 +61,14 @@ class Load:
         return [(place, self.keys[place], one) for place, one in enumerate(self.held) if isinstance(one, int)]
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a load has ended. A load that was stopped, or that the device did not take, says nothing about its pages."""
+
+    pages: int  # the first ones, which are on the device now
+    next_is_unusable: bool = False  # the page after them cannot be read from the disk, now or later
+
+
 @dataclass(slots=True, eq=False)
 class Write:
     """A page of host memory, pinned, that is to be written to the disk."""
@@ -284,8 +292,8 @@ class Tiers:
         """The next load, which begins now."""
         return self._loads.popleft() if self._loads else None
 
-    def end_load(self, load: Load, arrived: int) -> None:
-        """A load has ended after its first `arrived` pages; the one behind them, if any, is dropped everywhere."""
+    def end_load(self, load: Load, arrival: Arrival) -> None:
+        """A load has ended. The file of a page that cannot be used is forgotten, and has to go."""
         del self._coming[load.keys[0]]
         valid = load.epoch == self._tree.epoch
         # Deepest first, so that of a run the beginning is kept longest.
@@ -294,20 +302,18 @@ class Tiers:
                 self.host.unpin(one)
                 if one.known:
                     self.host.touch(key)
-            elif place < arrived and valid:
+            elif place < arrival.pages and valid:
                 self.host.put(key, one)
                 self.counters.read_pages += 1
             else:
                 self.host.give_back(one)
             if self.disk is not None:
                 self.disk.touch(key)
-        if arrived < len(load.keys):
-            key = load.keys[arrived]
-            self.host.drop(key)
-            if self.disk is not None:
-                self.disk.drop(key)
-                self._doomed.append(key)
-        self.counters.loaded_pages += arrived
+        if arrival.next_is_unusable and self.disk is not None:
+            key = load.keys[arrival.pages]
+            self.disk.drop(key)
+            self._doomed.append(key)
+        self.counters.loaded_pages += arrival.pages
 
     # ---- to the disk ----------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from aengine.cache.tiers.tiers import Load, Tiers
+from aengine.cache.tiers.tiers import Arrival, Load, Tiers
 from aengine.scheduling.holdings.memory import SequenceMemory
 from aengine.scheduling.sequence import Sequence
 
@@ -75,11 +75,10 @@ class Loading:
         self._queue.set_aside(sequence)
         return True
 
-    def end(self, load: Load, arrived: int) -> None:
-        """The first `arrived` pages of a load have come, or none since it failed: those who wait for it are to be
-        admitted.
-        """
-        self.tiers.end_load(load, arrived)
+    def end(self, load: Load, arrival: Arrival) -> None:
+        """Put the pages that a load brought into the tree, and let the sequences that wait for it be admitted."""
+        self.tiers.end_load(load, arrival)
+        arrived = arrival.pages
         memory, tree = self._memory, self._memory.tree
         size = memory.page_size
         taken = [False] * len(load.pages)
