@@ -11,20 +11,105 @@ from tests.http.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
-RENDERED = {
-    "one\n\ntwo\nlines": "<p>one</p><p>two\nlines</p>",
-    "**a** *b* ***c*** __d__ _e_": (
-        "<p><strong>a</strong> <em>b</em> <em><strong>c</strong></em> <strong>d</strong> <em>e</em></p>"
-    ),
-    "****a****": "<p>****a****</p>",
-    "**a *b***": "<p><strong>a <em>b</em></strong></p>",
-    "2 * 3 * 4, snake_case_name, **open, \\*no\\*": "<p>2 * 3 * 4, snake_case_name, **open, *no*</p>",
-    "`a*b*` ``c`d``": "<p><code>a*b*</code> <code>c`d</code></p>",
-    "# A\n### *B*": "<h3>A</h3><h5><em>B</em></h5>",
-    "- a\n- b\n  - c\n\n- d": "<ul><li><p>a</p></li><li><p>b</p><ul><li><p>c</p></li></ul></li><li><p>d</p></li></ul>",
-    "3. a\n4. b": '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>',
-    "> a\n> b": "<blockquote><p>a\nb</p></blockquote>",
-    "a\n***\nb": "<p>a</p><hr><p>b</p>",
+EXAMPLE = 'target="_blank" rel="noopener noreferrer" referrerpolicy="no-referrer"'
+
+
+def link(href: str, text: str) -> str:
+    return f'<a href="{href}" title="{href}" {EXAMPLE}>{text}</a>'
+
+
+def code(text: str, language: str = "") -> str:
+    head = f'<div><span>{language}</span><button type="button">Copy</button></div>'
+    return f'<div class="code">{head}<pre><code>{text}</code></pre></div>'
+
+
+def reference(number: int) -> str:
+    return f'<sup><button type="button" class="note" aria-label="Footnote {number}">{number}</button></sup>'
+
+
+def notes(*texts: str) -> str:
+    backs = [f'<button type="button" class="note" aria-label="Back to reference {n + 1}">↩</button>' for n in range(9)]
+    items = "".join(f"<li>{text}{back}</li>" for text, back in zip(texts, backs, strict=False))
+    return f'<section class="notes" aria-label="Footnotes"><ol>{items}</ol></section>'
+
+
+def task(done: bool, text: str) -> str:
+    box = f'<span class="box" role="img" aria-label="{"done" if done else "to do"}">{"☑" if done else "☐"}</span>'
+    return f'<li class="task">{box}{text}</li>'
+
+
+def math(text: str) -> str:
+    return f'<span class="math">{text}</span>'
+
+
+# The constructs of CommonMark and GFM, by their names there, and what models write besides.
+CONSTRUCTS = {
+    "thematic break": {"a\n***\nb": "<p>a</p><hr><p>b</p>", "- - -": "<hr>"},
+    "ATX heading": {"# A\n### *B* ##\n#no": "<h3>A</h3><h5><em>B</em></h5><p>#no</p>"},
+    "setext heading": {"a\n===\nb\nc\n---\nd": "<h3>a</h3><h4>b\nc</h4><p>d</p>"},
+    "indented code": {"a\n\n    b\n\n      c\n\nd": "<p>a</p>" + code("b\n\n  c") + "<p>d</p>"},
+    "fenced code": {"```x\na\n\n*b*\n```\nc\n~~~\nd": code("a\n\n*b*", "x") + "<p>c</p>" + code("d")},
+    "HTML is text": {"<b>a</b>\n<!-- b -->": "<p>&lt;b&gt;a&lt;/b&gt;\n&lt;!-- b --&gt;</p>"},
+    "reference link": {
+        "[a b][1], [B], [b][]\n\n[1]: https://a.org\n[b]: <https://b.org> 'c'": "<p>"
+        + ", ".join((link("https://a.org/", "a b"), link("https://b.org/", "B"), link("https://b.org/", "b")))
+        + "</p>",
+        "[a]\n\n[b]: https://b.org": f"<p>[a]</p><p>[b]: {link('https://b.org/', 'https://b.org')}</p>",
+        "[a]\n\n[a]: javascript:b": "<p>[a]</p><p>[a]: javascript:b</p>",
+    },
+    "paragraph": {"one\n\n  two\n   lines": "<p>one</p><p>two\nlines</p>"},
+    "block quote": {
+        "> a\nb\n> > c\n\nd": "<blockquote><p>a\nb</p><blockquote><p>c</p></blockquote></blockquote><p>d</p>"
+    },
+    "list item": {
+        "1. a\n\n   b\n\n       c": "<ol><li><p>a</p><p>b</p>" + code("c") + "</li></ol>",
+        "-\n- a": "<ul><li></li><li>a</li></ul>",
+    },
+    "list": {
+        "- a\n- b\n  - c\n\n- d": "<ul><li><p>a</p></li><li><p>b</p><ul><li>c</li></ul></li><li><p>d</p></li></ul>",
+        "3. a\n4. b\nc\n- d": '<ol start="3"><li>a</li><li>b\nc</li></ol><ul><li>d</li></ul>',
+        "1. a\n  - b": "<ol><li>a<ul><li>b</li></ul></li></ol>",
+    },
+    "backslash escape": {"\\*a\\* \\# \\\\ \\a": "<p>*a* # \\ \\a</p>"},
+    "entity": {"&lt;b&gt; &copy; &#8364;&#x41; &Eacute;&alpha;&ne; &no;": "<p>&lt;b&gt; © €A Éα≠ &amp;no;</p>"},
+    "code span": {"`a*b*` ``c`d`` ` e ` `f": "<p><code>a*b*</code> <code>c`d</code> <code>e</code> `f</p>"},
+    "emphasis": {
+        "**a** *b* ***c*** __d__ _e_": (
+            "<p><strong>a</strong> <em>b</em> <em><strong>c</strong></em> <strong>d</strong> <em>e</em></p>"
+        ),
+        "**a *b*** *c**d**e*": "<p><strong>a <em>b</em></strong> <em>c<strong>d</strong>e</em></p>",
+        "2 * 3 * 4, snake_case_name, **open": "<p>2 * 3 * 4, snake_case_name, **open</p>",
+        "**中文。**后面": "<p><strong>中文。</strong>后面</p>",
+    },
+    "link": {
+        '[a **b**](https://a.org/x_(y) "t")': "<p>" + link("https://a.org/x_(y)", "a <strong>b</strong>") + "</p>",
+        "[a [b](https://b.org) c](d)": f"<p>[a {link('https://b.org/', 'b')} c](d)</p>",
+        "[x](javascript:a)": "<p>[x](javascript:a)</p>",
+    },
+    "image as a link": {"![a](https://a.org/b.png)": "<p>" + link("https://a.org/b.png", "a") + "</p>"},
+    "autolink": {"<https://a.org/b>": "<p>" + link("https://a.org/b", "https://a.org/b") + "</p>"},
+    "hard line break": {"a  \nb\\\nc": "<p>a<br>b<br>c</p>"},
+    "soft line break": {"a\nb": "<p>a\nb</p>"},
+    "line break in HTML": {"a<br>b<BR />c": "<p>a<br>b<br>c</p>"},
+    "task list": {"- [ ] a\n- [x] b\n- [y] c": f"<ul>{task(False, 'a')}{task(True, 'b')}<li>[y] c</li></ul>"},
+    "strikethrough": {"~~a *b*~~ ~c~ 1~2": "<p><del>a <em>b</em></del> ~c~ 1~2</p>"},
+    "extended autolink": {
+        "https://a.org/b, (www.c.org).": (
+            f"<p>{link('https://a.org/b', 'https://a.org/b')}, ({link('http://www.c.org/', 'www.c.org')}).</p>"
+        )
+    },
+    "footnote": {
+        "a[^x]b[^1][^no]\n\n[^1]: one\n[^x]: two\n\n    more": f"<p>a{reference(1)}b{reference(2)}[^no]</p>"
+        + notes("<p>two</p><p>more</p>", "<p>one</p>"),
+        "[^a]: b": "<div><p>[^a]: b</p></div>",
+    },
+    "formula": {
+        r"\(x^2\) \[a_1*b*c\] $a*b*c$ $5, $6": (
+            "<p>" + " ".join(map(math, (r"\(x^2\)", r"\[a_1*b*c\]", "$a*b*c$"))) + " $5, $6</p>"
+        ),
+        "$$\na \\\\\nb\n$$": "<p>" + math("$$\na \\\\\nb\n$$") + "</p>",
+        r"as it comes: \(x^2": r"<p>as it comes: \(x^2</p>",
+    },
 }
 
 
@@ -55,7 +140,7 @@ TABLES = {
     "- | a | b |\n  |---|---|": "<ul><li>" + table(AB) + "</li></ul>",
     "| a | b |\n|---|": "<p>| a | b |\n|---|</p>",  # as many in the second line, or it is none
     "| a | b |": "<p>| a | b |</p>",
-    "a\n---": "<p>a</p><hr>",
+    "| a |\n|---|\n| b<br>c |": table('<th scope="col">a</th>', "<td>b<br>c</td>"),
     "| a |\n| b |": "<p>| a |\n| b |</p>",
     "a | b\n--x|---": "<p>a | b\n--x|---</p>",
 }
@@ -63,10 +148,15 @@ TABLES = {
 
 async def test_rendering(tab: Tab) -> None:
     engine = FakeEngine(held=True)
+    wrong = {}
     async with talking_to(engine, tab):
-        for text, expected in (RENDERED | TABLES).items():
-            await answer(tab, engine, text)
-            assert await tab.evaluate("document.querySelector('.turn:last-child .prose').innerHTML") == expected
+        for construct, cases in (CONSTRUCTS | {"table": TABLES}).items():
+            for text, expected in cases.items():
+                await answer(tab, engine, text)
+                shown = await tab.evaluate("document.querySelector('.turn:last-child .prose').innerHTML")
+                if shown != expected:
+                    wrong[construct, text] = shown, expected
+    assert wrong == {}
 
 
 async def test_code_has_a_language_and_a_button_that_copies(tab: Tab) -> None:

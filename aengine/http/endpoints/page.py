@@ -15,14 +15,18 @@ from starlette.responses import Response
 
 _PARTS = Path(__file__).parent / "page"
 # In the order in which they need each other; together they are one module.
-_SCRIPTS = ("dom.js", "table.js", "markdown.js", "api.js", "settings.js", "chat.js", "engine.js")
+_STYLES = ("styles/base.css", "styles/prose.css")
+_MARKDOWN = (
+    *("entities", "links", "inline", "emphasis", "blocks", "table", "languages", "code", "document", "render", "prose"),
+)
+_SCRIPTS = ("dom.js", *(f"markdown/{name}.js" for name in _MARKDOWN), "api.js", "settings.js", "chat.js", "engine.js")
 
 
 class Page:
     """The page and its headers, made once."""
 
     def __init__(self) -> None:
-        style = _read("style.css")
+        style = "".join(map(_read, _STYLES))
         script = "".join(map(_read, _SCRIPTS))
         self._body = _read("page.html").replace("{{style}}", style).replace("{{script}}", script).encode()
         self._etag = f'"{sha256(self._body).hexdigest()[:32]}"'

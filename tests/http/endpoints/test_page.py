@@ -15,7 +15,7 @@ from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 192 * 1024
 
 
 async def page(path: str = "/", method: str = "GET", headers: dict[str, str] | None = None) -> httpx2.Response:
@@ -60,7 +60,10 @@ async def test_it_is_neither_framed_nor_sniffed_nor_referred_to() -> None:
 
 async def test_it_names_no_other_place() -> None:
     text = (await page()).text
-    assert re.findall(r"https?://[^\s'\"`\\)]+", text) == ["http://www.w3.org/2000/svg"]  # a namespace, in the icon
+    assert re.findall(r"https?://[^\s'\"`\\)]+", text) == [
+        "http://www.w3.org/2000/svg",  # a namespace, in the icon
+        "http://${shown}",  # a link that a model wrote without it
+    ]
     assert re.findall(r"(?:src|srcset|action)\s*=", text) == []
     assert re.findall(r"\son\w+\s*=", re.sub(r"<script.*</script>", "", text, flags=re.S)) == []
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text) == []

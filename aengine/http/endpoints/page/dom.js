@@ -4,7 +4,22 @@ const byId = (id) => document.getElementById(id);
 
 function make(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
-  node.append(...children);
+  return fill(node, children);
+}
+
+/** Append `children`, however many there are. Strings in a row become one text. */
+function fill(node, children) {
+  let text = "";
+  for (const child of children) {
+    if (typeof child === "string") {
+      text += child;
+      continue;
+    }
+    if (text) node.append(text);
+    text = "";
+    node.append(child);
+  }
+  if (text) node.append(text);
   return node;
 }
 

@@ -20,13 +20,13 @@ function cellsOf(line) {
 }
 
 /** Rows that are short stay short: filled up, a text could make many more cells than it has characters. */
-function renderTable(source) {
+function renderTable(source, markdown) {
   const [header, delimiters, ...rows] = source.split("\n").map(cellsOf);
   const classes = delimiters.map((cell) => ALIGNMENT[cell.at(0) + cell.at(-1)]);
   const row = (cells, tag, properties) =>
     make("tr", {}, ...cells.slice(0, header.length).map((cell, column) => {
       const className = classes[column] && { className: classes[column] };
-      return make(tag, { ...properties, ...className }, ...inline(cell));
+      return make(tag, { ...properties, ...className }, ...inline(cell, markdown));
     }));
   const head = make("thead", {}, row(header, "th", { scope: "col" }));
   const table = make("table", {}, head, make("tbody", {}, ...rows.map((cells) => row(cells, "td"))));
