@@ -80,7 +80,7 @@ def status_of(error: BaseException) -> int:
 
 def error_body(error: BaseException) -> ErrorBody:
     """The JSON body of an error, without tracebacks, folders or another library's words."""
-    kind = "invalid_request_error" if status_of(error) < 500 else "server_error"
+    kind = "invalid_request_error" if status_of(error) < 500 or status_of(error) == 505 else "server_error"
     message, param, code = public_message(error), None, None
     match error:
         case HTTPError():

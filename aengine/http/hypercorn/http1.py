@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import h11
+from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 
+_SPOKEN = b"this server speaks HTTP/1.1 alone"
+_SETTINGS, _GOAWAY, _HTTP_1_1_REQUIRED = 4, 7, 13  # RFC 9113
+
+
+def _frame(kind: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, 0]) + bytes(4) + payload
+
+
+# What HTTP/2's clients understand: no stream was taken up (0), and why.
+_REFUSAL = _frame(_SETTINGS) + _frame(_GOAWAY, struct.pack(">II", 0, _HTTP_1_1_REQUIRED) + _SPOKEN)
+
 
 class Http1Protocol(H11Protocol):
-    """hypercorn's protocol, but every request is an ordinary one, whatever it asks to upgrade to, in whatever version.
+    """hypercorn's protocol, but every request is an ordinary one, whatever it asks to upgrade to.
 
     So each is refused or answered by the application, and its connection ends or is idle after that. hypercorn never
-    ends the connection of a WebSocket handshake that it refuses by itself. It takes the place of hypercorn's
-    `ProtocolWrapper`, which chooses between this protocol and HTTP/2's.
+    ends the connection of a WebSocket handshake that it refuses by itself. A client that begins with HTTP/2's preface
+    is refused in HTTP/2. It takes the place of hypercorn's `ProtocolWrapper`, which chooses between this protocol and
+    HTTP/2's.
     """
 
     def __init__(self, *args: Any) -> None:
         *own, _alpn = args
         super().__init__(*own)
+        self._refused = False  # nothing that still comes is read
+
+    async def handle(self, event: Event) -> None:
+        if not (self._refused and isinstance(event, RawData)):
+            await super().handle(event)
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Leave the connection to HTTP/1.1: hypercorn would hand it over to HTTP/2 here."""
 
     async def _create_stream(self, request: h11.Request) -> None:
+        if request.method == b"PRI":
+            self._refused = True
+            await self.send(RawData(_REFUSAL))
+            await self.send(Closed())
+            return
         self.stream = HTTPStream(
             self.app,
             self.config,

@@ -31,9 +31,9 @@ class Receiving:
 
     The connection ends with the answer, which says so, unless the body had arrived.
 
-    A request in another version than HTTP/1.0 or 1.1 is refused; HTTP/2's preface is one of these. A request that
-    gives its length in two ways is refused and its connection closed: a proxy in front may have believed the other
-    one, and what follows would be a request of its own that the proxy has never seen.
+    A request in another version than HTTP/1.0 or 1.1 is refused. A request that gives its length in two ways is
+    refused and its connection closed: a proxy in front may have believed the other one, and what follows would be a
+    request of its own that the proxy has never seen.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -88,7 +88,7 @@ class Receiving:
 
 def _refusal(scope: Scope) -> HTTPError | None:
     if not (version := scope["http_version"]).startswith("1."):
-        spoken = f"this server speaks HTTP/1.1 alone, and was spoken to in HTTP/{version.removesuffix('.0')}"
+        spoken = f"this server speaks HTTP/1.1 alone, and was spoken to in HTTP/{version}"
         return HTTPError(505, "http_version_not_supported", spoken)
     if {b"content-length", b"transfer-encoding"} <= dict(scope["headers"]).keys():
         return HTTPError(400, "two_lengths", "Content-Length and Transfer-Encoding must not be sent together")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from contextlib import suppress
 
 import pytest
 from hypercorn.config import Config
 
 from aengine.http.hypercorn import install as installing
+from aengine.http.hypercorn.accepted import OpenConnections
 from tests.http.serving import serving
 
 pytestmark = pytest.mark.anyio
@@ -17,6 +20,8 @@ MOST = 3  # connections
 # A client's first flight: SETTINGS, WINDOW_UPDATE, and HEADERS of GET / over http.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAMES = bytes.fromhex("000000040000000000 000004080000000000 7fff0000 000003010500000001 828684")
+# The server's SETTINGS, empty, and GOAWAY: no stream was taken up, HTTP_1_1_REQUIRED.
+GOAWAY = bytes.fromhex("000000040000000000 000029070000000000 00000000 0000000d") + b"this server speaks HTTP/1.1 alone"
 KEY = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 VERSION = b"Sec-WebSocket-Version: 13\r\n"
 
@@ -63,18 +68,43 @@ async def test_websocket_handshakes_are_a_404_and_keep_no_connection_busy(
             one.close()
 
 
-@pytest.mark.parametrize("first", [PREFACE + FRAMES, PREFACE, b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n"])
-async def test_a_client_that_speaks_http2_at_once_is_told_so_in_one_answer(first: bytes) -> None:
+async def all_of(port: int, data: bytes) -> bytes:
+    """What the server says until it closes the connection."""
+    loop, heard = asyncio.get_running_loop(), b""
+    with socket.socket() as raw:
+        raw.setblocking(False)
+        await loop.sock_connect(raw, ("127.0.0.1", port))
+        with suppress(ConnectionError):  # it may be closed before all has been sent, or read
+            await loop.sock_sendall(raw, data)
+        with suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                while some := await loop.sock_recv(raw, 2**16):
+                    heard += some
+    return heard
+
+
+@pytest.mark.parametrize("data", [PREFACE, PREFACE + FRAMES, PREFACE + FRAMES + bytes(2**20)])
+async def test_a_client_that_speaks_http2_at_once_is_told_so_in_one_answer(
+    monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    """Clients show the reason that stands in GOAWAY; its connection leaves at once."""
+    open_ones = OpenConnections(MOST)
+    monkeypatch.setattr(installing, "OpenConnections", lambda most: open_ones)
     async with serving(api_keys=("secret",)) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(first)
+        assert await all_of(server.port, data) == GOAWAY
         async with asyncio.timeout(10):
-            answer = await reader.read()
-        writer.close()
+            while open_ones.count:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.001)
+
+
+async def test_a_request_in_another_version_is_refused() -> None:
+    async with serving(api_keys=("secret",)) as server:
+        answer = await all_of(server.port, b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 505 ")
-    assert b"connection: close" in head.lower()
-    assert json.loads(body)["error"]["message"] == "this server speaks HTTP/1.1 alone, and was spoken to in HTTP/2"
+    error = json.loads(body)["error"]
+    assert error["message"] == "this server speaks HTTP/1.1 alone, and was spoken to in HTTP/2.0"
+    assert error["type"] == "invalid_request_error"
 
 
 async def test_an_upgrade_to_http2_is_answered_over_http1() -> None:
