@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from aengine.engine.loaded import Loaded
 from aengine.engine.requests.arguments import check_routing, dict_list, resolved_params, token_id_list
 from aengine.engine.requests.consume import collect, drain
@@ -111,6 +113,18 @@ class Generation(ABC):
         grammar = await ready.grammar(params)
         await self._gate.enter()
         return self._enqueue(token_ids, params, grammar, banned, request_id, priority, cache_salt, adapter)
+
+    async def submit_within_context(self, prompt: Prompt, params: SamplingParams, **options: Any) -> Stream:
+        """Like `submit`, but cut max_tokens to what the prompt leaves of the context, instead of refusing it."""
+        ready = self._serving()
+        self._gate.check()
+        params.validate(self.vocab_size)  # first: a text takes longer
+        if isinstance(prompt, str):
+            prompt = await ready.tokenizer.encode(prompt, context=self.max_model_len)
+        if params.max_tokens is not None:
+            most = max(1, self.max_model_len - len(prompt))
+            params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, most))
+        return await self.submit(prompt, params, **options)
 
     async def submit_chat(
         self,

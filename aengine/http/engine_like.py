@@ -137,6 +137,12 @@ class EngineLike(Protocol):
         """Validate and enqueue. Raises `InvalidRequestError`, `QueueFullError` and their like at once."""
         ...
 
+    async def submit_within_context(
+        self, prompt: str | Sequence[int], params: SamplingParams, **options: Any
+    ) -> StreamLike:
+        """Like `submit`, but cut max_tokens to what the prompt leaves of the context, instead of refusing it."""
+        ...
+
     async def embed(
         self,
         prompts: str | Sequence[int] | Sequence[str | Sequence[int]],

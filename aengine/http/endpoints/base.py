@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import ContextLengthError, renamed_param
+from aengine.errors import renamed_param
 from aengine.http.bodies.chat import tools_for_template
 from aengine.http.bodies.requests import TemplateOptions
 from aengine.http.door.body import FIELDS, LARGE, decode
@@ -99,7 +99,7 @@ class Endpoint:
             if params.logprobs is not None or params.prompt_logprobs is not None:
                 budget = self._candidates(engine, params, copies=1, streamed=streamed)
                 token_ids, params = await budget.add(token_ids)
-            stream = await engine.submit(
+            stream = await engine.submit_within_context(
                 token_ids,
                 reading.engine_params(params, prompt.opens_thought),
                 request_id=request_id,
@@ -125,15 +125,3 @@ class Endpoint:
 def json_response(payload: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A response whose body is the payload, a struct or what JSON knows, encoded."""
     return Response(sse.encode(payload), status, headers, "application/json")
-
-
-async def submit_within_context(
-    submit: Callable[[SamplingParams], Awaitable[StreamLike]], params: SamplingParams, requested_max_tokens: int | None
-) -> StreamLike:
-    """Submit; where only the endpoint's own default of max_tokens exceeds the context, submit again without it."""
-    try:
-        return await submit(params)
-    except ContextLengthError as error:
-        if requested_max_tokens is not None or params.max_tokens is None or error.param != "max_tokens":
-            raise
-        return await submit(msgspec.structs.replace(params, max_tokens=None))

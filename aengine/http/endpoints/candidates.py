@@ -56,7 +56,7 @@ class CandidateBudget:
     def _checked(self) -> SamplingParams:
         params = self._params
         of_prompts = self._prompt_tokens * self._per_prompt_token
-        of_outputs = (params.max_tokens or 1) * self._per_output_token
+        of_outputs = min(params.max_tokens or 1, self._engine.max_model_len) * self._per_output_token
         if of_prompts + of_outputs > self._most:
             field = self._field if of_prompts > of_outputs else "logprobs"
             raise InvalidRequestError(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.requests import CompletionRequest
-from aengine.http.endpoints.base import Endpoint, submit_within_context
+from aengine.http.endpoints.base import Endpoint
 from aengine.http.endpoints.prompts import EchoBudget, Prompt, cut, split_prompts, text_of
 from aengine.http.engine_like import EngineLike, StreamLike
 from aengine.http.openai.chunks import CompletionChunkEncoder
@@ -101,17 +101,14 @@ async def _submit(
     request_id: str,
     adapter: str | None,
 ) -> StreamLike:
-    async def submit(params: SamplingParams) -> StreamLike:
-        return await engine.submit(
-            prompt,
-            params,
-            request_id=request_id,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            adapter=adapter,
-        )
-
-    return await submit_within_context(submit, params, body.max_tokens)
+    return await engine.submit_within_context(
+        prompt,
+        params,
+        request_id=request_id,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt,
+        adapter=adapter,
+    )
 
 
 def _echoing(

@@ -13,15 +13,14 @@ from starlette.responses import Response
 from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.chat import messages_for_template, tools_for_template
 from aengine.http.bodies.requests import GenerateRequest, refuse_chat_fields, template_options
-from aengine.http.endpoints.base import Endpoint, submit_within_context
+from aengine.http.endpoints.base import Endpoint
 from aengine.http.endpoints.prompts import cut
-from aengine.http.engine_like import EngineLike, StreamLike
+from aengine.http.engine_like import EngineLike
 from aengine.http.openai.logprobs import usage_body
 from aengine.http.streams import sse
 from aengine.http.streams.prompt_logprobs import PromptLogprobsOf, no_prompt_logprobs, with_prompt_logprobs
 from aengine.http.streams.slices import document, encoded_list
 from aengine.http.streams.sse import EventEncoder
-from aengine.sampling_params import SamplingParams
 from aengine.types import Choice, Completion, FinishReason, Fragment, Usage
 
 DEFAULT_MAX_TOKENS = 128
@@ -40,9 +39,12 @@ class Generate(Endpoint):
         budget = self._candidates(engine, params, copies=copies, streamed=streamed)
         prompt = await cut(await _prompt(engine, body), body.truncate_prompt_tokens, engine.tokenizer)
         request_id = f"gen-{uuid.uuid4().hex}"
-
-        async def submit(params: SamplingParams) -> StreamLike:
-            return await engine.submit(
+        # The endpoint's own default is cut to the context, what the request says is refused beyond it.
+        submit = engine.submit_within_context if body.max_tokens is None else engine.submit
+        name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
+        with renamed_param({"prompt": name}):
+            prompt, params = await budget.add(prompt)
+            admitted = await submit(
                 prompt,
                 params,
                 request_id=request_id,
@@ -50,11 +52,6 @@ class Generate(Endpoint):
                 cache_salt=body.cache_salt,
                 adapter=model.adapter,
             )
-
-        name = "input_ids" if body.input_ids is not None else "prompt" if body.messages is None else "messages"
-        with renamed_param({"prompt": name}):
-            prompt, params = await budget.add(prompt)
-            admitted = await submit_within_context(submit, params, body.max_tokens)
         stream, prompt_logprobs_of = with_prompt_logprobs(admitted, engine.tokenizer, body.prompt_logprobs)
         if streamed:
             return self._stream(stream, GenerateEventEncoder(params.n, prompt_logprobs_of))

@@ -17,8 +17,8 @@ from aengine.http.anthropic.tools import tool_use_of
 from aengine.http.bodies.chat import tools_for_template
 from aengine.http.bodies.message_answers import TokenCount
 from aengine.http.bodies.messages import CountTokensRequest, MessagesRequest
-from aengine.http.endpoints.base import Endpoint, json_response, submit_within_context
-from aengine.http.engine_like import EngineLike, StreamLike
+from aengine.http.endpoints.base import Endpoint, json_response
+from aengine.http.engine_like import EngineLike
 from aengine.http.openai.reading import AnswerReading
 from aengine.http.openai.tools import ToolUse
 from aengine.sampling_params import SamplingParams
@@ -51,13 +51,13 @@ class Messages(Endpoint):
             structured=params.structured,
         )
         prompt = await _prompt(engine, body, tools, engine.max_model_len)
-
-        async def submit(params: SamplingParams) -> StreamLike:
-            return await engine.submit(prompt.token_ids, params, request_id=plan.id, adapter=model.adapter)
-
         with renamed_param({"prompt": "messages", "stop": "stop_sequences"}):
-            # More than the context leaves is no mistake here: the answer says how it ended.
-            stream = await submit_within_context(submit, reading.engine_params(params, prompt.opens_thought), None)
+            stream = await engine.submit_within_context(
+                prompt.token_ids,
+                reading.engine_params(params, prompt.opens_thought),
+                request_id=plan.id,
+                adapter=model.adapter,
+            )
         reader = reading.reader(prompt.opens_thought, engine.tokenizer.token_bytes)
         if body.stream:
             return self._stream(stream, MessageEventEncoder(plan, stream, reader))

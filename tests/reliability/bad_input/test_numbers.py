@@ -9,6 +9,7 @@ import pytest
 from tests.reliability.bad_input.fields import BODIES, ONE_OF_ALL, fields
 from tests.reliability.bad_input.hostile import Hostile
 
+GENERATE = next(iter(BODIES))
 GOOGOLS = "1" + "0" * 400
 HOSTILE = [
     "-1",
@@ -36,7 +37,8 @@ class Number(NamedTuple):
 LOGPROBS = Number(["0", "20"], ["21"], "between 0 and 20")
 PENALTY = Number(["-2", "-1", "2", "-0.0"], ["-2.1", "2.1"], "between -2 and 2")
 TOKEN = Number(["0", "4095"], ["4096"], "from 0 to 4095")
-CONTEXT = Number(["1", "200"], ["0", "256", "1000000"], "at least 1|maximum context length is 256 tokens")
+CONTEXT = Number(["1", "200", "256", "1000000", str(2**63 - 1)], ["0"], "at least 1")  # it is cut to the context
+UNCUT = Number(["1", "200"], ["0", "256", "1000000"], "at least 1|maximum context length is 256 tokens")
 CONTEXT_WORDS = "This model's maximum context length is 256 tokens. "
 INT64 = Number(["-1", "0", str(2**63 - 1), str(-(2**63))], [str(2**63)], BEYOND)
 
@@ -78,6 +80,8 @@ def test_every_number(hostile: Hostile, endpoint: str) -> None:
         if not field.kinds & {"int", "float"}:
             continue
         row = NUMBERS[field.name]  # a KeyError here: a new field that needs its row
+        if field.name == "max_tokens" and endpoint == GENERATE:
+            row = UNCUT
         top = field.name.partition("[")[0]
         for text in row.good:
             response = hostile.post(endpoint, field.body(text))
