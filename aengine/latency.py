@@ -1,4 +1,4 @@
-"""Histograms of durations, which `/metrics` shows."""
+"""Histograms of durations and of token counts, which `/metrics` shows."""
 
 from __future__ import annotations
 
@@ -19,31 +19,65 @@ REQUEST_BOUNDS = (
     *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+TOKEN_BOUNDS = tuple(float(digit * 10**power) for power in range(8) for digit in (1, 2, 5))
+STEP_TOKEN_BOUNDS = (1.0, *(float(2**power) for power in range(3, 15)))
+CHOICE_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class Histogram:
-    """Seconds, counted by the smallest bound that they do not exceed."""
+    """Values, counted by the smallest bound that they do not exceed."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)  # ascending
         self.counts = [0] * (len(bounds) + 1)  # the last one: above every bound
-        self.total = 0.0  # seconds
+        self.total = 0.0  # the sum of all values
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
 
 class Latencies:
-    """The histograms of an engine's requests since it started."""
+    """The histograms of an engine's requests since it started.
 
-    __slots__ = ("ended", "first_token", "inter_token", "queued", "whole")
+    Those that are observed at a request's end leave out requests that were aborted or that failed.
+    """
+
+    __slots__ = (
+        "choices",
+        "computed_prompt_tokens",
+        "decode",
+        "ended",
+        "first_token",
+        "generated_tokens",
+        "inference",
+        "inter_token",
+        "max_tokens",
+        "mean_inter_token",
+        "most_generated_tokens",
+        "prefill",
+        "prompt_tokens",
+        "queued",
+        "step_tokens",
+        "whole",
+    )
 
     def __init__(self) -> None:
         self.queued = Histogram(REQUEST_BOUNDS)  # from arrival to the first step
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)  # from arrival
         self.inter_token = Histogram(INTER_TOKEN_BOUNDS)  # between two tokens of one choice
-        self.whole = Histogram(REQUEST_BOUNDS)  # from arrival to the last token, of requests that ended by themselves
+        self.whole = Histogram(REQUEST_BOUNDS)  # from arrival to the last token
+        self.inference = Histogram(REQUEST_BOUNDS)  # from the first step to the last token
+        self.prefill = Histogram(REQUEST_BOUNDS)  # from the first step to the first token
+        self.decode = Histogram(REQUEST_BOUNDS)  # from the first token to the last
+        self.mean_inter_token = Histogram(INTER_TOKEN_BOUNDS)  # `decode` by the tokens after the first
+        self.prompt_tokens = Histogram(TOKEN_BOUNDS)
+        self.computed_prompt_tokens = Histogram(TOKEN_BOUNDS)  # without those found in the prefix cache
+        self.generated_tokens = Histogram(TOKEN_BOUNDS)  # of each choice
+        self.most_generated_tokens = Histogram(TOKEN_BOUNDS)  # of a request's longest choice
+        self.choices = Histogram(CHOICE_BOUNDS)  # n
+        self.max_tokens = Histogram(TOKEN_BOUNDS)  # the most that a choice could have had
+        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)  # that went through the model in a step
         self.ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}  # choices

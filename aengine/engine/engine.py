@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -40,7 +41,7 @@ from aengine.errors import (
 from aengine.latency import Latencies
 from aengine.sampling_params import SamplingParams
 from aengine.scheduling.sequence import Sequence as TokenSequence
-from aengine.step_plan import Pool
+from aengine.step_plan import Pool, StepPlan
 from aengine.text.grammar.grammars import Matcher
 from aengine.timeline import Timeline
 from aengine.types import Stats
@@ -112,7 +113,7 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
             fail_request=self._fail_request,
             timeline=self.timeline,
             between=ready.look,
-            observe=None if ready.carriers is None else ready.carriers.observe,
+            observe=partial(self._observe_step, ready),
             recorder=ready.runtime.recorder,
         )
         group = await self._exit.enter_async_context(anyio.create_task_group())
@@ -174,6 +175,11 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
                 self.timeline.close()
             except RuntimeError as error:  # a dead device cannot tell when it was busy
                 log.error("the timeline could not be completed", exc_info=error)
+
+    def _observe_step(self, ready: Loaded, plan: StepPlan, seconds: float) -> None:
+        self.latencies.step_tokens.observe(plan.num_tokens)
+        if ready.carriers is not None:
+            ready.carriers.observe(plan, seconds)
 
     # ---- requests -----------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class LiveRequest:
         "_on_end",
         "arrived",
         "began",
+        "first_token",
         "choices",
         "ended",
         "id",
@@ -54,7 +55,8 @@ class LiveRequest:
         self.tokenizer = tokenizer
         self.latencies = latencies
         self.arrived = monotonic()
-        self.began = False  # it has been on a row
+        self.began = 0.0  # when it was first on a row; 0: not yet
+        self.first_token = 0.0  # of the first choice; 0: not yet
         self.open_choices = sequence.params.n
         self.ended = False
         self.stream = Stream(request_id, sequence.prompt_len, lambda: abort(self))
@@ -84,8 +86,8 @@ class LiveRequest:
     def begin(self) -> None:
         """Observe the time in the queue when the first choice enters the running batch."""
         if not self.began:
-            self.began = True
-            self.latencies.queued.observe(monotonic() - self.arrived)
+            self.began = monotonic()
+            self.latencies.queued.observe(self.began - self.arrived)
 
     def end(self) -> None:
         """Mark the request as ended; once only."""
@@ -123,7 +125,7 @@ class LiveRequest:
             self.latencies.ended[reason] += 1
             if self.open_choices == 0:
                 if reason != "abort":
-                    self.latencies.whole.observe(monotonic() - self.arrived)
+                    self._observe()
                 self.end()
                 usage = self.usage()
         self.stream.put(
@@ -139,6 +141,25 @@ class LiveRequest:
             ),
             last=self.ended,
         )
+
+    def _observe(self) -> None:
+        """Observe the durations and token counts of the whole request, which ends now."""
+        now, seen, leader = monotonic(), self.latencies, self.choices[0].sequence
+        most = max(choice.delivered for choice in self.choices)
+        decode = now - self.first_token
+        seen.whole.observe(now - self.arrived)
+        seen.inference.observe(now - self.began)
+        seen.prefill.observe(self.first_token - self.began)
+        seen.decode.observe(decode)
+        if most > 1:
+            seen.mean_inter_token.observe(decode / (most - 1))
+        seen.prompt_tokens.observe(leader.prompt_len)
+        seen.computed_prompt_tokens.observe(leader.prompt_len - (leader.cached or 0))
+        for choice in self.choices:
+            seen.generated_tokens.observe(choice.delivered)
+        seen.most_generated_tokens.observe(most)
+        seen.choices.observe(leader.params.n)
+        seen.max_tokens.observe(leader.max_output)
 
     def usage(self) -> Usage:
         """The token counts so far."""
@@ -213,6 +234,7 @@ class LiveChoice:
         if last:
             self.request.latencies.inter_token.observe(now - last)
         elif self.sequence.index == 0:
+            self.request.first_token = now
             self.request.latencies.first_token.observe(now - self.request.arrived)
 
     def _logprob(self, token_id: int, row: RowLogprobs) -> TokenLogprob:

@@ -57,6 +57,9 @@ class PooledRequest:
         self._unended -= 1
         if not self._unended:
             self.latencies.whole.observe(monotonic() - self.arrived)
+            for sequence in self.sequences:
+                self.latencies.prompt_tokens.observe(sequence.prompt_len)
+                self.latencies.computed_prompt_tokens.observe(sequence.prompt_len - (sequence.cached or 0))
             self._end(None, None)
 
     def fail(self, error: BaseException) -> None:

@@ -49,6 +49,13 @@ _HISTOGRAMS = {  # field of Latencies
     "inter_token": ("aengine_inter_token_latency_seconds", "Between two tokens of one output."),
     "whole": ("aengine_request_latency_seconds", "From a request's arrival to its last token, unless aborted."),
     "queued": ("aengine_request_queue_time_seconds", "From a request's arrival to its first step."),
+    "prefill": ("aengine_request_prefill_seconds", "From a request's first step to its first token."),
+    "decode": ("aengine_request_decode_seconds", "From a request's first token to its last."),
+    "step_tokens": ("aengine_step_tokens", "Tokens that went through the model in a step."),
+}
+_TOKEN_HISTOGRAMS = {  # the same, of no more tokens than a context has
+    "prompt_tokens": ("aengine_request_prompt_tokens", "Tokens of a request's prompt."),
+    "generated_tokens": ("aengine_request_generated_tokens", "Tokens generated for one output."),
 }
 
 
@@ -90,7 +97,7 @@ class _EngineCollector(Collector):
         if engine is not None:
             stats, latencies = engine.stats(), engine.latencies
             yield from _families(stats)
-            yield from _latency_families(latencies)
+            yield from _latency_families(latencies, engine.max_model_len)
             if devices := engine.devices():
                 yield from _device_families(devices)
             if stats.host_pages_total:
@@ -104,7 +111,8 @@ class _EngineCollector(Collector):
             if self._state.config.vllm_metrics:
                 if adapters:
                     yield vllm_adapter_info(stats, engine.adapters)
-                yield from vllm_families(stats, latencies, self._state.model_name or engine.model_name)
+                name = self._state.model_name or engine.model_name
+                yield from vllm_families(stats, latencies, name, engine.max_model_len)
 
 
 def _answers(counts: StatusCounts) -> Metric:
@@ -133,9 +141,11 @@ def _device_families(devices: list[DeviceMemory]) -> Iterator[Metric]:
         yield family
 
 
-def _latency_families(latencies: Latencies) -> Iterator[Metric]:
+def _latency_families(latencies: Latencies, context: int) -> Iterator[Metric]:
     for field, (name, text) in _HISTOGRAMS.items():
         yield histogram_family(name, text, getattr(latencies, field), {})
+    for field, (name, text) in _TOKEN_HISTOGRAMS.items():
+        yield histogram_family(name, text, getattr(latencies, field), {}, context)
     ended = CounterMetricFamily("aengine_outputs", "Outputs (n of a request) that ended.", labels=["finish_reason"])
     for reason, count in latencies.ended.items():
         ended.add_metric([reason], count)

@@ -35,11 +35,24 @@ _HISTOGRAMS = {  # -> field of Latencies, help
     "time_per_output_token_seconds": ("inter_token", "The older name of vllm:inter_token_latency_seconds."),
     "e2e_request_latency_seconds": ("whole", "From a request's arrival to its last token."),
     "request_queue_time_seconds": ("queued", "From a request's arrival to its first step."),
+    "request_inference_time_seconds": ("inference", "From a request's first step to its last token."),
+    "request_prefill_time_seconds": ("prefill", "From a request's first step to its first token."),
+    "request_decode_time_seconds": ("decode", "From a request's first token to its last."),
+    "request_time_per_output_token_seconds": ("mean_inter_token", "The mean time between a request's tokens."),
+    "request_params_n": ("choices", "The n of requests."),
+    "iteration_tokens_total": ("step_tokens", "Tokens that went through the model in a step."),
+}
+_TOKEN_HISTOGRAMS = {  # the same, of no more tokens than a context has
+    "request_prompt_tokens": ("prompt_tokens", "Tokens of a request's prompt."),
+    "request_prefill_kv_computed_tokens": ("computed_prompt_tokens", "Of these, those not in the prefix cache."),
+    "request_generation_tokens": ("generated_tokens", "Tokens generated for one output."),
+    "request_max_num_generation_tokens": ("most_generated_tokens", "Those of a request's longest output."),
+    "request_params_max_tokens": ("max_tokens", "Tokens that an output could have had at most."),
 }
 
 
-def vllm_families(stats: Stats, latencies: Latencies, model: str) -> Iterator[Metric]:
-    """The families, each labelled as vLLM does with one engine."""
+def vllm_families(stats: Stats, latencies: Latencies, model: str, context: int) -> Iterator[Metric]:
+    """Yield the families, each labelled as vLLM does with one engine. context: the longest prompt + output."""
     labels = {"model_name": model, "engine": "0"}
     names, values = [*labels], [*labels.values()]
     for name, (field, text) in _GAUGES.items():
@@ -52,6 +65,8 @@ def vllm_families(stats: Stats, latencies: Latencies, model: str) -> Iterator[Me
         yield counter
     for name, (field, text) in _HISTOGRAMS.items():
         yield histogram_family(f"vllm:{name}", text, getattr(latencies, field), labels)
+    for name, (field, text) in _TOKEN_HISTOGRAMS.items():
+        yield histogram_family(f"vllm:{name}", text, getattr(latencies, field), labels, context)
     ended = CounterMetricFamily("vllm:request_success", "Outputs that ended.", labels=[*names, "finished_reason"])
     for reason, count in latencies.ended.items():
         ended.add_metric([*values, reason], count)
