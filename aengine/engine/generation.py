@@ -105,7 +105,7 @@ class Generation(ABC):
         params = resolved_params(ready.default_params, params, sampling, self.vocab_size)
         check_routing(priority, cache_salt, adapter)
         ready.adapter(adapter)
-        banned = await banned_sequences(params.bad_words, ready.tokenizer)
+        banned = await banned_sequences(params.bad_words, ready.tokenizer, self.vocab_size)
         if isinstance(prompt, str):
             token_ids = await ready.tokenizer.encode(prompt, context=self.max_model_len)
         else:

@@ -12,10 +12,18 @@ import torch
 from aengine.cache.kv import KVShape
 from aengine.cache.states import StateShape
 from aengine.errors import ConfigError, UnsupportedModelError
-from aengine.model.checkpoint.weights import has_head
-from aengine.model.families import ASIDE, DEFAULTS, ENDS, FAMILIES
+from aengine.model.checkpoint.foreign import refuse_mlx
+from aengine.model.checkpoint.weights import float_linears, has_head
+from aengine.model.families import DEFAULTS, ENDS, FAMILIES
 from aengine.model.families.parts import hidden_size
-from aengine.model.families.wrappers import LANGUAGE_MODEL, WRAPPERS, Wrapper, text_model, ties_its_default
+from aengine.model.families.wrappers import (
+    LANGUAGE_MODEL,
+    WRAPPERS,
+    Wrapper,
+    aside_of,
+    text_model,
+    ties_its_default,
+)
 from aengine.model.fields import Fields, read_json_object, shown
 from aengine.model.lora.room import LoraRoom
 from aengine.model.quant.config import METHODS, QUANTIZATION_KEYS, read_quantization
@@ -51,17 +59,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     quantization: str = "{}"  # what config.json says of it, as it says it: JSON
+    float_linears: tuple[str, ...] = ()  # modules that its settings mean as well, and that the files have as floats
     to_fp8: bool = False  # whether matrices of floats become FP8 while they are loaded
     unpacked_copies: bool = False  # whether 4-bit matrices are kept as floats as well
     ranks: int = 1  # that it is spread over
-    wrapped: bool = False  # whether it is the language model of one that sees as well, and its weights are named so
     aside: tuple[str, ...] = ()  # what the names of tensors begin with that belong to other parts of the model
     lora: LoraRoom | None = None  # the room that is kept for adapters
 
     @property
     def quantized(self) -> QuantConfig | None:
         """How the checkpoint's matrices are quantised; None: they are not."""
-        return read_quantization(Fields(msgspec.json.decode(self.quantization), "config.json"))
+        quantized = read_quantization(Fields(msgspec.json.decode(self.quantization), "config.json"))
+        return quantized and quantized.without(self.float_linears)
 
     @property
     def fp8(self) -> bool:
@@ -215,9 +224,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         path = folder / "config.json"
         values = read_json_object(path)
+        refuse_mlx(values, str(path))
         name, family, head, wrapper = _architecture(Fields(values, str(path)))
         tied_by_default = wrapper is not None and ties_its_default(values, str(path))
-        if wrapper is not None:
+        if wrapper is not None or ("text_config" in values and "hidden_size" not in values):
             values = text_model(values, str(path))
         fields = Fields(values, str(path)).over(DEFAULTS.get(family, {}))
         layers = FAMILIES[family](fields)
@@ -227,7 +237,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         reach = max(rope.reach if rope is not None else 0 for rope in ropes)
         positions = min(max(fields.integer("max_position_embeddings", 1, MAX_POSITIONS), reach), MAX_POSITIONS)
         bos = fields.ids("bos_token_id", vocab)
-        if read_quantization(fields) is None and (beside := folder / "hf_quant_config.json").exists():
+        quantization = _quantization(values)
+        quantized = read_quantization(Fields(msgspec.json.decode(quantization), str(path)))
+        if quantized is None and (beside := folder / "hf_quant_config.json").exists():
             raise UnsupportedModelError(
                 f"{beside}: ModelOpt's formats are not supported; supported are {', '.join(METHODS)}"
             )
@@ -246,10 +258,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             dtype=_dtype(fields),
             eos_token_ids=fields.ids("eos_token_id", vocab),
             bos_token_id=bos[0] if bos else None,
-            quantization=_quantization(values, wrapper is not None),
-            wrapped=wrapper is not None,
+            quantization=quantization,
+            float_linears=() if quantized is None else tuple(filter(quantized.means, sorted(float_linears(folder)))),
             aside=(
-                *(ASIDE.get(family, ()) if wrapper is None else wrapper.aside),
+                *aside_of(family),
                 *_draft_layers(fields, len(layers)),
                 *_unused_projections(layers),
             ),
@@ -317,11 +329,11 @@ def _unused_projections(layers: Sequence[LayerSpec]) -> tuple[str, ...]:
     return tuple(f"model.layers.{i}.self_attn.{name}." for i in shares for name in ("k_proj", "v_proj", "k_norm"))
 
 
-def _quantization(values: Mapping[str, object], wrapped: bool) -> str:
-    """Modules in it are named as the language model alone would name them."""
+def _quantization(values: Mapping[str, object]) -> str:
+    """Modules in it are named as a language model alone names them."""
     kept = {key: values[key] for key in QUANTIZATION_KEYS if values.get(key) is not None}
     text = msgspec.json.encode(kept).decode()
-    for outer, inner in LANGUAGE_MODEL.items() if wrapped else ():
+    for outer, inner in LANGUAGE_MODEL.items():
         text = text.replace(outer, inner)
     return text
 

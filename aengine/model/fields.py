@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
-
-import msgspec
 
 from aengine.errors import CheckpointError
 
@@ -32,12 +31,12 @@ def read_json(path: Path) -> object:
             raise CheckpointError(f"{path}: is no regular file")
         if status.st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB, which no such file is")
-        return msgspec.json.decode(path.read_bytes())
+        return json.loads(path.read_bytes())  # which takes Infinity and NaN, as writers in Python leave them
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent}: no {path.name} in this folder") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
 
 
@@ -52,7 +51,7 @@ class Fields:
         self.source = source
 
     def fail(self, key: str, why: str) -> CheckpointError:
-        return CheckpointError(f"{self.source}: {key} {why}")
+        return CheckpointError(f"{self.source}: {printable(key)} {why}")
 
     def named(self, key: str) -> bool:
         """Whether the key is there, null or not."""
@@ -163,7 +162,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.fail(key, f"must be an object, is {shown(value)}")
-        return Fields(cast("dict[str, object]", value), f"{self.source}: {key}")
+        return Fields(cast("dict[str, object]", value), f"{self.source}: {printable(key)}")
 
     def _value(self, key: str, default: object) -> object:
         value = self._values.get(key)
@@ -172,6 +171,11 @@ class Fields:
         if value is None:
             raise self.fail(key, "is missing")
         return value
+
+
+def printable(name: str) -> str:
+    """A name of a file in a message: escaped where it would move a terminal's cursor or begin a line."""
+    return name[:200] if name.isprintable() else repr(name[:200])
 
 
 def shown(value: object) -> str:

@@ -117,6 +117,19 @@ def test_eos_and_bos(tmp_path: Path) -> None:
     assert (config.eos_token_ids, config.bos_token_id) == ((7,), None)
 
 
+def test_numbers_that_python_writes_and_json_does_not_know(tmp_path: Path) -> None:
+    read(tmp_path, {"time_step_limit": [0.0, float("inf")], "nothing": float("nan")})
+    assert "Infinity" in (tmp_path / "config.json").read_text()
+    with pytest.raises(CheckpointError, match="rms_norm_eps must be a number from 0 to 1, is inf"):
+        read(tmp_path, {"rms_norm_eps": float("inf")})
+
+
+def test_settings_of_a_language_model_that_stand_apart_whatever_the_architecture(tmp_path: Path) -> None:
+    nested = {"text_config": QWEN3, "vision_config": {}, "architectures": QWEN3["architectures"]}
+    plain = read(tmp_path, {})
+    assert read(tmp_path, nested, without=tuple(key for key in QWEN3 if key != "architectures")) == plain
+
+
 class TestSlidingWindow:
     def windows(self, folder: Path, changes: dict[str, object], architecture: str) -> list[int | None]:
         config = read(folder, {"architectures": [architecture], **changes})
@@ -175,6 +188,7 @@ class TestRefusedByName:
             ({"rope_scaling": {"rope_type": "axial"}}, "'axial'"),
             ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "'mrope'"),
             ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention'"),
+            ({"quantization": {"group_size": 64, "bits": 4}}, "quantised for MLX, .*AWQ or GPTQ editions"),
         ],
     )
     def test_settings_that_would_change_the_result(
@@ -182,6 +196,16 @@ class TestRefusedByName:
     ) -> None:
         with pytest.raises(UnsupportedModelError, match=named):
             read(tmp_path, changes)
+
+    def test_linear_attention_alone(self, tmp_path: Path) -> None:
+        heads = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")}
+        heads |= {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")}
+        experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+        changes = {**heads, **experts, "shared_expert_intermediate_size": 32, "partial_rotary_factor": 0.25}
+        for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"):  # of three layers, each fourth would attend
+            with pytest.raises(CheckpointError, match=r"full_attention_interval \(4\) leaves none of 3 layers"):
+                read(tmp_path, {"architectures": [name], **changes})
+            read(tmp_path, {"architectures": [name], **changes, "num_hidden_layers": 4})
 
     def test_a_quantisation_that_stands_in_a_file_of_its_own(self, tmp_path: Path) -> None:
         (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
@@ -225,6 +249,8 @@ class TestHostileFiles:
             ({"layer_types": ["full_attention"] * 2}, "layer_types"),
             ({"layer_types": "full_attention"}, "layer_types"),
             ({"dtype": 16}, "dtype"),
+            ({"quantization_config": {"a\n\x1bb": {}, "bits": "x", "quant_method": "awq"}}, "bits"),
+            ({"quantization_config": {"quant_method": "gptq", "dynamic": {"a\x1b": 1}}}, r"dynamic: 'a\\x1b'"),
         ],
     )
     def test_values_of_the_wrong_kind(self, tmp_path: Path, changes: dict[str, object], named: str) -> None:

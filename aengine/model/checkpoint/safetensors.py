@@ -15,6 +15,8 @@ from typing import cast
 from aengine.errors import WeightsError
 from aengine.model.fields import shown
 
+SINGLE = "model.safetensors"  # what all weights are in, or what says which file each is in
+INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 _MAX_DIMS = 8
 
@@ -56,6 +58,22 @@ def read_header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, Ten
 
     most_bytes: of a header that is read at all.
     """
+    header, data_bytes = _read_json(path, most_bytes)
+    header.pop("__metadata__", None)
+    entries = {name: _entry(path, name, value) for name, value in header.items()}
+    _check_tiling(path, entries, data_bytes)
+    first = path.stat().st_size - data_bytes  # the header counts from its own end
+    return {name: replace(entry, start=first + entry.start, end=first + entry.end) for name, entry in entries.items()}
+
+
+def read_format(path: Path) -> str:
+    """The library that wrote a file, if its header says it: "pt", "mlx". Raises `WeightsError` for a damaged header."""
+    metadata = _read_json(path, MAX_HEADER_BYTES)[0].get("__metadata__")
+    return str(metadata.get("format", "")) if isinstance(metadata, dict) else ""
+
+
+def _read_json(path: Path, most_bytes: int) -> tuple[dict[str, object], int]:
+    """A file's header, and how many bytes of tensors come after it."""
     try:
         if not path.is_file():
             raise WeightsError(f"{path}: no such file; the checkpoint is incomplete")
@@ -77,11 +95,10 @@ def read_header(path: Path, most_bytes: int = MAX_HEADER_BYTES) -> dict[str, Ten
         raise WeightsError(f"{path}: the header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
         raise WeightsError(f"{path}: the header is not a JSON object")
-    header.pop("__metadata__", None)
-    entries = {name: _entry(path, name, value) for name, value in header.items()}
-    _check_tiling(path, entries, size - 8 - length)
-    first = 8 + length  # the header counts from its own end
-    return {name: replace(entry, start=first + entry.start, end=first + entry.end) for name, entry in entries.items()}
+    # Names go into errors and logs: none of them moves a terminal's cursor or begins a line.
+    if strange := next((name for name in header if not name.isprintable()), None):
+        raise WeightsError(f"{path}: a tensor is called {shown(strange)}, as none is")
+    return header, size - 8 - length
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

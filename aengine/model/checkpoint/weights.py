@@ -20,16 +20,13 @@ from tqdm import tqdm
 
 from aengine.errors import WeightsError
 from aengine.model.checkpoint.pieces import Piece, Place, cut
-from aengine.model.checkpoint.safetensors import TensorEntry, read_header
+from aengine.model.checkpoint.safetensors import INDEX, SINGLE, TensorEntry, read_header
 from aengine.model.checkpoint.staging import BUFFER_BYTES, copy_pieces, staging_ring
 from aengine.model.families.wrappers import alone
 from aengine.model.fields import read_json_object
 from aengine.model.groups import Entry, Group, Plain, entries_of
 
 log = logging.getLogger("aengine")
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 # Buffers that old files carry and that follow from config.json.
 _DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -49,11 +46,9 @@ class _Source:
 class Checkpoint:
     """The weights of one folder, matched to the parameters of one model."""
 
-    def __init__(
-        self, folder: Path, groups: Iterable[Group], tied: bool, wrapped: bool = False, aside: tuple[str, ...] = ()
-    ) -> None:
-        """Read the headers only. `groups` are the parameters that the model has. wrapped: whether it is the language
-        model of one that sees as well; aside: what the names of tensors begin with that are left where they are.
+    def __init__(self, folder: Path, groups: Iterable[Group], tied: bool, aside: tuple[str, ...] = ()) -> None:
+        """Read the headers only. `groups` are the parameters that the model has. aside: what the names of tensors
+        begin with that are left where they are.
 
         Raises `WeightsError`, naming the tensor, when one is missing, unexpected, there twice, of another
         shape or another dtype, and when a file is damaged. The output matrix of a model with `tied`
@@ -66,7 +61,7 @@ class Checkpoint:
         for path in _files(folder):
             for spelled, found in read_header(path).items():
                 # Files saved from the bare decoder lack the prefix.
-                name = alone(spelled) if wrapped else spelled
+                name = alone(spelled)
                 if aside and name.startswith(aside):
                     left.append(spelled)
                     continue
@@ -185,6 +180,23 @@ def has_head(folder: Path) -> bool:
     return any_files and any(name == _HEAD or name.endswith(f".{_HEAD}") for name in stored_names(folder))
 
 
+def float_linears(folder: Path) -> Iterator[str]:
+    """Modules of a folder that have a weight, and nothing that a quantised one would have as well. Reads names only.
+
+    Nothing where the folder has no weights. Raises `WeightsError`.
+    """
+    if not (folder / SINGLE).exists() and not (folder / INDEX).exists():
+        return
+    names = read_header(folder / SINGLE) if (folder / SINGLE).exists() else _weight_map(folder)
+    tensors: dict[str, set[str]] = {}
+    for name in names:
+        module, _, kind = alone(name).rpartition(".")
+        tensors.setdefault(module, set()).add(kind)
+    for module, kinds in tensors.items():
+        if "weight" in kinds <= {"weight", "bias"} and "norm" not in module.rpartition(".")[2]:
+            yield module
+
+
 def find_stored(folder: Path, name: str) -> tuple[Path, TensorEntry] | None:
     """The file that holds a tensor of a folder, and where in it; reads headers only. Raises `WeightsError`."""
     headers = ((path, read_header(path)) for path in _files(folder))
@@ -217,11 +229,17 @@ def _files(folder: Path) -> list[Path]:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         why = f"; {pickled[0]} is a pickle, which can run code when loaded and is never read here" if pickled else ""
         raise WeightsError(f"{folder}: neither {SINGLE} nor {INDEX}{why}")
-    shards = read_json_object(folder / INDEX).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise WeightsError(f"{folder / INDEX}: weight_map must be an object that names a file for each tensor")
-    for shard in shards.values():
+    shards = _weight_map(folder).values()
+    for shard in shards:
         # A plain name: no folder, no parent folder, no other drive.
         if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors", shard):
             raise WeightsError(f"{folder / INDEX}: weight_map names {str(shard)[:100]!r}, which is no plain file name")
-    return [folder / shard for shard in sorted(set(shards.values()))]
+    return [folder / shard for shard in sorted(set(shards))]
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """The file of each tensor, as the index has it, unchecked."""
+    shards = read_json_object(folder / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise WeightsError(f"{folder / INDEX}: weight_map must be an object that names a file for each tensor")
+    return shards

@@ -76,5 +76,3 @@ DEFAULTS: dict[str, Mapping[str, object]] = {
     "Glm4MoeLiteForCausalLM": deepseek.FLASH,
     "GptOssForCausalLM": gpt_oss.DEFAULTS,
 }
-# What the names of tensors begin with that files of theirs have besides, and that is not used: heads for drafts.
-ASIDE: dict[str, tuple[str, ...]] = dict.fromkeys(_HYBRIDS, ("mtp.",))

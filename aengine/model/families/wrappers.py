@@ -43,7 +43,7 @@ _SEEING = (*_VISION, *(f"model.{name}" for name in _VISION))
 _HEARING = ("vision_tower.", "audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
 _GEMMA4 = (*_HEARING, *(f"model.{name}" for name in _HEARING))
 
-_QWEN = ("model.visual.", "visual.", "mtp.")
+_QWEN = ("model.visual.", "visual.")
 
 WRAPPERS = {
     "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "Qwen3_5ForCausalLM"}, _QWEN),
@@ -55,6 +55,16 @@ WRAPPERS = {
     "Gemma4ForConditionalGeneration": Wrapper({"gemma4_text": "Gemma4ForCausalLM"}, _GEMMA4),
     "Gemma4UnifiedForConditionalGeneration": Wrapper({"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, _GEMMA4),
 }
+
+
+# Heads for drafts, which are not used.
+_DRAFTS = dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), ("mtp.",))
+
+
+def aside_of(family: str) -> tuple[str, ...]:
+    """What the names of tensors begin with that files of a language model hold besides, whatever class wrote them."""
+    around = (one.aside for one in WRAPPERS.values() if family in one.families.values())
+    return (*_DRAFTS.get(family, ()), *(name for names in around for name in names))
 
 
 def text_model(values: Mapping[str, object], source: str) -> dict[str, object]:

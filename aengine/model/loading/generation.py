@@ -30,15 +30,15 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
     def from_folder(cls, folder: Path, config: ModelConfig, eos_token_id: int | None = None) -> GenerationDefaults:
         """Read generation_config.json, if there is one; EOS ids that it does not give come from config.json.
 
-        eos_token_id: the tokenizer's, where neither of them gives one. Raises `CheckpointError`, naming the key, for
-        values out of range.
+        eos_token_id: the tokenizer's, which ends an answer as well: files disagree, above all of models that were
+        trained further. Raises `CheckpointError`, naming the key, for values out of range.
         """
         path = folder / FILE
         named = () if eos_token_id is None or eos_token_id >= config.vocab_size else (eos_token_id,)
         if not path.exists():
-            return cls(config.eos_token_ids or named, {})
+            return cls(_joined(config.eos_token_ids, named), {})
         fields = Fields(read_json_object(path), str(path))
-        eos = fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids or named
+        eos = _joined(fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids, named)
         if not fields.flag("do_sample", default=True):
             # Greedy; files often keep sampling values beside it that then mean nothing, but the penalty applies.
             sampling: dict[str, float | int] = {"temperature": 0.0}
@@ -50,3 +50,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
             if fields.present(name):
                 sampling[name] = fields.number(name, *_NUMBERS[name])
         return cls(eos, sampling)
+
+
+def _joined(ids: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((*ids, *more)))

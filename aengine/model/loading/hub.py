@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from aengine.errors import HubError
+from aengine.errors import HubError, UnsupportedModelError
+from aengine.model.checkpoint.foreign import refuse_file, refuse_layout
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
-# What loading reads: of folders within only JSON, where sentence-transformers says how embeddings are pooled. Some
-# repositories keep a second copy of all weights as consolidated*.safetensors.
+# What loading reads: of folders within only JSON, where sentence-transformers says how embeddings are pooled, and chat
+# templates. Some repositories keep a second copy of all weights as consolidated*.safetensors.
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-_UNWANTED = ["consolidated*", "*/*.safetensors", "*/*.jinja", "*/tokenizer*"]
+_UNWANTED = ["consolidated*", "*/*.safetensors", "*/tokenizer*"]
 _OF_ADAPTERS = ["adapter_config.json", "adapter_model.safetensors"]
 
 
@@ -21,11 +22,18 @@ def resolve_model(model: str | None, revision: str | None = None) -> Path:
     """A folder as it is, a Hugging Face id through the local cache or a download, None as the demo model.
 
     Blocks while downloading. `HF_HUB_OFFLINE`, `HF_HOME` and the hub client's other variables apply.
-    Raises `HubError`.
+    Raises `HubError`, and `UnsupportedModelError` for a file or a folder of another format that is known.
     """
     if model is None:
         return DEMO
-    return _resolved("model", model, revision, _WANTED)
+    if Path(model).expanduser().is_file():
+        refuse_file(Path(model))
+    folder = _resolved("model", model, revision, _WANTED)
+    if not (folder / "config.json").exists():
+        refuse_layout(folder)
+        if "gguf" in folder.name.lower() or "gguf" in model.lower():
+            raise UnsupportedModelError(f"model: {model} has no config.json, and seems to hold GGUF, which is not read")
+    return folder
 
 
 def resolve_adapter(path: str) -> Path:

@@ -11,9 +11,11 @@ import torch
 
 from aengine.attention.base import AttentionBackend
 from aengine.attention.torch_backend import TorchAttention
+from aengine.errors import WeightsError
 from aengine.kernels.base import Kernels
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.checkpoint.foreign import explained, refuse_layout
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
@@ -44,10 +46,14 @@ class Placement:
 def checkpoint_of(folder: Path, whole: Decoder) -> Checkpoint:
     """The weights in `folder`, matched to a decoder that is not spread over ranks. Reads headers only.
 
-    Raises `WeightsError`.
+    Raises `WeightsError`, and `UnsupportedModelError` for weights in another layout that is known.
     """
     config = whole.config
-    return Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.wrapped, config.aside)
+    try:
+        return Checkpoint(folder, whole.groups, config.tie_word_embeddings, config.aside)
+    except WeightsError as error:
+        refuse_layout(folder)
+        raise explained(folder, error) from None
 
 
 def load_model(

@@ -32,7 +32,7 @@ def read_adapter(
     """
     settings = Settings.from_folder(folder)
     contents = read_contents(folder)
-    found = list(_changes(folder, contents, settings, linears))
+    found = list(_changes(folder, contents, settings, linears, warn=True))
     rank = max(change.rank for _, changes in found for change in changes)
     if rank > room.rank:
         raise AdapterError(f"{folder}: its rank is {rank}, there is room for {room.rank}: raise max_lora_rank")
@@ -70,9 +70,12 @@ def kinds_of(folder: Path, linears: Linears) -> tuple[int, set[str]]:
 
 
 def _changes(
-    folder: Path, contents: Contents, settings: Settings, linears: Linears
+    folder: Path, contents: Contents, settings: Settings, linears: Linears, warn: bool = False
 ) -> Iterator[tuple[Pair, list[Change]]]:
-    """The pairs of factors in a file, and what each changes. Raises `AdapterError`: one twice, too many, too few."""
+    """The pairs of factors in a file, and what each changes. Raises `AdapterError`: one twice, too many, none.
+
+    warn: whether to log that linears which the settings name have none.
+    """
     changed: dict[str, Pair] = {}
     ours = theirs = ""  # what stands before the names of layers
     for pair in contents.pairs.values():
@@ -87,6 +90,7 @@ def _changes(
         yield pair, changes
     if not changed:
         raise AdapterError(f"{folder}: it changes nothing but parts of the model that are not used here")
+    lacking: list[str] = []
     for name in linears.names():
         if EXPERTS in name:  # other versions of transformers hold them otherwise, and settings name what they hold
             continue
@@ -96,12 +100,17 @@ def _changes(
             spelled = theirs + name.removeprefix(ours) if name.startswith(f"{ours}layers.") else name
         named = settings.targets.takes(spelled)
         if named and name not in changed:
-            raise AdapterError(f"{folder}: target_modules names {name}, the file holds no factors of it")
+            lacking.append(name)
         if named is False and name in changed:
             raise AdapterError(
                 f"{folder}: the file holds factors of {name}, which target_modules, exclude_modules or "
                 f"layers_to_transform leave out"
             )
+    if lacking and warn:  # PEFT adds nothing there either
+        log.warning(
+            "%s: target_modules names %d linears without factors in the file, such as %s: nothing is added there",
+            folder, len(lacking), lacking[0],
+        )  # fmt: skip
 
 
 def _empty(site: Site, rank: int, dtype: torch.dtype) -> Factors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -121,14 +122,22 @@ def not_fused(name: str, prefix: str) -> UnsupportedModelError:
 
 
 def grouped(prefix: str, inputs: int, group_size: int) -> tuple[int, int]:
-    """How many groups a row has, and the columns of each; a size of -1 makes it one.
+    """How many groups a row has, the last one maybe shorter, and the columns of each; a size of -1 makes it one.
 
-    Raises `UnsupportedModelError` where the groups do not tile the row.
+    Raises `UnsupportedModelError` where the last group is so short that kernels could read no parts of that size.
     """
     size = inputs if group_size == -1 else group_size
-    if inputs % size:
-        raise UnsupportedModelError(f"{prefix}: {inputs} inputs are no multiple of group_size {size}")
-    return inputs // size, size
+    if inputs != size and math.gcd(inputs, size) % 8:
+        raise UnsupportedModelError(f"{prefix}: {inputs} inputs are no multiple of 8, in groups of {size}")
+    return -(-inputs // size), size
+
+
+def even_groups(of_groups: Tensor, columns: int, size: int) -> Tensor:
+    """Scales or zeros [..., groups] of groups that tile the columns: shorter ones if the last one of `size` is."""
+    if not columns % size:
+        return of_groups
+    shorter = math.gcd(columns, size)
+    return of_groups.repeat_interleave(size // shorter, -1)[..., : columns // shorter].contiguous()
 
 
 def nibbles(words: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from aengine.errors import UnsupportedModelError
 from aengine.model.quant.base import LinearFormat
@@ -37,6 +38,14 @@ class QuantConfig:
                     f"what is computed as one matrix must have one format"
                 )
         return formats[0]
+
+    def means(self, module: str) -> bool:
+        """Whether the module is quantised."""
+        return self._format(module) is not None
+
+    def without(self, modules: Iterable[str]) -> QuantConfig:
+        """The same, where these modules stay as they are as well."""
+        return replace(self, unchanged=replace(self.unchanged, exact=self.unchanged.exact.union(modules)))
 
     def _format(self, module: str) -> LinearFormat | None:
         if module in self.unchanged:

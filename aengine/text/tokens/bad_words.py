@@ -13,10 +13,11 @@ MAX_TOKENS = 32  # of one word: what a row must remember of its output
 _INLINE_WORDS = 16
 
 
-async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """The token sequences of each word, at the start of a text and after a space; many words are tokenized in a thread.
 
-    Other ways to spell a word with tokens stay open, as they do in vLLM. Raises `InvalidRequestError`.
+    Other ways to spell a word with tokens stay open, as they do in vLLM. vocab_size: the model's; sequences with ids
+    beyond it are left out, as no output can hold them. Raises `InvalidRequestError`.
     """
 
     def work() -> tuple[tuple[int, ...], ...]:
@@ -28,7 +29,7 @@ async def banned_sequences(words: Sequence[str], tokenizer: Tokenizer) -> tuple[
                     raise InvalidRequestError(
                         f"{word!r} has {len(ids)} tokens; a bad word may have {MAX_TOKENS}", "bad_words"
                     )
-                if ids:
+                if ids and max(ids) < vocab_size:
                     found[ids] = None
         return tuple(found)
 

@@ -41,7 +41,10 @@ Text = str | tuple[str, str]  # two of them stand one behind the other as the ch
 class Tokenizer:
     """A tokenizer with its chat templates; never changes after `load`, so that any thread may use it at any time."""
 
-    def __init__(self, backend: Backend, settings: TokenizerSettings, where: str) -> None:
+    def __init__(
+        self, backend: Backend, settings: TokenizerSettings, where: str, embedded: int = MAX_TOKEN_ID + 1
+    ) -> None:
+        """embedded: how many ids the model has embeddings for; answers hold no others."""
         self._backend = backend
         self._settings = settings
         self._renderings = anyio.CapacityLimiter(_RENDERINGS)
@@ -59,7 +62,7 @@ class Tokenizer:
         self._longest = longest_token_bytes(backend, self.pieces)
         special = [tokens[token_id] for token_id in self.special_ids]
         control = ControlTokens(special, foreign="".join(settings.templates.values()))
-        token_ids = {token: token_id for token_id, token in tokens.items()}
+        token_ids = {token: token_id for token_id, token in tokens.items() if token_id < embedded}
         self.answer_format = answer_format_of(settings.templates.values(), token_ids, self.special_ids)
         self._control = control
         self._templates = ChatTemplates(
@@ -75,22 +78,21 @@ class Tokenizer:
     def load(cls, folder: Path, vocab_size: int | None = None) -> Tokenizer:
         """Read tokenizer.json and what lies beside it.
 
-        Raises `CheckpointError`, naming the file, unless it can be used. With `vocab_size` (the model's),
-        ids that the model has no embedding for are refused as well.
+        Some tokenizers know more ids than their model, whose vocabulary has `vocab_size`: texts may hold these, and
+        whoever would compute with them refuses them. Raises `CheckpointError`, naming the file, unless it can be used.
         """
         folder = Path(folder)
         settings = read_settings(folder)
         refuse_without_json(folder)
         path = folder / "tokenizer.json"
         backend = read_backend(path)
-        limit = MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size
         with library_errors(lambda error: CheckpointError(f"{path} cannot be used: {error!s:.300}")):
             apply_settings(backend, settings)
             # Before they are made use of: a hundred thousand of them take seconds.
-            _check_ids(path, max(backend.get_added_tokens_decoder(), default=0), limit)
-            tokenizer = cls(backend, settings, str(folder))
+            _check_ids(path, max(backend.get_added_tokens_decoder(), default=0))
+            tokenizer = cls(backend, settings, str(folder), MAX_TOKEN_ID + 1 if vocab_size is None else vocab_size)
             tokenizer.decode(tokenizer.encode_now("a b"))
-        _check_ids(path, tokenizer.vocab_size - 1, limit)
+        _check_ids(path, tokenizer.vocab_size - 1)
         return tokenizer
 
     @property
@@ -317,6 +319,6 @@ async def _in_thread(work: Callable[[], T], turns: anyio.CapacityLimiter) -> T:
     return await to_thread.run_sync(work, limiter=turns, abandon_on_cancel=True)
 
 
-def _check_ids(path: Path, highest: int, limit: int) -> None:
-    if not 0 <= highest < limit:
-        raise CheckpointError(f"{path} has token ids up to {highest}, but they must be from 0 to {limit - 1}")
+def _check_ids(path: Path, highest: int) -> None:
+    if not 0 <= highest <= MAX_TOKEN_ID:
+        raise CheckpointError(f"{path} has token ids up to {highest}, but they must be from 0 to {MAX_TOKEN_ID}")

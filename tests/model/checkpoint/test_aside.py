@@ -22,7 +22,7 @@ from tests.model.checkpoints import write_checkpoint
 def read(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     groups = Decoder(config, TorchKernels(), TorchAttention()).groups
-    Checkpoint(folder, groups, config.tie_word_embeddings, config.wrapped, config.aside)
+    Checkpoint(folder, groups, config.tie_word_embeddings, config.aside)
 
 
 def add(folder: Path, name: str) -> None:

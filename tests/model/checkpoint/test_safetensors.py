@@ -80,6 +80,7 @@ def test_order_and_padding_of_the_header_are_free(path: Path) -> None:
         ({"a": 5}, 0, "a has the unknown dtype"),
         ({"a": {}}, 0, "a has the unknown dtype"),
         (b'{"a": {}, "a": {}}', 0, "'a' appears twice"),
+        ({"a\n\x1b[2Jb": tensor("F32", [1], 0, 4)}, 4, r"a tensor is called 'a\\n\\x1b\[2Jb', as none is"),
         (b"[]", 0, "not a JSON object"),
         (b"", 0, "not valid JSON"),
         (b"{", 0, "not valid JSON"),
@@ -92,6 +93,7 @@ def test_lies_are_told_by_name(path: Path, header: Header | bytes, data: int, wh
     with pytest.raises(WeightsError, match=why) as error:
         read_header(write(path, header, data))
     assert str(path) in str(error.value)
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize("length", [3, 2**32, 2**63, 2**64 - 1, 100_000_001])

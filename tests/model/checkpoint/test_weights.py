@@ -19,7 +19,8 @@ from aengine.errors import CheckpointError, WeightsError
 from aengine.kernels.linear.torch_linear import TorchLinear
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.checkpoint import weights
-from aengine.model.checkpoint.weights import INDEX, SINGLE, Checkpoint
+from aengine.model.checkpoint.safetensors import INDEX, SINGLE
+from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.groups import Group

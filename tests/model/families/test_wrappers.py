@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from aengine.model.config import ModelConfig
 from tests.engine.checkpoints import with_config
 from tests.model.checkpoints import write_checkpoint
-from tests.model.lora.adapters import load
+from tests.model.lora.adapters import assert_mixed, load
 
 
 def test_ends_are_those_of_all_parts_where_the_file_names_some(tmp_path: Path) -> None:
@@ -20,6 +22,27 @@ def test_ends_are_those_of_all_parts_where_the_file_names_some(tmp_path: Path) -
     with_config(tmp_path, eos_token_id=[1, 106], text_config=text | {"eos_token_id": 1, "bos_token_id": 2})
     config = ModelConfig.from_folder(tmp_path)
     assert (config.eos_token_ids, config.bos_token_id) == ((1, 106), 2)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model."])
+@pytest.mark.parametrize("case", ["qwen3-5", "qwen3-5-moe", "ministral3", "gemma3", "gemma4"])
+def test_names_within_another_are_found_whatever_the_architecture_says(case: str, prefix: str, tmp_path: Path) -> None:
+    """transformers loads the language model of one that sees alone, and saves it under the names that it had."""
+    write_checkpoint(case, tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {name.replace("model.", prefix, 1): one for name, one in load_file(path).items()}
+    sees = {"model.visual.x": torch.zeros(1)} if case.startswith("qwen") else {"model.vision_tower.x": torch.zeros(1)}
+    save_file(tensors | sees, path)
+    load(tmp_path, ())
+
+
+def test_a_language_model_that_transformers_saved_alone(tmp_path: Path) -> None:
+    write_checkpoint("qwen3-5-wrapped", tmp_path / "whole")
+    alone = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
+    alone.save_pretrained(tmp_path / "alone")
+    assert json.loads((tmp_path / "alone" / "config.json").read_text())["architectures"] == ["Qwen3_5ForCausalLM"]
+    assert "model.language_model.norm.weight" in load_file(tmp_path / "alone" / "model.safetensors")
+    assert_mixed(load(tmp_path / "alone", ()), [alone])
 
 
 @pytest.mark.parametrize("tied", [True, False])

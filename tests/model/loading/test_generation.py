@@ -44,18 +44,19 @@ def test_eos_ids(
     [
         (None, {}, (5,)),
         ({"eos_token_id": None}, {}, (5,)),
-        ({"eos_token_id": 9}, {}, (9,)),
-        (None, {"eos_token_id": 3}, (3,)),
+        ({"eos_token_id": 9}, {}, (9, 5)),
+        ({"eos_token_id": [5, 9]}, {}, (5, 9)),
+        (None, {"eos_token_id": 3}, (3, 5)),
     ],
 )
-def test_where_no_file_says_what_ends_it_is_what_the_tokenizer_names(
+def test_what_the_tokenizer_names_ends_it_as_well(
     tmp_path: Path, generation: dict[str, object] | None, config: dict[str, object], eos: tuple[int, ...]
 ) -> None:
     read(tmp_path, generation, config)
     model = ModelConfig.from_folder(tmp_path)
     assert GenerationDefaults.from_folder(tmp_path, model, 5).eos_token_ids == eos
     unknown = GenerationDefaults.from_folder(tmp_path, model, model.vocab_size)  # no such token
-    assert unknown.eos_token_ids == (() if eos == (5,) else eos)
+    assert unknown.eos_token_ids == read(tmp_path, generation, config).eos_token_ids
 
 
 def test_sampling_values_are_taken_over(tmp_path: Path) -> None:

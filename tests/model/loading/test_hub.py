@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 
 from aengine.attention.torch_backend import TorchAttention
-from aengine.errors import HubError
+from aengine.errors import HubError, UnsupportedModelError, WeightsError
 from aengine.kernels.torch_kernels import TorchKernels
 from aengine.model.config import ModelConfig
 from aengine.model.loading.hub import DEMO, resolve_model
@@ -17,6 +18,17 @@ from aengine.model.loading.load import load_model
 from tests.model.checkpoints import write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def load(folder: Path) -> None:
+    load_model(
+        folder,
+        ModelConfig.from_folder(folder),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        kernels=TorchKernels(),
+        attention=TorchAttention(),
+    )
 
 
 @pytest.fixture
@@ -62,14 +74,7 @@ def test_a_folder_wins_over_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_cached_id_resolves_offline_and_loads(snapshot: Path, revision: str | None) -> None:
     folder = resolve_model("some/model", revision)
     assert folder == snapshot
-    load_model(
-        folder,
-        ModelConfig.from_folder(folder),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        kernels=TorchKernels(),
-        attention=TorchAttention(),
-    )
+    load(folder)
 
 
 @pytest.mark.parametrize(("model", "revision"), [("other/model", None), ("some/model", "v2"), ("model", None)])
@@ -109,6 +114,7 @@ def test_only_what_loading_reads_is_downloaded(cache: Path, monkeypatch: pytest.
         "tokenizer.json",
         "tokenizer_config.json",
         "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
     ]
     others = ["pytorch_model.bin", "modeling.py", "README.md", "consolidated.safetensors", "onnx/model.safetensors"]
     asked: list[str] = []
@@ -129,6 +135,47 @@ def test_only_what_loading_reads_is_downloaded(cache: Path, monkeypatch: pytest.
 def test_what_can_be_no_id_is_not_looked_up(cache: Path, model: str) -> None:
     with pytest.raises(HubError, match="there is no folder"):
         resolve_model(model)
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (["qwen3-8b-q4_k_m.gguf"], r"qwen3-8b-q4_k_m\.gguf, llama\.cpp's GGUF"),
+        (["consolidated.safetensors", "params.json", "tekken.json"], "Mistral's own layout"),
+        (["consolidated.00.pth", "params.json"], "Meta's own layout"),
+        (["params.json"], "its publisher's own layout"),
+        (["weights.00.npz"], "MLX's"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(files: list[str], named: str, tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / file).touch()
+    what_to_do = r"which is not read; use the repository in Hugging Face format \(config\.json, tokenizer\.json, model"
+    with pytest.raises(UnsupportedModelError, match=f"{named}, {what_to_do}"):
+        resolve_model(str(tmp_path))
+    if not files[0].startswith("params"):
+        with pytest.raises(UnsupportedModelError, match=f"{named.rpartition(', ')[2]}, {what_to_do}"):
+            resolve_model(str(tmp_path / files[0]))
+    write_checkpoint("qwen3", tmp_path)
+    assert resolve_model(str(tmp_path)) == tmp_path
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match=f"{named}, {what_to_do}"):  # of its weights
+        load(tmp_path)
+
+
+def test_weights_that_mlx_lays_out_otherwise_are_refused_by_name(tmp_path: Path) -> None:
+    write_checkpoint("qwen3-5", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors, path, {"format": "mlx"})
+    load(tmp_path)
+    turned = {name: one.mT.contiguous() if "conv1d" in name else one for name, one in tensors.items()}
+    save_file(turned, path, {"format": "mlx"})
+    with pytest.raises(WeightsError, match=r"conv1d\.weight has shape .*; MLX wrote these files: use the repository"):
+        load(tmp_path)
+    save_file(turned, path)
+    with pytest.raises(WeightsError, match=r"config\.json makes it \[\d+, 1, \d+\]$"):
+        load(tmp_path)
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:

@@ -85,9 +85,10 @@ def int4(
     g_idx = [0] * k
     for place, column in enumerate(columns):
         g_idx[column] = place // size
-    members = [[j for j in range(k) if g_idx[j] == g] for g in range(k // size)]
-    codes, zeros = [[0] * k for _ in range(n)], [[8] * (k // size) for _ in range(n)]
-    scales, meant = torch.empty(n, k // size, dtype=dtype), [[0.0] * k for _ in range(n)]
+    groups = -(-k // size)  # the last one may be shorter
+    members = [[j for j in range(k) if g_idx[j] == g] for g in range(groups)]
+    codes, zeros = [[0] * k for _ in range(n)], [[8] * groups for _ in range(n)]
+    scales, meant = torch.empty(n, groups, dtype=dtype), [[0.0] * k for _ in range(n)]
     for i, row in enumerate(w.tolist()):
         for g, group_members in enumerate(members):
             values = [row[j] for j in group_members]

@@ -81,6 +81,11 @@ def test_mxfp4_is_for_experts_alone() -> None:
     assert quant.format_of("lm_head") is None
 
 
+@pytest.mark.parametrize("name", ["e4m3", "float8_e4m3fn"])
+def test_names_of_e4m3(name: str) -> None:
+    assert read(changed("fp8-blocks", fmt=name)).format_of(UP) == Fp8((128, 128), "group", "weight_scale_inv")
+
+
 def test_older_spellings() -> None:
     older = {
         "quant_method": "compressed_tensors",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,25 @@ def logits(folder: Path) -> list[torch.Tensor]:
 def test_logits_are_those_of_the_dequantised_twin(scheme: str, case: str, tmp_path: Path) -> None:
     write_quantized(scheme, case, tmp_path / "quantised", tmp_path / "twin")
     for ours, expected in zip(logits(tmp_path / "quantised"), logits(tmp_path / "twin"), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "gptq-desc-act"])
+def test_rows_whose_last_group_is_shorter(scheme: str, tmp_path: Path) -> None:
+    write_quantized(scheme, "qwen3", tmp_path / "quantised", tmp_path / "twin", intermediate_size=104)
+    for ours, expected in zip(logits(tmp_path / "quantised"), logits(tmp_path / "twin"), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_float_matrix_that_nothing_ignores(wrapped: bool, tmp_path: Path) -> None:
+    """Writers leave the output matrix as it is, and do not always say so."""
+    write_quantized("ct-int4", "mistral3" if wrapped else "llama2", tmp_path / "quantised", tmp_path / "twin")
+    path = tmp_path / "quantised" / "config.json"
+    config = json.loads(path.read_text())
+    assert config["quantization_config"].pop("ignore") == ["lm_head"]
+    path.write_text(json.dumps(config))
+    for ours, expected in zip(logits(path.parent), logits(tmp_path / "twin"), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0)
 
 

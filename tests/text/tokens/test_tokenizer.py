@@ -224,12 +224,14 @@ def test_ids_that_no_vocabulary_reaches(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_ids_beyond_the_models_vocabulary(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, byte_level_backend())
-    size = Tokenizer.load(tmp_path).vocab_size
-    assert Tokenizer.load(tmp_path, vocab_size=size).vocab_size == size
-    with pytest.raises(CheckpointError, match=f"from 0 to {size - 2}"):
-        Tokenizer.load(tmp_path, vocab_size=size - 1)
+def test_tokens_beyond_the_models_vocabulary_are_read_and_never_looked_for(tmp_path: Path) -> None:
+    template = "{{ tools }}<tool_call>{{ messages }}"
+    write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": template})
+    whole = Tokenizer.load(tmp_path)
+    call = whole.answer_format.markers["<tool_call>"]
+    some = Tokenizer.load(tmp_path, vocab_size=call)
+    assert some.encode_now("a<tool_call>") == whole.encode_now("a<tool_call>")
+    assert "<tool_call>" not in some.answer_format.markers
 
 
 # ---- encoding ---------------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ def linear_layers(fields: Fields) -> list[bool]:
     layers = layer_count(fields)
     if not fields.present("layer_types"):
         interval = fields.integer("full_attention_interval", 1, 2**31, 4)
+        if interval > layers:
+            raise fields.fail("full_attention_interval", f"({interval}) leaves none of {layers} layers full attention")
         return [(i + 1) % interval != 0 for i in range(layers)]
     types = fields.strings("layer_types")
     for kind in types:

@@ -11,7 +11,16 @@ from torch import Tensor
 from aengine.errors import UnsupportedModelError
 from aengine.kernels.linear.weights import Int4Weight
 from aengine.model.fields import Fields, shown
-from aengine.model.quant.base import SCALES, Along, StoredTensor, check_finite, grouped, not_fused, unsupported
+from aengine.model.quant.base import (
+    SCALES,
+    Along,
+    StoredTensor,
+    check_finite,
+    even_groups,
+    grouped,
+    not_fused,
+    unsupported,
+)
 from aengine.model.quant.formats.gptq import read_bits, read_group_size, without_middle
 from aengine.model.quant.names import Names, hugging_face_names
 from aengine.model.quant.scheme import QuantConfig
@@ -50,8 +59,12 @@ class Awq:
 
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:
         check_finite(tensors["scales"], [f"{prefix}.scales" for prefix in prefixes], negative=True)
-        codes, zero = _outputs_first(tensors["qweight"]), _outputs_first(tensors["qzeros"])
-        return Int4Weight(codes, tensors["scales"].mT.contiguous(), without_middle(zero))
+        codes, (_, group) = _outputs_first(tensors["qweight"]), grouped(prefixes[0], inputs, self.group_size)
+        zero, scale = (
+            even_groups(one, codes.shape[-1], group)
+            for one in (_outputs_first(tensors["qzeros"]), tensors["scales"].mT.contiguous())
+        )
+        return Int4Weight(codes, scale, without_middle(zero))
 
 
 def _outputs_first(words: Tensor) -> Tensor:

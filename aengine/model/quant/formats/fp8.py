@@ -84,7 +84,11 @@ class Fp8:
 
 def read_fp8(fields: Fields) -> QuantConfig:
     """`quant_method: "fp8"`: 128 x 128 blocks, or one scale a matrix in the spelling of transformers or of AutoFP8."""
-    for key, known in (("fmt", ("e4m3",)), ("scale_fmt", ("float", "ue8m0")), ("expert_dtype", ("fp8",))):
+    for key, known in (
+        ("fmt", ("e4m3", "float8_e4m3fn", "e4m3fn")),  # names that writers have for it
+        ("scale_fmt", ("float", "ue8m0")),
+        ("expert_dtype", ("fp8",)),
+    ):
         value = fields.text(key, known[0])
         if value not in known:
             raise unsupported(fields, f"{key} {shown(value)}", known[0])

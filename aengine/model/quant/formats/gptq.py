@@ -17,6 +17,7 @@ from aengine.model.quant.base import (
     Along,
     StoredTensor,
     check_finite,
+    even_groups,
     grouped,
     nibbles,
     not_fused,
@@ -67,14 +68,16 @@ class Gptq:
     def unpack(self, prefixes: Sequence[str], outputs: int, inputs: int, tensors: Mapping[str, Tensor]) -> Int4Weight:
         check_finite(tensors["scales"], [f"{prefix}.scales" for prefix in prefixes], negative=True)
         codes = nibbles(tensors["qweight"].mT).contiguous()  # [..., n, k]
-        order = None
+        order, (_, group) = None, grouped(prefixes[0], inputs, self.group_size)
         if (g_idx := tensors.get("g_idx")) is not None:
-            _, group = grouped(prefixes[0], inputs, self.group_size)
             codes, order = sort_columns(codes, g_idx, group, [f"{prefix}.g_idx" for prefix in prefixes])
         # Whole words, as the writers do it: what one number borrows of the next on its way out, it gives back here.
         words = tensors["qzeros"] + _ONES if self.version == 1 else tensors["qzeros"]
-        zero = nibbles(words).mT.contiguous()  # [..., n, groups]
-        return Int4Weight(codes, tensors["scales"].mT.contiguous(), without_middle(zero), order)
+        zero, scale = (
+            even_groups(one.mT.contiguous(), codes.shape[-1], group)  # [..., n, groups]
+            for one in (nibbles(words), tensors["scales"])
+        )
+        return Int4Weight(codes, scale, without_middle(zero), order)
 
 
 def without_middle(zero: Tensor) -> Tensor | None:

@@ -14,8 +14,8 @@ def sort_columns(codes: Tensor, g_idx: Tensor, group: int, names: Sequence[str])
     """The codes with the columns of each group side by side, and the order that this took; None: they were.
 
     codes [..., n, k], or some of the columns; g_idx [..., k] is the group of each column, or -1 throughout where there
-    is no such order. Raises `WeightsError` unless every group has `group` columns, `UnsupportedModelError` where
-    there is an order and columns are missing. Waits for the device.
+    is no such order. Raises `WeightsError` unless every group has `group` columns, the last one maybe fewer, and
+    `UnsupportedModelError` where there is an order and columns are missing. Waits for the device.
     """
     whole = codes.shape[-1] == g_idx.shape[-1]
     if g_idx.is_meta:  # a rehearsal: there is an order, and nothing to be checked

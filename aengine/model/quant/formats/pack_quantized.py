@@ -9,7 +9,17 @@ from torch import Tensor
 
 from aengine.errors import WeightsError
 from aengine.kernels.linear.weights import Int4Weight
-from aengine.model.quant.base import INTEGERS, SCALES, Along, StoredTensor, check_finite, grouped, nibbles, not_fused
+from aengine.model.quant.base import (
+    INTEGERS,
+    SCALES,
+    Along,
+    StoredTensor,
+    check_finite,
+    even_groups,
+    grouped,
+    nibbles,
+    not_fused,
+)
 from aengine.model.quant.formats.gptq import without_middle
 from aengine.model.quant.formats.int4_order import sort_columns
 
@@ -55,10 +65,11 @@ class PackQuantized:
                     raise WeightsError(f"{prefix}.weight_shape says {found}, config.json {[outputs, inputs]}")
         # Both codes and zeros are stored with 8 added: the same number once more below zero changes nothing.
         codes, order = nibbles(tensors["packed"])[..., :inputs].contiguous(), None
+        _, group = grouped(prefixes[0], inputs, self.group_size)
         if (g_idx := tensors.get("g_idx")) is not None:
-            _, group = grouped(prefixes[0], inputs, self.group_size)
             codes, order = sort_columns(codes, g_idx, group, [f"{prefix}.weight_g_idx" for prefix in prefixes])
-        zero = None
+        zero, columns = None, codes.shape[-1]
         if not self.symmetric:
-            zero = without_middle(nibbles(tensors["zero"].mT)[..., : codes.shape[-2]].mT.contiguous())
-        return Int4Weight(codes, tensors["scale"], zero, order)
+            zero = even_groups(nibbles(tensors["zero"].mT)[..., : codes.shape[-2]].mT.contiguous(), columns, group)
+            zero = without_middle(zero)
+        return Int4Weight(codes, even_groups(tensors["scale"], columns, group), zero, order)

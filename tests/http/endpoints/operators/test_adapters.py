@@ -183,17 +183,34 @@ async def test_behind_the_key(engine: FakeEngine, path: str) -> None:
 
 
 def test_paths_below_the_folders(folder: Path) -> None:
+    (folder / "deep/two/weights").symlink_to(folder / "one")  # as the hub's cache links files within
     folders = AdapterFolders(("/nowhere", str(folder)), hub=False)
     assert folders.find("one") == folders.find(str(folder / "one")) == str(folder / "one")
     assert folders.find("deep/two") == folders.find("one/../deep/./two") == str(folder / "deep/two")
 
 
 @pytest.mark.parametrize(
-    "path", ["../beside", "/etc", "one/../../beside", "out", "~", "a\0b", "x" * 4000, "loop", "owner/name"]
+    "path",
+    [
+        "../beside",
+        "/etc",
+        "one/../../beside",
+        "out",
+        "~",
+        "a\0b",
+        "x" * 4000,
+        "loop",
+        "owner/name",
+        "a-file",
+        "a-folder",
+    ],
 )
 def test_paths_that_lead_elsewhere_or_nowhere_are_all_the_same(folder: Path, path: str) -> None:
     (folder / "out").symlink_to(folder.parent / "beside")
     (folder / "loop").symlink_to(folder / "loop")
+    for name in ("a-file", "a-folder/deep"):  # links of an adapter's own, to be read as its weights
+        (folder / name).mkdir(parents=True)
+        (folder / name / "adapter_model.safetensors").symlink_to(folder.parent / "beside" / "secret")
     folders = AdapterFolders((str(folder),), hub=False)
     with pytest.raises(HTTPError) as elsewhere:
         folders.find(path)

@@ -1,0 +1,58 @@
+"""Checkpoints in other layouts than Hugging Face's, which are named and not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from aengine.errors import UnsupportedModelError, WeightsError
+from aengine.model.checkpoint.safetensors import INDEX, SINGLE, read_format
+
+_INSTEAD = (
+    "use the repository in Hugging Face format (config.json, tokenizer.json, model*.safetensors) that it was made from"
+)
+_FORMS = {  # patterns of names, and whose they are
+    "*.gguf": "llama.cpp's GGUF",
+    "consolidated*.safetensors": "Mistral's own layout",
+    "consolidated*.pth": "Meta's own layout",
+    "weights*.npz": "MLX's",
+    "*.onnx": "ONNX",
+    "params.json": "its publisher's own layout",
+}
+
+
+def refuse_file(path: Path) -> None:
+    """Raise `UnsupportedModelError` for a file of a format that is known, and is not read."""
+    form = next((form for pattern, form in _FORMS.items() if path.match(pattern)), None)
+    if form is not None:
+        raise UnsupportedModelError(f"model: {path} is in {form}, which is not read; {_INSTEAD}")
+
+
+def refuse_layout(folder: Path) -> None:
+    """Raise `UnsupportedModelError` for a folder that holds a model in a layout that is known, and none that is read.
+
+    A folder with a config.json and no weights is nobody's: random ones may be asked for.
+    """
+    if any((folder / name).exists() for name in (SINGLE, INDEX)):
+        return
+    for pattern, form in _FORMS.items():
+        if found := min(folder.glob(pattern), default=None):
+            raise UnsupportedModelError(f"model: {folder} holds {found.name}, {form}, which is not read; {_INSTEAD}")
+
+
+def refuse_mlx(values: Mapping[str, object], source: str) -> None:
+    """Raise `UnsupportedModelError` for a config.json that mlx-lm wrote of quantised weights."""
+    section = values.get("quantization")
+    if isinstance(section, dict) and "bits" in section:
+        raise UnsupportedModelError(
+            f"{source}: quantization: the weights are quantised for MLX, which is not read; {_INSTEAD}, or one of its "
+            f"FP8, AWQ or GPTQ editions"
+        )
+
+
+def explained(folder: Path, error: WeightsError) -> WeightsError:
+    """The error, with what explains it if MLX wrote the files: some of its layouts are others."""
+    files = folder.glob("*.safetensors")
+    if any(read_format(path) == "mlx" for path in files):
+        return WeightsError(f"{error}; MLX wrote these files: {_INSTEAD}")
+    return error
