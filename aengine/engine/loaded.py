@@ -98,15 +98,10 @@ class Loaded:
             tiers = tiers_below(self.scheduler.memory, runtime.copies, fingerprint, disk)
             self.carriers = PageCarriers(self.scheduler.attach(tiers), runtime.copies)
 
-    def fingerprint(self, folder: Path) -> bytes:
-        """That of the weights in this folder, where a later start could find what is kept below the pool. Blocks."""
-        lasting = self.carriers is not None and self.carriers.tiers.disk is not None
-        return _fingerprint(folder, self._config, self.runtime) if lasting else b""
-
-    def reloaded(self, folder: Path, fingerprint: bytes) -> None:
-        """The weights are those of this folder from here on; fingerprint: theirs."""
-        if self.carriers is not None:
-            self.carriers.tiers.fingerprint = fingerprint
+    def reloaded(self, folder: Path) -> None:
+        """The weights are those of this folder from here on."""
+        if self.carriers is not None and self.carriers.tiers.disk is not None:
+            self.carriers.tiers.fingerprint = _fingerprint(folder, self._config, self.runtime)
         if self.runtime.adapters is not None:
             self.runtime.adapters.rebase(folder)
 
@@ -290,7 +285,8 @@ def load(config: EngineConfig, start: Start | None = None) -> Loaded:
 
 
 def _fingerprint(folder: Path, config: EngineConfig, runtime: Runtime) -> bytes:
-    return fingerprint_of(folder, config, runtime.model, runtime.dtypes, runtime.pool.max_model_len)
+    weights = b"" if runtime.weights is None else runtime.weights.digest
+    return fingerprint_of(folder, config, runtime.model, weights, runtime.dtypes, runtime.pool.max_model_len)
 
 
 def described_model(config: EngineConfig, folder: Path) -> ModelConfig:

@@ -132,9 +132,8 @@ class Sleeping(ABC):
             path = await anyio.to_thread.run_sync(_existing, self.config, folder)
             checkpoint = await anyio.to_thread.run_sync(_matching, weights, self.config, path)
             async with self._at_rest(self._gate.hold) as ready:
-                fingerprint = await anyio.to_thread.run_sync(ready.fingerprint, path)
                 ready.scheduler.flush_cache()
-                await _to_the_end(partial(weights.reload, checkpoint), partial(ready.reloaded, path, fingerprint))
+                await _to_the_end(partial(weights.reload, checkpoint), partial(ready.reloaded, path))
 
     def _sleepable(self) -> SleepableMemory:
         memory = self._serving().runtime.memory

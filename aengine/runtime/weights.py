@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
@@ -17,11 +18,21 @@ from aengine.model.loading.reload import matching_checkpoint
 class Weights:
     """The decoders of all ranks."""
 
-    def __init__(self, decoders: Sequence[Decoder], model: ModelConfig, progress: bool) -> None:
-        """model: what the decoders were built of; progress: whether a bar is shown."""
+    def __init__(
+        self,
+        decoders: Sequence[Decoder],
+        model: ModelConfig,
+        progress: bool,
+        digest: WeightsDigest | None = None,
+    ) -> None:
+        """model: what the decoders were built of; progress: whether a bar is shown.
+
+        digest: of the weights that are there. None: it is not wanted, of others that are read either.
+        """
         self._decoders = list(decoders)
         self._model = model
         self._progress = progress
+        self._digest = digest
         self.whole = True  # False: some are of one checkpoint, some of another
 
     def matching(self, folder: Path, model: ModelConfig) -> Checkpoint:
@@ -31,6 +42,11 @@ class Weights:
         """
         return matching_checkpoint(folder, model, self._model)
 
+    @property
+    def digest(self) -> bytes:
+        """Of the weights that are there; empty if it is not wanted."""
+        return b"" if self._digest is None else self._digest.result()
+
     @torch.inference_mode()
     def reload(self, checkpoint: Checkpoint) -> None:
         """Read a `matching` checkpoint over the weights that are there. Blocks; nothing may run on the device.
@@ -38,12 +54,13 @@ class Weights:
         Where it raises, `whole` is False until a call succeeds.
         """
         self.whole = False
+        digest = None if self._digest is None else WeightsDigest()
         devices = [decoder.device for decoder in self._decoders if decoder.device.type == "cuda"]
         with _all_free_memory(devices):
-            checkpoint.copy_into([decoder.groups for decoder in self._decoders], self._progress)
+            checkpoint.copy_into([decoder.groups for decoder in self._decoders], self._progress, digest)
             for device in devices:
                 torch.cuda.synchronize(device)
-        self.whole = True
+        self.whole, self._digest = True, digest
 
     def close(self) -> None:
         """Let go of them."""

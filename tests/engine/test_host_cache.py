@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -296,6 +297,27 @@ async def test_another_model_finds_nothing(tmp_path: Path) -> None:
         await all_copied(engine)
     async with engine_with(disk_cache_dir=str(tmp_path), load_format="dummy", seed=1) as engine:
         assert (await ask(engine, chat(0))).usage.cached_tokens == 0
+
+
+async def test_the_weights_tell_whose_pages_they_are_not_the_times_of_their_files(tmp_path: Path) -> None:
+    """A tensor differs far behind the beginning of a file of the same size and time, as tar and rsync leave it."""
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO, folder)
+    knobs = {"model": str(folder), "disk_cache_dir": str(tmp_path / "pages")}
+    async with engine_with(**knobs) as engine:
+        own = await ask(engine, chat(0))
+        await all_copied(engine)
+    file = folder / "model.safetensors"
+    os.utime(file, ns=(10**18, 10**18))
+    async with engine_with(**knobs) as engine:
+        assert (await ask(engine, chat(0))).usage.cached_tokens > 0
+    with file.open("r+b") as weights:
+        weights.seek(2**21)
+        weights.write(bytes(file.stat().st_size // 2))
+    os.utime(file, ns=(10**18, 10**18))
+    async with engine_with(**knobs) as engine:
+        other = await ask(engine, chat(0))
+    assert (other.usage.cached_tokens, other.token_ids != own.token_ids) == (0, True)
 
 
 async def test_keys_that_are_rotated_otherwise_are_not_found(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aengine.errors import WeightsError
+from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.pieces import Piece
 
 BUFFER_BYTES = 32 * 2**20  # few and large: every piece waits for the interpreter, which others use meanwhile
@@ -27,8 +28,8 @@ SENDING = 2  # buffers that the device empties meanwhile
 class Buffer(Protocol):
     """Room for one piece on its way."""
 
-    def fill(self, piece: Piece) -> None:
-        """Read the piece from its file, in any thread. Raises `WeightsError`."""
+    def fill(self, piece: Piece) -> memoryview:
+        """Read the piece from its file, in any thread, and return its bytes. Raises `WeightsError`."""
         ...
 
     def send(self, piece: Piece) -> None:
@@ -49,7 +50,7 @@ class StagingBuffer:
         self._memory = self._bytes.numpy().data
         self._sent: dict[torch.device, torch.cuda.Event] = {}  # of each GPU that it feeds
 
-    def fill(self, piece: Piece) -> None:
+    def fill(self, piece: Piece) -> memoryview:
         missing = self._memory[: piece.nbytes]
         try:
             with piece.path.open("rb", buffering=0) as file:
@@ -61,6 +62,7 @@ class StagingBuffer:
                     missing = missing[count:]
         except OSError as error:
             raise WeightsError(f"{piece.path}: {error}") from error
+        return self._memory[: piece.nbytes]
 
     def send(self, piece: Piece) -> None:
         source = self._bytes[: piece.nbytes].view(piece.dtype)
@@ -93,10 +95,16 @@ def staging_ring(device: torch.device) -> list[StagingBuffer]:
     return [StagingBuffer(BUFFER_BYTES, device) for _ in range(min(READERS, os.cpu_count() or 1) + SENDING)]
 
 
-def copy_pieces(pieces: Iterable[Piece], ring: Sequence[Buffer], done: Callable[[int], object]) -> None:
+def copy_pieces(
+    pieces: Iterable[Piece],
+    ring: Sequence[Buffer],
+    done: Callable[[int], object],
+    digest: WeightsDigest | None = None,
+) -> None:
     """Read every piece and send it to its place, in order; `done` hears the bytes of each one that is on its way.
 
-    Returns when all have arrived. Raises `WeightsError`.
+    digest: every piece is added to it, in the thread that has read the piece. Returns when all have arrived.
+    Raises `WeightsError`.
     """
     reading: deque[tuple[Buffer, Piece, Future[None]]] = deque()
 
@@ -106,13 +114,18 @@ def copy_pieces(pieces: Iterable[Piece], ring: Sequence[Buffer], done: Callable[
         buffer.send(piece)
         done(piece.nbytes)
 
+    def read_piece(buffer: Buffer, piece: Piece) -> None:
+        data = buffer.fill(piece)
+        if digest is not None:
+            digest.add(piece, data)
+
     threads = max(1, len(ring) - SENDING)
     with ThreadPoolExecutor(threads, thread_name_prefix="aengine-weights") as readers:
         for piece, buffer in zip(pieces, itertools.cycle(ring)):
             if len(reading) == threads:
                 send_oldest()
             buffer.wait()
-            reading.append((buffer, piece, readers.submit(buffer.fill, piece)))
+            reading.append((buffer, piece, readers.submit(read_piece, buffer, piece)))
         while reading:
             send_oldest()
     for buffer in ring:

@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from aengine.errors import WeightsError
+from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.pieces import Piece, Place, cut
 from aengine.model.checkpoint.safetensors import INDEX, SINGLE, TensorEntry, read_header
 from aengine.model.checkpoint.staging import BUFFER_BYTES, copy_pieces, staging_ring
@@ -89,11 +90,11 @@ class Checkpoint:
         if unexpected:
             raise WeightsError(f"{folder}: the weights hold {_listed(unexpected)}, which this model does not have")
 
-    def copy_into(self, ranks: Sequence[Sequence[Group]], progress: bool) -> None:
+    def copy_into(self, ranks: Sequence[Sequence[Group]], progress: bool, digest: WeightsDigest | None = None) -> None:
         """Fill and close every group of every rank; what several of them keep is read once.
 
-        Blocks until all is there. `progress` shows a bar on a terminal once it has taken two seconds.
-        Raises `WeightsError` when reading fails.
+        Blocks until all is there. digest: gets all that is read. `progress` shows a bar on a terminal once it has taken
+        two seconds. Raises `WeightsError` when reading fails.
         """
         heads: list[tuple[Tensor, Tensor]] = []  # of a file whose config.json ties them: to be held against each other
         fillings: dict[str, list[_Filling]] = {}  # of all ranks that read the tensor
@@ -139,7 +140,7 @@ class Checkpoint:
                 for filling in on_the_way.popleft():
                     filling.arrived(nbytes)
 
-            copy_pieces(pieces(), staging_ring(embedding.device), sent)
+            copy_pieces(pieces(), staging_ring(embedding.device), sent, digest)
         if any(not torch.equal(head, embedding) for head, embedding in heads):
             raise WeightsError(
                 f"{self._sources[_HEAD].path}: {_HEAD} differs from {_EMBEDDING}, but config.json ties them; "

@@ -15,6 +15,7 @@ from aengine.errors import WeightsError
 from aengine.kernels.base import Kernels
 from aengine.kernels.collective.base import Collective
 from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.foreign import explained, refuse_layout
 from aengine.model.checkpoint.weights import Checkpoint
 from aengine.model.config import ModelConfig
@@ -96,12 +97,13 @@ def load_shards(
     progress: bool = False,
     max_positions: int | None = None,
     kv_dtype: torch.dtype | None = None,
+    digest: WeightsDigest | None = None,
 ) -> list[Decoder]:
     """Build the decoder that `config` describes, or a shard of it, in every place and fill it, as `load_format` says.
 
     From `folder`, of which every tensor is read once, or with random weights. Blocks for as long as reading takes.
     `max_positions` bounds the rotary table (None: all the model's positions). kv_dtype: of the KV pool (None:
-    `dtype`). Raises `WeightsError`.
+    `dtype`). digest: gets all weights that are read. Raises `WeightsError`.
     """
     if load_format == "auto":  # a checkpoint that does not fit is refused before any memory is taken
         checkpoint = checkpoint_of(folder, Decoder(config, placements[0].kernels, placements[0].attention))
@@ -110,7 +112,7 @@ def load_shards(
         for one in placements
     ]
     if load_format == "auto":
-        checkpoint.copy_into([decoder.groups for decoder in decoders], progress)
+        checkpoint.copy_into([decoder.groups for decoder in decoders], progress, digest)
     else:
         for decoder in decoders:
             fill_random(decoder, seed)

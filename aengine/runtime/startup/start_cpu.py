@@ -14,6 +14,7 @@ from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.kernels.collective.threads import Meeting, ThreadCollective
 from aengine.kernels.torch_kernels import TorchKernels
+from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.model.loading.load import Placement, load_shards
@@ -37,6 +38,7 @@ from aengine.sampling.sampler import Sampler
 def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_text: Callable[[], object]) -> Runtime:
     """Load the model. Raises `ConfigError` and `CheckpointError`. wait_for_text: as `start_runtime`."""
     phases = Phases()
+    digest = None if config.disk_cache_dir is None else WeightsDigest()
     model = make_room(config, model)
     model = model.over(1 if config.tensor_parallel_size == "auto" else config.tensor_parallel_size)
     device = torch.device("cpu")
@@ -68,6 +70,7 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         progress=config.progress,
         max_positions=pool.max_model_len,
         kv_dtype=kv_dtype,
+        digest=digest,
     )
     threads = forward_threads(config.torch_threads, model.parameters)
 
@@ -101,6 +104,6 @@ def start_cpu(config: EngineConfig, folder: Path, model: ModelConfig, wait_for_t
         ),
         copies=RankedCopies([HostCopier(kv, slots) for kv in pools]) if slots else None,
         dtypes=(str(dtype), str(kv_dtype)),
-        weights=Weights(decoders, model, config.progress),
+        weights=Weights(decoders, model, config.progress, digest),
         memory=HostSleep() if config.sleep_mode else None,
     )

@@ -21,6 +21,7 @@ from aengine.kernels.collective.peers import connect
 from aengine.kernels.kv_scales import FP8
 from aengine.kernels.launch import launch_for
 from aengine.kernels.triton_kernels import TritonKernels
+from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.config import ModelConfig
 from aengine.model.loading.load import Placement, load_shards
 from aengine.model.lora.adapter import Adapter
@@ -70,6 +71,7 @@ def start_cuda(
     wait_for_text: as `start_runtime`.
     """
     phases = Phases()
+    digest = None if config.disk_cache_dir is None else WeightsDigest()
     if config.attention == "torch":
         raise ConfigError("attention: 'torch' waits for the device in every step; use auto or triton on CUDA")
     dtype = resolve_dtype(config.dtype, device, model.dtype)
@@ -95,11 +97,11 @@ def start_cuda(
     with (
         compile_ahead(job) as ahead,
         ThreadPoolExecutor(1, "imports") as imports,
-        ThreadPoolExecutor(1, "digest") as digest,
+        ThreadPoolExecutor(1, "digest") as hashing,
         pinned_beside(slots * page_bytes, gpus) as pinned,
         devices.current(),
     ):
-        keyed = digest.submit(triton_key)  # a hash of all of Triton's files, 0.35 s without the interpreter; it is kept
+        keyed = hashing.submit(triton_key)  # of all of Triton's files, 0.35 s without the interpreter; it is kept
         # By this thread too: it records what threads of the ranks rehearse, and cuBLAS cannot be set up in a recording.
         for gpu in gpus if len(gpus) > 1 else ():
             load_libraries(gpu, dtype, reads=False)
@@ -126,6 +128,7 @@ def start_cuda(
                 progress=config.progress,
                 max_positions=config.max_model_len,
                 kv_dtype=kv_dtype,
+                digest=digest,
             )
         devices.synchronize()
         torch.cuda.empty_cache()  # of what loading took: pools and graphs have memory of their own
@@ -209,7 +212,7 @@ def start_cuda(
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
     return Runtime(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
-        Weights(decoders, model, config.progress), memory, recorder,
+        Weights(decoders, model, config.progress, digest), memory, recorder,
     )  # fmt: skip
 
 

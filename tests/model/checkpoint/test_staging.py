@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aengine.errors import WeightsError
 from aengine.model.checkpoint import staging
+from aengine.model.checkpoint.digest import WeightsDigest
 from aengine.model.checkpoint.pieces import Piece, Place, cut
 from aengine.model.checkpoint.safetensors import read_header
 from aengine.model.checkpoint.staging import Buffer, StagingBuffer, copy_pieces, staging_ring
@@ -62,6 +63,23 @@ def cases(draw: st.DrawFn) -> dict[str, tuple[Tensor, torch.dtype]]:
         values = torch.randn(shape, generator=generator) * 100
         tensors[f"t{number}"] = (values.to(draw(st.sampled_from(DTYPES))), draw(st.sampled_from(DTYPES)))
     return tensors
+
+
+def test_the_digest_tells_every_byte_and_every_name(tmp_path: Path) -> None:
+    def digest_of(tensors: dict[str, Tensor], threads: int) -> bytes:
+        path = tmp_path / "model.safetensors"
+        save_file(tensors, path)
+        places = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+        digest = WeightsDigest()
+        copy_pieces(pieces_of(path, places, 24), late_ring(threads + 2, 24), lambda _: None, digest)
+        return digest.result()
+
+    tensors = {"a": torch.arange(40.0), "b": torch.arange(7.0)}
+    changed = [{**tensors, "a": torch.arange(40.0).index_fill(0, torch.tensor([place]), 0.5)} for place in range(40)]
+    renamed = {"a": tensors["a"], "c": tensors["b"]}
+    digests = [digest_of(one, 3) for one in (tensors, renamed, *changed)]
+    assert len(set(digests)) == len(digests)
+    assert digest_of(tensors, 1) == digest_of(tensors, 5) == digests[0]
 
 
 @given(case=cases(), buffers=st.integers(1, 5), nbytes=st.integers(8, 100))
