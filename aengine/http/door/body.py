@@ -7,7 +7,7 @@ of refusals that come before the body, such as 401.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -28,6 +28,9 @@ _WEIGHTS = {b",": 1, b'"': 1, b"{": 8, b"[": 8}
 _MAX_WEIGHT = 2**19 + 2**16  # half a million token ids, about 15 ms
 LARGE = 2**18  # bytes; below, nobody notices
 _SLICE = 2**20  # bytes weighed in one turn of the loop
+_DIGITS = b"0123456789"
+_MOST_DIGITS = 3  # slices of nothing else: longer than any text may be, and a number takes 2 ms a slice to be parsed
+_LONGEST_NUMBER = 64  # bytes; what is longer is no client's 4.0, and takes its time to be read
 
 T = TypeVar("T")
 
@@ -73,11 +76,22 @@ class BodyReader:
         """An estimate of the parser's work: the punctuation in the body. Punctuation within texts counts too: one that
         has a million is none to answer.
         """
-        weight = 0
+        weight = digits = 0
         for start in range(0, len(body), _SLICE):
             await self._large.enter()
             weight += sum(body.count(mark, start, start + _SLICE) * each for mark, each in _WEIGHTS.items())
+            digits = digits + 1 if _is_digits(body, start) else 0
+            if digits == _MOST_DIGITS:
+                raise HTTPError(
+                    413, "body_too_large", f"the body holds more than {_MOST_DIGITS * _SLICE} digits in a row"
+                )
         return weight
+
+
+def _is_digits(body: bytearray, start: int) -> bool:
+    """Whether a slice of the body is nothing but digits: it is read as a whole only if every 1024th byte is one."""
+    end = start + _SLICE
+    return not body[start:end:1024].strip(_DIGITS) and not body[start:end].strip(_DIGITS)
 
 
 async def _receive_all(receive: Receive, limit: int) -> bytearray:
@@ -108,7 +122,7 @@ def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        whole = _whole_numbers(body) if "got `float`" in str(error) else body
+        whole = _whole_numbers(body, decoder) if "got `float`" in str(error) else body
         if whole != body:
             return decode(whole, decoder)
         raise _invalid(str(error)) from None
@@ -120,8 +134,9 @@ def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidRequestError("the body is nested too deeply") from None
 
 
-def _whole_numbers(body: bytes | bytearray) -> bytes | bytearray:
-    """The body with numbers such as 4.0 written as integers, where they are a field's whole value.
+def _whole_numbers(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> bytes | bytearray:
+    """The body with numbers such as 4.0 written as integers, where they are the whole value of a field that the decoder
+    knows.
 
     JSON knows one kind of number, and some clients write all of them as floats.
     """
@@ -130,8 +145,10 @@ def _whole_numbers(body: bytes | bytearray) -> bytes | bytearray:
     except msgspec.ValidationError:  # no object
         return body
     whole = {}
-    for name, value in fields.items():
-        text = bytes(value)
+    for name in fields.keys() & {*getattr(decoder.type, "__struct_encode_fields__", ())}:
+        text = bytes(memoryview(fields[name])[:_LONGEST_NUMBER])
+        if len(text) == _LONGEST_NUMBER:
+            continue
         if text[:1] in b"-0123456789" and not text.lstrip(b"-").isdigit() and float(text).is_integer():
             whole[name] = msgspec.Raw(str(int(float(text))).encode())
     return msgspec.json.encode(fields | whole) if whole else body

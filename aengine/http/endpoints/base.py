@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aengine.errors import renamed_param
+from aengine.errors import InvalidRequestError, renamed_param
 from aengine.http.bodies.chat import tools_for_template
 from aengine.http.bodies.requests import TemplateOptions
 from aengine.http.door.body import FIELDS, LARGE, decode
@@ -27,6 +27,8 @@ from aengine.http.streams.document import DocumentResponse
 from aengine.http.streams.sse import EventEncoder, EventStreamResponse
 from aengine.sampling_params import SamplingParams
 from aengine.types import Completion
+
+_MOST_FIELDS = 1000  # of a body; no API has a tenth of them, and each is looked up
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -53,6 +55,8 @@ class Endpoint:
         if len(body) > LARGE:
             await asyncio.sleep(0)  # that took a while, and so will the rest
         fields = decode(body, FIELDS)
+        if len(fields) > _MOST_FIELDS:
+            raise InvalidRequestError(f"the body has {len(fields)} fields, and at most {_MOST_FIELDS} are looked at")
         if "structured_outputs" in fields or not fields.keys() <= set(read.__struct_fields__):
             self._state.unknown_fields.check(fields, type(read), request.scope["path"])
         return engine, read

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +27,7 @@ from aengine.sampling_params import SamplingParams
 from aengine.structured import Structured
 from aengine.text.answer.parser import ChatPrompt
 
+_MANY = 2000  # blocks of messages, some 10 ms
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
@@ -74,13 +77,20 @@ class Messages(Endpoint):
 async def _prompt(engine: EngineLike, body: CountTokensRequest, tools: ToolUse, context: int | None) -> ChatPrompt:
     """Render and tokenize. Raises `InvalidRequestError`, `ContextLengthError` for `context` tokens or more."""
     try:
-        return await _rendered(engine, chat_messages(body, late_system="system"), body, tools, context)
+        return await _rendered(engine, await _chat(body, "system"), body, tools, context)
     except ContextLengthError:
         raise
     except InvalidRequestError:  # of a template, maybe, that knows system messages at the beginning alone
         if not has_late_system(body):
             raise
-        return await _rendered(engine, chat_messages(body, late_system="user"), body, tools, context)
+        return await _rendered(engine, await _chat(body, "user"), body, tools, context)
+
+
+async def _chat(body: CountTokensRequest, late_system: str) -> list[dict[str, Any]]:
+    """`chat_messages`, in a thread if there are so many blocks that they would hold the loop."""
+    blocks = sum(1 if isinstance(message.content, str) else len(message.content) for message in body.messages)
+    make = partial(chat_messages, body, late_system=late_system)
+    return make() if blocks < _MANY else await anyio.to_thread.run_sync(make)
 
 
 async def _rendered(

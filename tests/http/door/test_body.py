@@ -12,7 +12,7 @@ import pytest
 
 from aengine.errors import InvalidRequestError
 from aengine.http.bodies.requests import ChatRequest
-from aengine.http.door.body import decode
+from aengine.http.door.body import _whole_numbers, decode
 from aengine.http.door.malformed import find_unencodable
 from tests.http.serving import read_until, serving
 
@@ -148,6 +148,33 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error() -> N
         await asyncio.get_running_loop().sock_sendall(raw, head)
         raw.close()
         assert (await server.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b'{"prompt": "a", "max_tokens": ' + b"1" * 5_000_000 + b"}", 413, "digits"),
+        (b'{"prompt": [1.' + b"0" * 5_000_000 + b"]}", 413, "digits"),
+        (b'{"prompt": "' + b"7" * 2_097_152 + b'", "max_tokens": 1}', 200, ""),  # the longest text there may be
+        (b'{"prompt": "a", %b}' % b",".join(b'"%d": 1' % number for number in range(1000)), 400, "1001 fields"),
+    ],
+    ids=["a number", "a number within", "a text", "fields"],
+)
+async def test_what_would_hold_the_loop_is_refused(body: bytes, status: int, words: str) -> None:
+    async with serving() as server:
+        headers = {"content-type": "application/json"}
+        answer = await server.client.post(COMPLETIONS, content=body, headers=headers)
+    assert answer.status_code == status
+    assert words in answer.text
+
+
+def test_floats_in_unknown_fields_are_left_as_they_are() -> None:
+    """There may be many, and nobody reads them."""
+    body = b'{"messages": [], "max_tokens": 2.0, "x": 1.0, "seed": 1.' + b"0" * 100 + b"}"
+    whole = bytes(_whole_numbers(body, msgspec.json.Decoder(ChatRequest)))
+    assert b'"max_tokens":2,' in whole
+    assert b'"x":1.0,' in whole
+    assert whole.endswith(b"0" * 100 + b"}")
 
 
 async def test_unknown_fields_are_ignored() -> None:

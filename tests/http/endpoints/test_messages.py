@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from typing import Any
 
 import pytest
 
 from aengine.errors import EngineFailedError, InvalidRequestError, QueueFullError
+from aengine.http.anthropic.prompt import chat_messages
+from aengine.http.endpoints import messages as endpoints
 from aengine.text.answer.parser import ChatPrompt
 from aengine.types import Fragment, Usage
 from tests.http.fake_engine import WORDS, FakeEngine
@@ -37,6 +40,27 @@ def message_of(response: Any, status: int, kind: str) -> str:
     assert answer == {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
     assert response.headers["x-request-id"] == request_id
     return message
+
+
+@pytest.mark.parametrize("path", [PATH, COUNT])
+@pytest.mark.parametrize("within", ["messages", "blocks"])
+async def test_many_blocks_do_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch, path: str, within: str) -> None:
+    """They become messages for the template in a thread, and few of them do not."""
+    threads = []
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return chat_messages(*args, **options)
+
+    monkeypatch.setattr(endpoints, "chat_messages", noted)
+    blocks = [{"type": "text", "text": "a"}] * 2500
+    many = [{"role": "user", "content": blocks}] if within == "blocks" else HELLO * 2500
+    async with serving() as server:
+        server.engine.max_model_len = 10**6
+        assert (await server.post(path, **{**ASKED, "messages": many})).status_code == 200
+        assert (await server.post(path, **ASKED)).status_code == 200
+    in_thread, at_once = (thread is not threading.main_thread() for thread in threads)
+    assert (in_thread, at_once) == (True, False)
 
 
 async def test_answers_at_once_by_default() -> None:

@@ -191,6 +191,16 @@ async def test_openmetrics_where_it_is_asked_for() -> None:
     assert "# EOF" not in plain.text
 
 
+@pytest.mark.parametrize(
+    "asked", ["application/openmetrics-text;version=abc", "text/plain;version=1.0.x", "text/plain;version="]
+)
+async def test_a_version_that_is_none_gets_the_plain_text(asked: str) -> None:
+    async with serving() as server:
+        response = await server.client.get("/metrics", headers={"Accept": asked})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
 async def test_names_that_routers_of_vllm_read() -> None:
     """Each with the value that stands under aengine's own name."""
     async with serving(served_model_name="mine", vllm_metrics=True) as server:

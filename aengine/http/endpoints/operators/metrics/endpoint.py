@@ -68,7 +68,10 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     async def show(self, request: Request) -> Response:
-        encode, content_type = choose_encoder(",".join(request.headers.getlist("accept")))
+        try:
+            encode, content_type = choose_encoder(",".join(request.headers.getlist("accept")))
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
         if content_type.startswith("application/openmetrics-text"):
             encode = partial(openmetrics.generate_latest, escaping=ALLOWUTF8)  # its default makes vllm: a vllm_
         return Response(encode(self._registry), headers={"Content-Type": content_type})
