@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 import aengine
 from aengine.model.config import ModelConfig
 from bench.decode_steps import tell_steps
-from bench.recorded import recorded
 from bench.results import Report
 from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
 
@@ -220,7 +219,6 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         knobs = dict(pair.split("=", 1) for pair in options.knob) | {"tensor_parallel_size": ranks}
         async with aengine.Engine(scratch, load_format="dummy", device="cuda", **knobs) as engine:
             tell("startup_dummy", [time.perf_counter() - began])
-            await recorded(engine)
             gc.collect()
             gc.freeze()  # as the server does: walking torch's objects takes 0.1 s, in the middle of a run
             if "steps" in options.only:

@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 import aengine
 from aengine import SamplingParams, Structured
-from bench.recorded import recorded
 from bench.results import Report
 from bench.shapes import QUANTIZATIONS, SHAPES, ids, write_config
 from bench.startup import write_tokenizer
@@ -101,7 +100,6 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         async with aengine.Engine(
             scratch, load_format="dummy", device="cuda", progress=False, kv_cache_dtype=options.kv_cache_dtype
         ) as engine:
-            await recorded(engine)
             for batch in options.batch:
                 await steady(engine, batch, options, report)
                 while engine.stats().running:

@@ -108,8 +108,6 @@ async def device_growth(options: argparse.Namespace, report: Report) -> None:
             progress=False,
         )
         runtime = start_runtime(config, Path(scratch), ModelConfig.from_folder(Path(scratch)))
-        while runtime.recorder is not None and runtime.recorder.record_next():  # as an engine at rest does
-            pass
         try:
             found: dict[tuple[str, int, int], list[float]] = {case: [] for case in cases}
             for _ in range(options.runs):

@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 import aengine
 from aengine.model.config import ModelConfig
 from aengine.runtime.device import resolve_device, resolve_dtype, resolve_kv_dtype
-from bench.recorded import recorded
 from bench.results import Report
 from bench.shapes import SHAPES, SMALL, write_config
 
@@ -117,7 +116,6 @@ async def bench(options: argparse.Namespace, report: Report, folder: Path) -> No
         progress=False,
     ) as engine:
         ready = time.perf_counter() - began
-        await recorded(engine)
         gc.collect()
         gc.freeze()
         case = {"shape": options.shape, "chats": options.chats, "tokens": options.tokens, "times": options.times}

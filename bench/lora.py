@@ -31,7 +31,6 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 import aengine
-from bench.recorded import recorded
 from bench.results import Report
 from bench.shapes import SHAPES, SMALL, write_config
 
@@ -81,7 +80,6 @@ async def serve(model: Path, lora: dict[str, str], streams: int) -> AsyncIterato
         **more,
     }
     async with aengine.Engine(**settings) as engine:
-        await recorded(engine)
         yield engine
 
 

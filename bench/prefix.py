@@ -27,7 +27,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from anywhere
 
 import aengine
-from bench.recorded import recorded
 from bench.results import Report
 from bench.shapes import SHAPES, SMALL, write_config
 
@@ -108,8 +107,6 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         engines = {
             on: await stack.enter_async_context(aengine.Engine(prefix_cache=on, **knobs)) for on in (True, False)
         }
-        for engine in engines.values():
-            await recorded(engine)
         gc.collect()
         gc.freeze()  # as the server does: walking torch's objects takes 0.1 s, in the middle of a run
         for name in options.only or WORKLOADS:

@@ -114,7 +114,6 @@ class Engine(EngineFacts, Generation, PooledAnswers, Sleeping):
             timeline=self.timeline,
             between=ready.look,
             observe=partial(self._observe_step, ready),
-            recorder=ready.runtime.recorder,
         )
         group = await self._exit.enter_async_context(anyio.create_task_group())
         group.start_soon(self._serve, self._loop, ready)

@@ -1,7 +1,6 @@
 """The step loop: plan, launch, await the step before, commit, fill masks where outputs have grammars, deliver.
 
 Where a step brings more updates than a slice, the step behind the one that runs is launched before they are delivered.
-Graphs that the start-up has not recorded are recorded one by one while there is nothing else to do.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,14 +24,11 @@ from aengine.text.grammar.grammars import Matcher
 from aengine.timeline import Timeline, unmarked
 
 if TYPE_CHECKING:
-    from aengine.runtime.runner import LateRecorder, LaunchedStep, Runner
+    from aengine.runtime.runner import LaunchedStep, Runner
 
 log = logging.getLogger("aengine")
 
 DELIVERY_SLICE = 64  # updates between two yields to the loop
-# Seconds between two graphs that are recorded: of an engine at rest, in which a request gets to its queue, and of one
-# whose steps never pause, which may wait for each as long as for a step or two.
-REST_PAUSE, BUSY_PAUSE = 0.01, 0.2
 
 
 class StepLoop:
@@ -53,10 +48,9 @@ class StepLoop:
         timeline: Timeline | None = None,
         between: Callable[[], None] | None = None,
         observe: Callable[[StepPlan, float], None] | None = None,
-        recorder: LateRecorder | None = None,
     ) -> None:
         """between: called after each launch, and before the loop waits for news; observe: with each step that was
-        committed, and the seconds that it took behind its predecessor; recorder: of what is still to be recorded.
+        committed, and the seconds that it took behind its predecessor.
         """
         self._scheduler = scheduler
         self._runner = runner
@@ -66,8 +60,6 @@ class StepLoop:
         self._fail_request = fail_request
         self._between = between
         self._observe = observe
-        self._recorder = recorder
-        self._recorded = 0.0  # monotonic seconds, when it was last asked
         self._launched: dict[int, float] = {}  # monotonic seconds, by step
         self._mark = unmarked if timeline is None else timeline.mark
         self._wake = asyncio.Event()
@@ -117,14 +109,11 @@ class StepLoop:
                 self._between()
             await self._deliver_all(updates)
             updates = []
-            if step is not None and not step.plan.structured:
-                self._record_missed()
             try:
                 if previous is not None:
                     updates = await self._commit(previous)
                 if step is not None and step.plan.structured:
                     await self._draw(step)
-                    self._record_missed()  # no earlier: its draws would have read what is overwritten
             except _StepFailed as failed:
                 if step is not None:
                     await _settled(step)  # it may still write to the pages that are about to be released
@@ -140,18 +129,9 @@ class StepLoop:
                     return
                 if self._resting:
                     self._at_rest.set()
-                more = not self._resting and self._recorder is not None and self._recorder.record_next()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), REST_PAUSE if more else None)
+                await self._wake.wait()
                 self._mark("idle")
             self._wake.clear()
-
-    def _record_missed(self) -> None:
-        """Record what the newest step has missed, while it and the one before it keep the device busy."""
-        now = time.monotonic()
-        if self._recorder is not None and now - self._recorded >= BUSY_PAUSE:
-            self._recorder.record_next(missed=True)
-            self._recorded = time.monotonic()
 
     def _launch_next(self, previous: LaunchedStep | None) -> LaunchedStep | None:
         """Launch the step behind `previous`, where there is one and it may be launched before that one is read."""

@@ -72,25 +72,6 @@ class Runner(Protocol):
         ...
 
 
-class LateRecorder(Protocol):
-    """Makes later steps faster by what a start-up has left undone, piece by piece."""
-
-    @property
-    def left(self) -> int:
-        """Pieces that are still to be done."""
-        ...
-
-    def record_next(self, missed: bool = False) -> bool:
-        """Do one more piece, of some milliseconds, in the thread that launches steps; missed: only what the newest step
-        would have gained by. Whether there was one.
-        """
-        ...
-
-    def close(self) -> None:
-        """Do no more of it."""
-        ...
-
-
 class Head:
     """The logits of a step's hidden states, each with its token's adapter."""
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from aengine.cache.kv import KVPool, SlidingLayers
 from aengine.cache.states import StatePool, StateRoom
 from aengine.cache.windows import WindowRoom
 from aengine.config import EngineConfig
-from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes, shareable
+from aengine.runtime.cuda.decode_graphs import DecodeGraphs, graph_sizes
 from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, prefill_sizes
 from aengine.runtime.cuda.ranks import DeviceRanks
-from aengine.runtime.cuda.recorder import Recorder, graph_parts
+from aengine.runtime.cuda.recording import empty_caches
 from aengine.runtime.cuda.runner import GraphedExecutor
 from aengine.runtime.ranks import RankedExecutor
 from aengine.runtime.step.executor import Executor
@@ -63,13 +64,10 @@ class GraphSizes:
         """The largest of each alone."""
         return GraphSizes(self.decode[-1:], self.prefill[-1:], self.adapted)
 
-    def more_bytes(self, model: ModelConfig, dtype: torch.dtype) -> int:
-        """What graphs take beside the largest ones, in whose memory they live: nodes, and each its own logits where
-        more than one forward pass of its size writes them.
-        """
-        nodes = (len(self.decode) + len(self.prefill)) * (1 + self.adapted) * GRAPH_BYTES
-        rows = sum(size for size in self.decode[:-1] if shareable(model, size))
-        return nodes + rows * model.vocab_size * dtype.itemsize
+    @property
+    def node_bytes(self) -> int:
+        """Return the memory for nodes of graphs. Tensors of all graphs fit into the memory of the largest ones."""
+        return (len(self.decode) + len(self.prefill)) * (1 + self.adapted) * GRAPH_BYTES
 
 
 class Executors:
@@ -124,18 +122,30 @@ def make_executor(
     return executor
 
 
-def capture(executors: Executors, progress: bool = False, least: bool = False) -> Recorder:
-    """Record the graphs of every rank, those of the largest steps first. Waits. least: only those that every step can
-    be padded to; the others are left to what this returns.
+def capture(executors: Executors, progress: bool = False) -> None:
+    """Record the graphs of every rank, those of the largest steps first. Waits for the devices.
+
+    Everything is rehearsed first, so that all is compiled and loaded before a recording begins.
     """
-    recorder = Recorder(executors.ranks, executors.devices)
-    recorder.rehearse()
-    # Ranks wait for each other on the device: between two steps that is not to be disturbed.
-    recorder.record(progress, least and len(executors.ranks) == 1)
-    return recorder
+    devices = executors.devices
+    parts = list(zip(*map(graph_parts, executors.ranks), strict=True))  # what every rank does at the same time
+    for part in parts:
+        devices([partial(graphs.rehearse, size) for graphs, size in part])
+        devices.synchronize()
+    empty_caches()  # before graphs have memory of their own
+    hidden = None if progress else True  # None: unless stderr is a terminal
+    for part in tqdm(parts, "capturing graphs", unit="graph", delay=2, disable=hidden, leave=False):
+        devices([partial(graphs.record, size) for graphs, size in part], short=True)
+    empty_caches()
 
 
 def rehearse(executor: GraphedExecutor) -> None:
-    """What `capture` runs before it records."""
-    for graphs, part in graph_parts(executor):
-        graphs.rehearse(part)
+    """Launch what `capture` launches before it records."""
+    for graphs, size in graph_parts(executor):
+        graphs.rehearse(size)
+
+
+def graph_parts(executor: GraphedExecutor) -> list[tuple[PrefillGraphs | DecodeGraphs, int]]:
+    """Return all sizes of an executor's graphs in the order in which they are recorded."""
+    both = (executor.prefill_graphs, executor.decode_graphs)
+    return [(graphs, size) for graphs in both if graphs is not None for size in reversed(graphs.sizes)]

@@ -21,12 +21,10 @@ from aengine.cache.snapshots import slot_of
 from aengine.cache.states import StatePool
 from aengine.kernels.attention.prefix_attention import SharedRuns
 from aengine.kernels.delta.base import StateBatch
-from aengine.kernels.linear.small_linear import ROW_BORDERS
 from aengine.kernels.row_steps import begin_decode, end_decode
 from aengine.model.blocks.step import States
-from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
-from aengine.runtime.cuda.recording import GraphPart, borrowed, recorded
+from aengine.runtime.cuda.recording import non_owning_view, recorded
 from aengine.runtime.step.own_tokens import draw_from_own
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.written import TURNS, WrittenDraws
@@ -38,18 +36,24 @@ if TYPE_CHECKING:
 
 CAPTURED_KINDS = (Kind.SIMPLE, Kind.FILTERED)  # of draws; the others decide something on the host
 LEAST_SHARERS = 4  # smaller batches have too little to gain
+# Batch sizes to capture. Padding a batch to the next of these makes a step at most 3 % longer on an H200 (8B bf16,
+# 30B-A3B, gpt-oss-20b), as such steps read weights for most of their time.
+SMALL_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 26, 32, 40, 48, 56, 64)
+LEAST_USED = 0.87  # of the rows of larger sizes, whose products take time for each row
+BORDER = 128  # rows; products of more have slower kernels, by up to a fifth of the step
 
 
 def graph_sizes(max_rows: int) -> list[int]:
-    """Batch sizes to capture, ascending: a batch padded to the next one wastes at most 12 % of its rows."""
-    sizes = [1]
-    while sizes[-1] < max_rows:
-        last = sizes[-1]
-        # The smallest batch that the next size serves is last + 1.
-        following = max(last + 1, int((last + 1) / 0.88))
-        # Nor is it padded into the slower kernels of larger ones.
-        sizes.append(min([max_rows, following, *(border for border in ROW_BORDERS if border > last)]))
-    return sizes
+    """Return the batch sizes to capture, ascending, `max_rows` last."""
+    sizes = [size for size in SMALL_SIZES if size < max_rows]
+    while (following := int(((sizes[-1] if sizes else 0) + 1) / LEAST_USED)) < max_rows:
+        sizes.append(BORDER if sizes[-1] < BORDER < following else following)
+    return [*sizes, max_rows]
+
+
+def shared_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes that are also captured with runs that rows share: every second one, with the largest."""
+    return [size for size in sizes[::-1][::2] if size >= LEAST_SHARERS][::-1]
 
 
 class ForwardKind(NamedTuple):
@@ -62,8 +66,7 @@ class ForwardKind(NamedTuple):
 @dataclass(slots=True)
 class _Captured:
     forward: dict[ForwardKind, torch.cuda.CUDAGraph]
-    # [size, n] in the model's dtype: of the rank's own tokens; borrowed where no other pass is still to write it
-    logits: Tensor
+    logits: Tensor  # [size, n] in the model's dtype: of the rank's own tokens; valid until another size is replayed
     positions: Tensor  # [size] int64: where the drawn tokens will stand
     draws: dict[Kind, torch.cuda.CUDAGraph]
 
@@ -103,14 +106,9 @@ class SharedBuffers:
         self._current = shared
 
 
-def shareable(model: ModelConfig, size: int) -> bool:
-    """Whether a batch of this size is also captured with runs that rows share, which windows may have let go."""
-    return size >= LEAST_SHARERS and model.windows[0] is None
-
-
 class DecodeGraphs:
-    """Captures part by part, the largest size first; replays for any batch of at most `sizes[-1]` rows, which is padded
-    to a size that has been captured. All on the current stream.
+    """Captures each size, the largest first; then replays for any batch of at most `sizes[-1]` rows, which is padded to
+    the next size. All on the current stream.
     """
 
     def __init__(
@@ -135,104 +133,79 @@ class DecodeGraphs:
         self.sizes = sizes
         self._row_index = torch.full((sizes[-1],), rows.padding, dtype=torch.int64, device=rows.device)
         self._query_starts = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=rows.device)
-        self._current: list[int] = []  # what `_row_index` holds
+        self._current: tuple[int, list[int]] = (0, [])  # what `_row_index` holds: a size, and the rows before padding
+        self._size = 0  # that was replayed last
         pinned = rows.device.type == "cuda"
         self._drawn = torch.zeros(len(rows.lengths), TURNS, dtype=torch.int64, pin_memory=pinned)
         self._graphs: dict[int, _Captured] = {}
         self._shared = SharedBuffers(sizes[-1], rows)
         self._pool = pool
-        self.missed: GraphPart | None = None  # what the newest step would have taken, had it been recorded
+        # Windows may have let go of a shared run's pages.
+        self._shared_sizes = shared_sizes(sizes) if decoder.config.windows[0] is None else []
 
-    @property
-    def parts(self) -> list[GraphPart]:
-        """All that is recorded, the largest sizes first, and plain passes before those with runs that rows share."""
-        plain = [GraphPart(size) for size in self.sizes[::-1]]
-        return plain + [part._replace(shared=True) for part in plain if shareable(self._decoder.config, part.size)]
-
-    def rehearse(self, part: GraphPart) -> None:
-        """Launch what one part launches once, so that it is compiled and loaded before it is recorded. It writes into
-        page 0 and changes no row, so that steps may be on their way.
-        """
+    def rehearse(self, size: int) -> None:
+        """Launch everything of one size once, so that it is compiled and loaded before it is recorded."""
         self._row_index.fill_(self._rows.padding)
         self._state_slots.zero_()
-        self._current = []
+        self._current = (0, [])
         self._shared.send(())
-        for kind in self._kinds(part):
-            logits, positions = self._forward(part.size, kind, rehearsal=True)
-        for drawn in () if part.shared else CAPTURED_KINDS:
+        for kind in self._kinds(size):
+            logits, positions = self._forward(size, kind, rehearsal=True)
+        for drawn in CAPTURED_KINDS:
             self._draw(logits, positions, drawn)
 
-    def record(self, part: GraphPart) -> None:
-        """Record a part that was rehearsed, one with shared runs behind the plain one of its size. The largest should
-        come first, so that the others fit into its memory.
-        """
-        plain, *others = self._kinds(part._replace(shared=False))
-        if part.shared:
-            captured, others = self._graphs[part.size], self._kinds(part)
-            logits, positions = captured.logits, captured.positions
-        else:
-            graph = torch.cuda.CUDAGraph()
-            with recorded(graph, self._pool):
-                logits, positions = self._forward(part.size, plain)
-            captured = _Captured({plain: graph}, logits, positions, {})
+    def record(self, size: int) -> None:
+        """Record one rehearsed size. The largest should come first, so that the others fit into its memory."""
+        plain, *others = self._kinds(size)
+        forward, draws = {plain: torch.cuda.CUDAGraph()}, {}
+        with recorded(forward[plain], self._pool):
+            logits, positions = self._forward(size, plain)
         for other in others:
-            graph = torch.cuda.CUDAGraph()
-            with recorded(graph, self._pool):
-                other_logits, other_positions = self._forward(part.size, other)
+            forward[other] = torch.cuda.CUDAGraph()
+            with recorded(forward[other], self._pool):
+                other_logits, other_positions = self._forward(size, other)
                 logits.copy_(other_logits)
                 positions.copy_(other_positions)
-            captured.forward[other] = graph
-        for drawn in () if part.shared else CAPTURED_KINDS:
-            graph = torch.cuda.CUDAGraph()
-            with recorded(graph, self._pool):
+        for drawn in CAPTURED_KINDS:
+            draws[drawn] = torch.cuda.CUDAGraph()
+            with recorded(draws[drawn], self._pool):
                 self._draw(logits, positions, drawn)
-            captured.draws[drawn] = graph
-        if not shareable(self._decoder.config, part.size):
-            captured.logits = borrowed(logits)
-        self._graphs[part.size] = captured
+        self._graphs[size] = _Captured(forward, non_owning_view(logits), positions, draws)
 
     def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
         """Replay the forward pass for these rows: logits as `Head.own` gives them and the rows as a tensor [n] int64.
 
         The logits stay valid until the next replay.
         """
-        size = self._size(len(rows))
-        captured = self._graphs[size]
-        best = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
-        self.missed = None if best == size else GraphPart(best)
-        self._send(rows)
-        kind = ForwardKind(bool(shared), self._rows.adapters_of(rows) is not None)
-        if kind not in captured.forward:  # so few rows have nothing to gain from what they share
-            kind = kind._replace(shared=False)
-            if best == size and shareable(self._decoder.config, size):
-                self.missed = GraphPart(size, True)
-        if kind.shared:
+        n = len(rows)
+        with_shared = bool(shared) and n >= LEAST_SHARERS and bool(self._shared_sizes)
+        sizes = self._shared_sizes if with_shared else self.sizes
+        self._size = sizes[bisect.bisect_left(sizes, n)]
+        self._send(rows, self._size)
+        if with_shared:
             self._shared.send(shared)
-        captured.forward[kind].replay()
-        return captured.logits[: len(rows)], self._row_index[: len(rows)]
+        captured = self._graphs[self._size]
+        captured.forward[ForwardKind(with_shared, self._rows.adapters_of(rows) is not None)].replay()
+        return captured.logits[:n], self._row_index[:n]
 
     def draw(self, rows: list[int], kind: Kind) -> WrittenDraws:
         """Replay a captured kind of draw behind `forward` of the same rows; it also feeds back and advances lengths.
 
         The rows' lengths on the host are those behind this step.
         """
-        self._graphs[self._size(len(rows))].draws[kind].replay()
+        self._graphs[self._size].draws[kind].replay()
         lengths = self._rows.lengths
         return WrittenDraws(self._drawn, [row * TURNS + lengths[row] % TURNS for row in rows])
 
-    def _kinds(self, part: GraphPart) -> list[ForwardKind]:
-        """Of the part's forward passes, the plainest first."""
-        return [ForwardKind(part.shared, adapted) for adapted in (False, True)[: 1 + (self._rows.adapter is not None)]]
+    def _kinds(self, size: int) -> list[ForwardKind]:
+        """Return what forward passes a size has, the plainest first."""
+        shared = [False, True] if size in self._shared_sizes else [False]
+        adapted = [False] if self._rows.adapter is None else [False, True]
+        return [ForwardKind(*kind) for kind in itertools.product(shared, adapted)]
 
-    def _size(self, n: int) -> int:
-        """The smallest recorded one that has room for n rows."""
-        sizes = itertools.islice(self.sizes, bisect.bisect_left(self.sizes, n), None)
-        return next(size for size in sizes if size in self._graphs)
-
-    def _send(self, rows: list[int]) -> None:
-        if rows == self._current:
+    def _send(self, rows: list[int], size: int) -> None:
+        if (size, rows) == self._current:
             return
-        size = self._size(len(rows))
         padding = size - len(rows)
         if self._states is None:
             self._row_index[:size].copy_(self._rows.upload(rows + [self._rows.padding] * padding))
@@ -241,7 +214,7 @@ class DecodeGraphs:
             index = self._rows.upload(rows + [self._rows.padding] * padding + slots + [0] * padding)
             self._row_index[:size].copy_(index[:size])
             self._state_slots[:size].copy_(index[size:])
-        self._current = list(rows)
+        self._current = (size, list(rows))
 
     def _forward(self, size: int, kind: ForwardKind, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
         """The logits of the rank's own tokens, [size, n], and where the drawn tokens will stand [size] int64."""

@@ -8,7 +8,6 @@ each chunk ends; a step is padded to the next number with tokens of the padding 
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from aengine.cache.states import StatePool
 from aengine.kernels.delta.base import StateBatch
 from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
-from aengine.runtime.cuda.recording import GraphPart, recorded
+from aengine.runtime.cuda.recording import recorded
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.states import token_saves
 from aengine.sampling.upload import upload
@@ -196,45 +195,35 @@ class PrefillGraphs:
         self._cells = torch.zeros(widest, dtype=torch.int64, device=rows.device)
         self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
         self._sums = torch.empty(sizes[-1], dtype=torch.float32, device=rows.device)
-        self.missed: GraphPart | None = None  # what the newest step would have taken, had it been recorded
         # By tokens, and by whether some have adapters.
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._adapted = [False] if rows.adapter is None else [False, True]
         # The table of a row ends with a page that may be in use only in part.
         self._limit = max(1, (rows.page_table.shape[1] - 1) * kv.page_size)
 
-    @property
-    def parts(self) -> list[GraphPart]:
-        """All that is recorded, the largest sizes first."""
-        return [GraphPart(size) for size in reversed(self.sizes)]
-
-    def rehearse(self, part: GraphPart) -> None:
-        """Launch what one size launches once, so that it is compiled and loaded before it is recorded."""
-        shape = self._emptied(part.size)
+    def rehearse(self, size: int) -> None:
+        """Launch everything of one size once, so that it is compiled and loaded before it is recorded."""
+        shape = self._emptied(size)
         for adapted in self._adapted:
             self.forward(shape, adapted, rehearsal=True)
 
-    def record(self, part: GraphPart) -> None:
-        """Record one rehearsed size; the largest should come first, so that the others fit into its memory."""
-        shape, graphs = self._emptied(part.size), {}
+    def record(self, size: int) -> None:
+        """Record one rehearsed size. The largest should come first, so that the others fit into its memory."""
+        shape = self._emptied(size)
         for adapted in self._adapted:
-            graphs[part.size, adapted] = graph = torch.cuda.CUDAGraph()
+            self._graphs[size, adapted] = graph = torch.cuda.CUDAGraph()
             with recorded(graph, self._pool):
                 self.forward(shape, adapted)
-        self._graphs |= graphs  # all or none
 
     def shape_for(self, plan: StepPlan) -> PrefillShape | None:
-        """The captured shape that this step fits into: without much padding, once all are captured."""
+        """Return the captured shape that this step fits into without much padding, or None."""
         tokens = plan.num_tokens
         place = bisect.bisect_left(self.sizes, tokens)
         if place == len(self.sizes) or self.sizes[place] - tokens > MOST_PADDING:
             return None
-        sizes = itertools.islice(self.sizes, place, None)
-        size = next((size for size in sizes if (size, False) in self._graphs), None)
-        self.missed = None if size == self.sizes[place] else GraphPart(self.sizes[place])
-        if size is None:
+        if (self.sizes[place], False) not in self._graphs:  # the start-up runs steps before it records
             return None
-        shape = self._shapes[size]
+        shape = self._shapes[self.sizes[place]]
         contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
         return shape if shape.takes(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
 

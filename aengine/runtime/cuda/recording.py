@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,20 +14,13 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
 
-class GraphPart(NamedTuple):
-    """What is recorded in one go: the graphs of a size."""
-
-    size: int
-    shared: bool = False  # of decodes: those with runs that rows share; the draws behind them are the others'
-
-
 @contextmanager
 def recorded(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE | None) -> Iterator[None]:
     """What is launched on the current stream within becomes `graph`, with memory from `pool`.
 
-    torch's own context manager waits for the device and gives memory back before each graph, which the next rehearsal
-    takes again; who records many calls `give_back` where it matters. Other threads may copy pages and adapters to the
-    device meanwhile. Cycles are not collected: events that come with the end of what they hold would be recorded.
+    torch's own context manager waits for the device and empties torch's caches before each graph; the caller does that
+    once for many graphs. Other threads may copy pages and adapters to the device meanwhile. Cycles are not collected:
+    events that come with the end of what they hold would be recorded.
 
     Where it raises, the stream and torch's memory are as they were, but for what of the memory is the pool's by now.
     """
@@ -70,19 +63,19 @@ class _Bytes:
         }
 
 
-def borrowed(tensor: Tensor) -> Tensor:
-    """A contiguous tensor that a recorded graph writes, without a share in its memory: once nobody else has one, the
-    next graph of the same pool may be recorded over it. What is there is valid until one of those is replayed.
+def non_owning_view(tensor: Tensor) -> Tensor:
+    """Return a view of a contiguous tensor that does not keep its memory.
+
+    For results of a recorded graph: later graphs of the same pool may be recorded over them. They are valid until one
+    of those is replayed.
     """
     if not tensor.is_cuda:
         return tensor
     return torch.as_tensor(_Bytes(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
 
 
-def give_back() -> None:
-    """Free what torch keeps for the next who asks, on devices and pinned on the host: it has been used to load weights
-    and to try steps of all sizes.
-    """
+def empty_caches() -> None:
+    """Free the memory that torch caches, on devices and pinned on the host."""
     torch.cuda.empty_cache()
     if hasattr(torch._C, "_host_emptyCache"):  # of torch for CUDA
         torch._C._host_emptyCache()

@@ -47,7 +47,6 @@ class GraphedExecutor(StepExecutor):
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Outcome:
-        self._forget_missed()
         graphs = self._decode_graphs_for(plan)
         if graphs is None or (kind := self._sampler.kind(plan.decode)) not in CAPTURED_KINDS:
             return super().execute(plan)
@@ -56,7 +55,6 @@ class GraphedExecutor(StepExecutor):
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
-        self._forget_missed()
         if (decode := self._decode_graphs_for(plan)) is not None:
             own, row_index = self._replay_decode(plan, decode)
             logits = self._decoder.head.whole(own)
@@ -66,11 +64,6 @@ class GraphedExecutor(StepExecutor):
         if (prefill := self.prefill_graphs) is not None and (shape := self._prefill_shape_for(plan)) is not None:
             return self._replay_prefill(plan, prefill, shape)
         return super().forward(plan)
-
-    def _forget_missed(self) -> None:
-        for graphs in (self.decode_graphs, self.prefill_graphs):
-            if graphs is not None:
-                graphs.missed = None
 
     def replays(self, plan: StepPlan) -> bool:
         return self._decode_graphs_for(plan) is not None and self._sampler.kind(plan.decode) in CAPTURED_KINDS

@@ -11,7 +11,7 @@ from aengine.model.config import ModelConfig
 from aengine.model.decoder import Decoder
 from aengine.runtime.adapters import AdapterPlaces
 from aengine.runtime.page_copies import PageCopies
-from aengine.runtime.runner import LateRecorder, Runner
+from aengine.runtime.runner import Runner
 from aengine.runtime.sleep import SleepableMemory
 from aengine.runtime.startup.sizing.pool import PoolSize
 from aengine.runtime.weights import Weights
@@ -34,12 +34,9 @@ class Runtime:
     dtypes: tuple[str, str] = ("", "")  # what the model computes in, what keys and values are kept in
     weights: Weights | None = None  # None: they cannot be reloaded
     memory: SleepableMemory | None = None  # None: the engine never sleeps
-    recorder: LateRecorder | None = None  # None: nothing is left to be recorded
 
     def close(self) -> None:
         """Let go of the device and of all that lies there, once nothing is launched any more. Blocks."""
-        if self.recorder is not None:
-            self.recorder.close()
         if self.weights is not None:
             self.weights.close()
         self.runner.close()

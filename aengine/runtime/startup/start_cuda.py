@@ -159,12 +159,11 @@ def start_cuda(
             )
             return Executors(ranks, devices)
 
-        more_graphs = sizes.more_bytes(model, dtype)
         rows_alone = states_of_rows(config, model, dtype)
         trial = partial(make, sizes=sizes.largest, states=rows_alone, windows=trial_windows(config, model, kv_dtype))
         known = ahead.needs(gpus)
         try:
-            room, needs = room_for_kv(config, decoders, steps.most, trial, more_graphs, rows_alone, known)
+            room, needs = room_for_kv(config, decoders, steps.most, trial, sizes.node_bytes, rows_alone, known)
         except ConfigError:
             ahead.forget()  # others may have taken a part of what an earlier start-up measured
             raise
@@ -180,7 +179,7 @@ def start_cuda(
                 executors.warm_up(with_adapters(uncaptured, lora))
             torch.cuda.empty_cache()
             phases.end("memory")
-            recorder = capture(executors, config.progress, least=True)
+            capture(executors, config.progress)
             # Compiles what no graph holds: draws that decide something on the host.
             executors.warm_up(with_adapters(greediest_steps(), lora))
         if collectives:  # torch keeps what steps take: to take more of a device may wait for others'
@@ -212,7 +211,7 @@ def start_cuda(
     runner = CudaRunner(executors.all, devices.streams, config.max_num_seqs, failed)
     return Runtime(
         runner, model, pool, steps.most, steps.mixed, adapters, copies, (str(dtype), str(kv_dtype)),
-        Weights(decoders, model, config.progress, digest), memory, recorder,
+        Weights(decoders, model, config.progress, digest), memory,
     )  # fmt: skip
 
 

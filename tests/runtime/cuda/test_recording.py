@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from aengine.runtime.cuda.recording import borrowed, recorded
+from aengine.runtime.cuda.recording import non_owning_view, recorded
 
 POOL = (0, 7)
 
@@ -28,7 +28,7 @@ def test_results_of_graphs_of_one_pool_lie_over_each_other() -> None:
             with recorded(graph, pool):
                 made = numbers[:size] + size
             graphs.append(graph)
-            results.append(borrowed(made))
+            results.append(non_owning_view(made))
             del made
         assert torch.cuda.memory_allocated(device) < before + 2**20  # what torch counts random numbers with
         for graph, result in zip(graphs, results, strict=True):
@@ -39,7 +39,7 @@ def test_results_of_graphs_of_one_pool_lie_over_each_other() -> None:
 
 def test_a_tensor_elsewhere_is_itself() -> None:
     tensor = torch.zeros(3)
-    assert borrowed(tensor) is tensor
+    assert non_owning_view(tensor) is tensor
 
 
 class Torch:
