@@ -23,6 +23,10 @@ class AttentionBatch:
 
     A sequence's query tokens are the last ones of its context. A padding row is a decode of length 0
     whose page table names page 0.
+
+    A captured step has room for more sequences than there are. Decodes that do not exist come last among the decodes
+    and have length -1: the i-th token is then a chunk's. Only a `capturable` backend takes chunks in such a step, whose
+    numbers the device alone knows.
     """
 
     slots: Tensor  # [tokens] int64: where each token's K/V goes, page * page_size + offset; padding: inside page 0
@@ -30,14 +34,10 @@ class AttentionBatch:
     seq_lens: Tensor  # [seqs] int32: context lengths, this step's tokens included
     query_starts: Tensor  # [seqs + 1] int32: where each sequence's tokens start, and their total
     num_decodes: int
-    query_lens: list[int]  # host copy
-    context_lens: list[int]  # host copy of seq_lens; of a decode it may be an upper bound
+    query_lens: list[int]  # host copy; empty for a captured step
+    context_lens: list[int]  # host copy of seq_lens, of decodes an upper bound; empty for a captured step
     # Runs of pages that several decodes share, for a backend that can read them once; it may ignore them.
     shared: SharedRuns | None = None
-    # For a captured step, whose numbers are known to the device alone: its prefill chunks, with query_starts into all
-    # tokens of the step. What is said above is then about the decodes, and is meant for as many as there may be: those
-    # that there are not come last and have length -1. Only a backend that is `capturable` knows this form.
-    chunks: AttentionBatch | None = None
     # The same step for layers with a window whose pages are of a group of their own; None: they share those of others.
     sliding: AttentionBatch | None = None
     # What a backend works out once per step, for all layers or for those of one window: by what it is. Belongs to the
@@ -47,6 +47,43 @@ class AttentionBatch:
     def over(self, slots: Tensor, page_table: Tensor) -> AttentionBatch:
         """The same step over the pages of another group."""
         return replace(self, slots=slots, page_table=page_table, shared=None, plans={})
+
+    @property
+    def num_chunks(self) -> int:
+        """Return the number of sequences that are no decodes."""
+        return len(self.seq_lens) - self.num_decodes
+
+    @property
+    def most_queries(self) -> int:
+        """Return a bound of the query tokens of one sequence."""
+        return max(self.query_lens) if self.query_lens else len(self.slots)
+
+    def chunks(self) -> AttentionBatch:
+        """Return the prefill chunks alone. Their query_starts count from the first token of the step."""
+        first = self.num_decodes
+        if not first:
+            return self
+        return self.plan(AttentionBatch, lambda: self._part(slice(first, None)))
+
+    def part(self, first: int, last: int) -> AttentionBatch:
+        """Return some of the sequences of a step without decodes, with query_starts from 0."""
+        part = self._part(slice(first, last))
+        part.query_starts = self.query_starts[first : last + 1] - self.query_starts[first]
+        return part
+
+    def _part(self, part: slice) -> AttentionBatch:
+        return replace(
+            self,
+            page_table=self.page_table[part],
+            seq_lens=self.seq_lens[part],
+            query_starts=self.query_starts[part],
+            num_decodes=0,
+            query_lens=self.query_lens[part],
+            context_lens=self.context_lens[part],
+            shared=None,
+            sliding=None,
+            plans={},
+        )
 
     def unseen(self, window: int | None) -> Tensor:
         """Return how many tokens at the start of each context no query of the step sees, [seqs] int32."""

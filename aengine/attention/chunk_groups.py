@@ -52,16 +52,6 @@ def _make_groups(chunks: AttentionBatch, sizes: Sequence[int], most: int) -> Chu
         while last < len(chunks.query_lens) and keys + sizes[last] <= most:
             keys += sizes[last]
             last += 1
-        part = slice(first, last)
-        group = AttentionBatch(
-            slots=chunks.slots,
-            page_table=chunks.page_table[part],
-            seq_lens=chunks.seq_lens[part],
-            query_starts=chunks.query_starts[first : last + 1] - chunks.query_starts[first],
-            num_decodes=0,
-            query_lens=chunks.query_lens[part],
-            context_lens=chunks.context_lens[part],
-        )
-        groups.append(group)
+        groups.append(chunks.part(first, last))
         first = last
     return groups

@@ -57,7 +57,7 @@ class Flash4:
         # Of a captured step no lengths are known here; whoever replays it keeps them within the bound.
         sizes = [gathered_tokens(seen, page_size) for seen in chunks.seen_lens(window, page_size)]
         most = self._most_gathered(page_size)
-        if k_cache.dtype != FP8 and (sum(chunks.query_lens) < LEAST_GATHERING or sum(sizes) > most):
+        if k_cache.dtype != FP8 and (len(q) < LEAST_GATHERING or sum(sizes) > most):
             return self.on_pages(q, k_cache, v_cache, chunks, scale, window, scores)
         k, v = self._room(most, k_cache, q.dtype)
 
@@ -117,7 +117,7 @@ def _options(chunks: AttentionBatch, scale: float, window: int | None, scores: S
     return {
         **{name: value for name, value in more.items() if value is not None},
         "cu_seqlens_q": chunks.query_starts,
-        "max_seqlen_q": max(chunks.query_lens),
+        "max_seqlen_q": chunks.most_queries,
         "softmax_scale": scale,
         "causal": True,
         "window_size": (None, None) if window is None else (window - 1, 0),

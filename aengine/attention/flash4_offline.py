@@ -98,7 +98,7 @@ def launch_kinds(
             seq_lens=empty(2),
             query_starts=empty(3),
             num_decodes=0,
-            query_lens=[longest],
+            query_lens=[longest, longest],
             context_lens=[],
         )
         if length >= LEAST_GATHERING or kv_dtype == FP8:

@@ -58,8 +58,8 @@ class TritonAttention:
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        chunks, decodes = _chunks(batch), batch.num_decodes
-        if chunks is None:
+        decodes = batch.num_decodes
+        if not batch.num_chunks:
             shared = None
             if batch.shared is not None and window is None and scores.plain:
                 shared = attend_shared(q, k_cache, v_cache, batch.page_table, batch.shared, scale)
@@ -67,7 +67,7 @@ class TritonAttention:
                 q, k_cache, v_cache, batch.page_table, batch.seq_lens, scale, window, shared,
                 value_scale=value_scale, scores=scores,
             )  # fmt: skip
-        out = self._prefill(q, k_cache, v_cache, chunks, scale, window, value_scale, scores)
+        out = self._prefill(q, k_cache, v_cache, batch.chunks(), scale, window, value_scale, scores)
         if decodes:
             self._decode(
                 q[:decodes], k_cache, v_cache, batch.page_table[:decodes], batch.seq_lens[:decodes], scale, window,
@@ -78,13 +78,14 @@ class TritonAttention:
     def over_latents(
         self, q: Tensor, cache: Tensor, rank: int, batch: AttentionBatch, scale: float, value_scale: float = 1.0
     ) -> Tensor:
-        chunks, decodes = _chunks(batch), batch.num_decodes
-        if chunks is None:
+        decodes = batch.num_decodes
+        if not batch.num_chunks:
             return self._decode_latents(
                 q, cache, rank, batch.page_table, batch.seq_lens, scale, value_scale=value_scale
             )
         # Zeros: of a captured step some tokens belong to nobody.
         out = q.new_zeros(len(q), q.shape[1], rank)
+        chunks = batch.chunks()
         attend_chunks(
             q, cache, cache[..., :rank], chunks.page_table, chunks.seq_lens, chunks.query_starts, scale,
             out=out, value_scale=value_scale,
@@ -94,24 +95,3 @@ class TritonAttention:
             value_scale=value_scale,
         )  # fmt: skip
         return out
-
-
-def _chunks(batch: AttentionBatch) -> AttentionBatch | None:
-    """Return the prefill chunks alone, with query_starts into all tokens of the step; None without chunks."""
-    first = batch.num_decodes
-    if batch.chunks is not None or first == len(batch.query_lens):
-        return batch.chunks
-    if not first:
-        return batch
-    return batch.plan(
-        AttentionBatch,
-        lambda: AttentionBatch(
-            slots=batch.slots[first:],
-            page_table=batch.page_table[first:],
-            seq_lens=batch.seq_lens[first:],
-            query_starts=batch.query_starts[first:],
-            num_decodes=0,
-            query_lens=batch.query_lens[first:],
-            context_lens=batch.context_lens[first:],
-        ),
-    )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -27,6 +27,8 @@ class DecodeInputs:
     seq_lens: Tensor  # [n] int32: positions + 1
     next_positions: Tensor  # [n] int64: the same; where the drawn tokens will stand
     page_table: Tensor  # [n, width] int32; only the entries below the row's length are set
+    window_slots: Tensor | None = None  # slots and page_table of layers with a window, if these have their own pages
+    window_table: Tensor | None = None
 
 
 @keep_variants
@@ -36,6 +38,7 @@ class DecodeInputs:
         "positions_ptr",
         "slots_ptr",
         "next_positions_ptr",
+        "window_slots_ptr",
     ]
 )
 def _begin_kernel(
@@ -43,14 +46,19 @@ def _begin_kernel(
     last_token_ptr,  # [rows] int64
     length_ptr,  # [rows] int64
     table_ptr,  # [rows, WIDTH] int32
+    window_ptr,  # [rows, WIDTH] int32, with WINDOWED
     token_ids_ptr,
     positions_ptr,
     slots_ptr,
     seq_lens_ptr,
     next_positions_ptr,
     table_out_ptr,  # [n, WIDTH] int32
+    window_slots_ptr,
+    window_out_ptr,  # [n, WIDTH] int32
     WIDTH: tl.constexpr,
     PAGE: tl.constexpr,
+    PADDING: tl.constexpr,
+    WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     place = tl.program_id(0)
@@ -62,32 +70,52 @@ def _begin_kernel(
     tl.store(slots_ptr + place, page * PAGE + length % PAGE)
     tl.store(seq_lens_ptr + place, (length + 1).to(tl.int32))
     tl.store(next_positions_ptr + place, length + 1)
+    if row != PADDING:
+        tl.store(length_ptr + row, length + 1)
+    if WINDOWED:
+        window_page = tl.load(window_ptr + row * WIDTH + length // PAGE).to(tl.int64)
+        tl.store(window_slots_ptr + place, window_page * PAGE + length % PAGE)
     out = table_out_ptr + place.to(tl.int64) * WIDTH
     pages = (length // PAGE + 1).to(tl.int32)
     for start in range(0, pages, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         inside = columns < pages
         tl.store(out + columns, tl.load(table_ptr + row * WIDTH + columns, mask=inside, other=0), mask=inside)
+        if WINDOWED:
+            window_out = window_out_ptr + place.to(tl.int64) * WIDTH + columns
+            tl.store(window_out, tl.load(window_ptr + row * WIDTH + columns, mask=inside, other=0), mask=inside)
 
 
 def begin_decode(
-    row_index: Tensor, last_token: Tensor, length: Tensor, page_table: Tensor, page_size: int
+    row_index: Tensor,
+    last_token: Tensor,
+    length: Tensor,
+    page_table: Tensor,
+    page_size: int,
+    padding: int,
+    window_table: Tensor | None = None,
 ) -> DecodeInputs:
-    """Gather the inputs of rows row_index [n] int64.
+    """Gather the inputs of rows row_index [n] int64, and make each one token longer; the padding row stays as it is.
 
-    last_token, length [rows] int64; page_table [rows, width] int32, contiguous; every length below width * page_size.
+    Args:
+        row_index: Names no row twice but `padding`.
+        last_token, length: [rows] int64; every length is below width * page_size.
+        page_table, window_table: [rows, width] int32, contiguous.
     """
     n, width = len(row_index), page_table.shape[1]
     token_ids, positions, slots, next_positions = torch.empty((4, n), dtype=torch.int64, device=row_index.device)
     seq_lens = torch.empty(n, dtype=torch.int32, device=row_index.device)
     table = torch.empty((n, width), dtype=torch.int32, device=row_index.device)
+    windowed = window_table is not None
+    window_slots, windows = (torch.empty_like(slots), torch.empty_like(table)) if windowed else (slots, table)
     if n:
         _begin_kernel[(n,)](
-            row_index, last_token, length, page_table,
-            token_ids, positions, slots, seq_lens, next_positions, table,
-            WIDTH=width, PAGE=page_size, BLOCK=BLOCK, num_warps=4,
+            row_index, last_token, length, page_table, window_table if windowed else page_table,
+            token_ids, positions, slots, seq_lens, next_positions, table, window_slots, windows,
+            WIDTH=width, PAGE=page_size, PADDING=padding, WINDOWED=windowed, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
-    return DecodeInputs(token_ids, positions, slots, seq_lens, next_positions, table)
+    inputs = DecodeInputs(token_ids, positions, slots, seq_lens, next_positions, table)
+    return replace(inputs, window_slots=window_slots, window_table=windows) if windowed else inputs
 
 
 @keep_variants
@@ -109,9 +137,8 @@ def _end_kernel(
     row = tl.load(row_index_ptr + place)
     if row != PADDING:
         token_id = tl.load(token_ids_ptr + place)
-        length = tl.load(length_ptr + row) + 1
+        length = tl.load(length_ptr + row)
         tl.store(last_token_ptr + row, token_id)
-        tl.store(length_ptr + row, length)
         tl.store(drawn_ptr + row * TURNS + length % TURNS, tl.where(tl.load(finite_ptr + place), token_id, ~token_id))
 
 
@@ -124,11 +151,15 @@ def end_decode(
     drawn: Tensor,
     padding: int,
 ) -> None:
-    """Each row feeds what it drew next, and is one token longer; the padding row stays as it is.
+    """Keep what each row drew, to be fed next and for the host; the padding row stays as it is.
 
-    row_index [n] int64, rows other than `padding` only once; token_ids [n] int64, none negative; finite [n] bool;
-    last_token, length [rows] int64. drawn [rows, turns] int64, which may be pinned memory of the host: takes each row's
-    token, or ~token where it is not finite, in the column of its new length modulo `turns`.
+    Args:
+        row_index: [n] int64; names no row twice but `padding`.
+        token_ids: [n] int64, none negative.
+        finite: [n] bool.
+        last_token, length: [rows] int64.
+        drawn: [rows, turns] int64, which may be pinned memory of the host. It takes each row's token, or ~token if it
+            is not finite, in the column of the row's length modulo `turns`.
     """
     if len(row_index):
         overlap = launch_for(row_index.device).overlap

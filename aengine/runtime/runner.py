@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,17 +16,17 @@ from torch import Tensor
 
 from aengine.cache.kv import KVPool
 from aengine.cache.states import StatePool
-from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
 from aengine.runtime.device import ForwardThreads
-from aengine.runtime.step.batch import StepInputs, build_inputs
+from aengine.runtime.step.cells import StepCells, StepShape, describe, host_lens, resolve
 from aengine.runtime.step.executor import Executor, Forwarded, Outcome
 from aengine.runtime.step.own_tokens import draw_from_own
-from aengine.runtime.step.pooling import pool_chunks, pooled_tokens, read_pools
+from aengine.runtime.step.pooling import pool_chunks, read_pools
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.scoring import read_scores, score_chunks
 from aengine.runtime.traced import HostSpans, TracedExecutor
 from aengine.sampling.sampler import Draws, Kind, Sampler
+from aengine.sampling.upload import upload
 from aengine.step_plan import RowLogprobs, StepPlan, StepResult
 from aengine.timeline import Timeline
 from aengine.types import DeviceMemory
@@ -72,21 +73,16 @@ class Runner(Protocol):
         ...
 
 
-class Head:
-    """The logits of a step's hidden states, each with its token's adapter."""
+@dataclass(slots=True)
+class TokenPass:
+    """A step behind the decoder: hidden states, and who draws from them."""
 
-    def __init__(self, decoder: Decoder, hidden: Tensor, adapters: Tensor | None) -> None:
-        """hidden [n, hidden], adapters [n] int32, as in `Decoder.forward`."""
-        self._decoder = decoder
-        self._hidden = hidden
-        self._adapters = adapters if decoder.adapts_logits else None
-
-    def __call__(self, tokens: slice | Tensor | None, own: bool = False) -> Tensor:
-        """Of some of the hidden states, None: of all; [n, vocab]. own: of this rank's own tokens alone."""
-        logits = self._decoder.own_logits if own else self._decoder.logits
-        if tokens is None:
-            return logits(self._hidden, self._adapters)
-        return logits(self._hidden[tokens], None if self._adapters is None else self._adapters[tokens])
+    hidden: Tensor  # [wanted, hidden]: of tokens that draw, then of those that are pooled; of all if `wanted` is set
+    wanted: Tensor | None  # [wanted] int64: the tokens among all; None: `hidden` has these alone
+    draw_rows: Tensor  # [draws] int64
+    draw_positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
+    sums: Tensor | None  # [tokens] float32, as `Decoder.forward` fills them; None without chunks
+    adapters: Tensor | None  # [tokens] int32; None: no token has one
 
 
 class StepExecutor:
@@ -115,40 +111,54 @@ class StepExecutor:
         self._sampler.set_rows(plan.new_rows)
         rows.grow(plan.new_pages, plan.new_window_pages)
         self._load_states(plan)
-        inputs = build_inputs(plan, rows, self.kv.page_size, self._states is not None)
-        # What is scored are all the prompt's tokens, of which the draws read a few.
-        wanted = None if plan.scoring else inputs.draw_tokens
-        pooled = rows.upload(pooled_tokens(plan)) if plan.pooled else None
-        if pooled is not None and wanted is not None:
-            wanted = torch.cat((wanted, pooled))
+        passed = self._pass(plan)
+        rows.advance(plan)
+        self._copy_states(plan)
+        scores = score_chunks(plan, self._scoring_head(passed), rows.upload)
+        hidden = passed.hidden if passed.wanted is None else passed.hidden.index_select(0, passed.wanted)
+        row_list, draw_rows = plan.sampled_rows, passed.draw_rows
+        draws = len(row_list)
+        pools = pool_chunks(plan, hidden[draws:], self._decoder, rows) if plan.pooled else None
+        logits, own = None, self._draws_from_own(plan, row_list)
+        if draws:
+            adapters = None
+            if passed.adapters is not None and rows.adapter is not None and self._decoder.adapts_logits:
+                adapters = rows.adapter[draw_rows]
+            head = self._decoder.own_logits if own else self._decoder.logits
+            logits = head(hidden[:draws], adapters)
+        self._copy_pages(plan)
+        return Forwarded(logits, row_list, draw_rows, passed.draw_positions, scores, passed.sums, pools, own)
+
+    def _pass(self, plan: StepPlan) -> TokenPass:
+        """Run the decoder over the step's tokens."""
+        rows, recurrent = self._rows, self._states is not None
+        shape = StepShape.of_plan(plan)
+        numbers = describe(plan, shape, rows.padding, limit=1, recurrent=recurrent)
+        cells = StepCells.over(upload(numbers, rows.device), shape, recurrent)
+        query_lens, context_lens = host_lens(plan, rows.lengths)
+        adapted = rows.has_adapters(plan)
+        width = -(-max(context_lens) // self.kv.page_size)
+        tensors = resolve(cells, shape, rows, self.kv.page_size, adapted, width)
+        tensors.query_lens, tensors.context_lens = query_lens, context_lens
+        # Decodes alone draw from all tokens in their order; scores are of all tokens.
+        if not plan.prefill or plan.scoring:
+            tensors.wanted = None
         # Every decode draws, which tells whether it is finite.
         sums = torch.empty(plan.num_tokens, dtype=torch.float32, device=rows.device) if plan.prefill else None
-        hidden = self._decoder.forward(
-            inputs.input_ids,
-            inputs.positions,
-            inputs.attention,
-            self.kv,
-            wanted,
+        draws = len(plan.sampled_rows)
+        return TokenPass(
+            hidden=tensors.forward(self._decoder, self.kv, self._states, sums),
+            wanted=cells.wanted if plan.scoring else None,
+            draw_rows=cells.draw_rows[:draws],
+            draw_positions=tensors.positions[cells.wanted[:draws]] + 1,
             sums=sums,
-            adapters=inputs.adapters,
-            states=None if self._states is None or inputs.states is None else States(self._states, inputs.states),
+            adapters=tensors.adapters,
         )
-        self._copy_states(plan)
-        adapters, draws = inputs.adapters, len(inputs.draw_row_list)
-        head = Head(self._decoder, hidden, adapters if adapters is None or wanted is None else adapters[wanted])
-        scores = score_chunks(plan, head, rows.upload)
-        pools = None
-        if pooled is not None:
-            of_pools = hidden[pooled] if plan.scoring else hidden[draws:]
-            pools = pool_chunks(plan, of_pools, self._decoder, rows)
-        logits, own = None, self._draws_from_own(plan, inputs.draw_row_list)
-        if draws:
-            logits = head(inputs.draw_tokens if plan.scoring else None if pooled is None else slice(draws), own)
-        self._advance(plan, inputs)
-        self._copy_pages(plan)
-        return Forwarded(
-            logits, inputs.draw_row_list, inputs.draw_rows, inputs.draw_positions, scores, sums, pools, own
-        )
+
+    def _scoring_head(self, passed: TokenPass) -> Callable[[slice], Tensor]:
+        """Return a function that gives logits of some of the step's tokens, if hidden states are of all tokens."""
+        adapters = passed.adapters if self._decoder.adapts_logits else None
+        return lambda part: self._decoder.logits(passed.hidden[part], None if adapters is None else adapters[part])
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, masks: NDArray[np.int32] | None = None) -> Draws | None:
@@ -190,20 +200,6 @@ class StepExecutor:
                 pairs = self._rows.upload([page for copy in copies for page in copy])
                 source, destination = pairs.view(-1, 2).unbind(1)
                 kv.copy_pages(source, destination)
-
-    def _advance(self, plan: StepPlan, inputs: StepInputs) -> None:
-        """Lengths grow by what was computed, on the device and on the host alike."""
-        rows = self._rows
-        seq_lens = inputs.attention.seq_lens.to(torch.int64)
-        decodes = len(plan.decode)
-        if decodes:
-            rows.length[inputs.draw_rows[:decodes]] = seq_lens[:decodes]
-            for row in plan.decode:
-                rows.lengths[row] += 1
-        if plan.prefill:
-            rows.length[rows.upload([chunk.row for chunk in plan.prefill])] = seq_lens[decodes:]
-            for chunk in plan.prefill:
-                rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 
 
 def read_outcome(outcome: Outcome, logprob_count: Callable[[int], int | None], plan: StepPlan) -> StepResult:

@@ -243,16 +243,13 @@ def test_a_step_whose_numbers_only_the_device_knows(
     table[8:11] = batch.page_table[n:]
     lens = torch.full((13,), -1, dtype=torch.int32, device=device)
     lens[:n], lens[8:11], lens[11:] = batch.seq_lens[:n], batch.seq_lens[n:], 0
-    starts = torch.full((6,), total, dtype=torch.int32, device=device)
-    starts[:3] = batch.query_starts[n : n + 3]
-
-    def part(rows: slice, **rest: object) -> AttentionBatch:
-        known = {"slots": batch.slots, "query_starts": starts, "context_lens": [], "query_lens": [], "num_decodes": 8}
-        return AttentionBatch(**{"page_table": table[rows], "seq_lens": lens[rows], **known, **rest})
-
-    chunks = part(slice(8, 13), num_decodes=0, query_lens=[total])
+    starts = torch.full((14,), total, dtype=torch.int32, device=device)
+    starts[: n + 1], starts[n + 1 : 8] = batch.query_starts[: n + 1], n
+    starts[8:11] = batch.query_starts[n : n + 3]
+    padded = AttentionBatch(batch.slots, table, lens, starts, num_decodes=8, query_lens=[], context_lens=[])
+    padded.slots = torch.zeros(total, dtype=torch.int64, device=device)
     backend = triton_backend.TritonAttention(lambda: flash_backend.choose_prefill(device, torch.bfloat16))
     if not backend.capturable:
         pytest.skip("no prefill attention here reads pages directly")
-    out = backend.forward(q, k_cache, v_cache, part(slice(0, 8), chunks=chunks), SCALE, window)
+    out = backend.forward(q, k_cache, v_cache, padded, SCALE, window)
     assert error(out, expected) < 6e-3

@@ -494,6 +494,7 @@ def test_everything_small(compiler: Compiler) -> None:
             half(64, 8, 128),
             half(64, 8, 128),
         )
-    row_steps.begin_decode(longs(8), longs(64), longs(64), ints(64, 100), 16)
+    for windows in (None, ints(64, 100)):
+        row_steps.begin_decode(longs(8), longs(64), longs(64), ints(64, 100), 16, 63, windows)
     finite = torch.empty(8, dtype=torch.bool, device=META)
     row_steps.end_decode(longs(8), longs(8), finite, longs(64), longs(64), longs(64, 4), 63)

@@ -12,16 +12,22 @@ PAGE, PADDING = 16, 9
 
 
 @pytest.mark.parametrize("width", [pytest.param(3, id="tiny"), 3000])
-def test_a_step_begins_with_what_its_rows_hold(width: int, device: torch.device) -> None:
+@pytest.mark.parametrize("windowed", [False, True])
+def test_a_step_begins_with_what_its_rows_hold(windowed: bool, width: int, device: torch.device) -> None:
     index = torch.tensor([4, 0, PADDING, 7, PADDING], device=device)
     last_token = torch.arange(100, 110, device=device)
     length = torch.randint(0, width * PAGE, (10,), device=device)
     length[4], length[0], length[PADDING] = width * PAGE - 1, 16, 0
     table = torch.randint(1, 5000, (10, width), dtype=torch.int32, device=device)
 
-    inputs = row_steps.begin_decode(index, last_token, length, table, PAGE)
-
+    windows = torch.randint(1, 5000, (10, width), dtype=torch.int32, device=device) if windowed else None
+    before = length.clone()
     held = length[index]
+
+    inputs = row_steps.begin_decode(index, last_token, length, table, PAGE, PADDING, windows)
+
+    before[[4, 0, 7]] += 1
+    assert torch.equal(length, before)  # but for the padding row each is one token longer
     assert torch.equal(inputs.token_ids, last_token[index])
     assert torch.equal(inputs.positions, held)
     assert torch.equal(inputs.slots, table[index, held // PAGE].long() * PAGE + held % PAGE)
@@ -30,9 +36,15 @@ def test_a_step_begins_with_what_its_rows_hold(width: int, device: torch.device)
     for place, (row, tokens) in enumerate(zip(index.tolist(), held.tolist(), strict=True)):
         pages = tokens // PAGE + 1
         assert torch.equal(inputs.page_table[place, :pages], table[row, :pages])
+        if windows is not None:
+            assert torch.equal(inputs.window_table[place, :pages], windows[row, :pages])
+    if windows is None:
+        assert inputs.window_table is inputs.window_slots is None
+    else:
+        assert torch.equal(inputs.window_slots, windows[index, held // PAGE].long() * PAGE + held % PAGE)
 
 
-def test_a_step_ends_with_one_token_more_for_all_but_the_padding_tiny(device: torch.device) -> None:
+def test_a_step_ends_with_what_all_rows_drew_but_the_padding_tiny(device: torch.device) -> None:
     index = torch.tensor([4, 0, PADDING, PADDING], device=device)
     token_ids = torch.tensor([11, 12, 13, 14], device=device)
     finite = torch.tensor([True, False, True, False], device=device)
@@ -43,6 +55,6 @@ def test_a_step_ends_with_one_token_more_for_all_but_the_padding_tiny(device: to
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     assert last_token.tolist() == [12, 101, 102, 103, 11, 105, 106, 107, 108, 109]
-    assert length.tolist() == [11, 11, 12, 13, 15, 15, 16, 17, 18, 19]
-    assert drawn.nonzero().tolist() == [[0, 11 % 4], [4, 15 % 4]]
-    assert WrittenDraws(drawn, [4 * 4 + 15 % 4, 11 % 4]).read() == ([11, 12], [True, False])
+    assert length.tolist() == list(range(10, 20))
+    assert drawn.nonzero().tolist() == [[0, 10 % 4], [4, 14 % 4]]
+    assert WrittenDraws(drawn, [4 * 4 + 14 % 4, 10 % 4]).read() == ([11, 12], [True, False])

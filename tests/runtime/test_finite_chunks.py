@@ -28,7 +28,7 @@ from aengine.sampling_params import SamplingParams
 from aengine.step_plan import NewRow, PrefillChunk, StepPlan, StepResult
 from tests.lessons.rig import Rig
 from tests.runtime.cuda.test_prefill_graphs import FixedShapeAttention, FixedShapeExecutor
-from tests.runtime.step.test_batch import plan
+from tests.runtime.step.test_cells import plan
 
 ROWS = 4
 PAGES = 3  # of 16 tokens, for each row

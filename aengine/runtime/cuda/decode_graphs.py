@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
 from aengine.cache.snapshots import slot_of
 from aengine.cache.states import StatePool
 from aengine.kernels.attention.prefix_attention import SharedRuns
 from aengine.kernels.delta.base import StateBatch
 from aengine.kernels.row_steps import begin_decode, end_decode
-from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.recording import non_owning_view, recorded
+from aengine.runtime.step.cells import StepTensors
 from aengine.runtime.step.own_tokens import draw_from_own
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.written import TURNS, WrittenDraws
@@ -172,10 +171,11 @@ class DecodeGraphs:
                 self._draw(logits, positions, drawn)
         self._graphs[size] = _Captured(forward, non_owning_view(logits), positions, draws)
 
-    def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor]:
-        """Replay the forward pass for these rows: logits as `Head.own` gives them and the rows as a tensor [n] int64.
+    def forward(self, rows: list[int], shared: Sequence[SharedRun]) -> tuple[Tensor, Tensor, Tensor]:
+        """Replay the forward pass for these rows, each of which is one token longer from then on.
 
-        The logits stay valid until the next replay.
+        Returns logits as `Head.own` gives them, the rows as a tensor [n] int64 and the places that the drawn tokens
+        take in their sequences [n] int64. All are valid until the next replay.
         """
         n = len(rows)
         with_shared = bool(shared) and n >= LEAST_SHARERS and bool(self._shared_sizes)
@@ -186,10 +186,10 @@ class DecodeGraphs:
             self._shared.send(shared)
         captured = self._graphs[self._size]
         captured.forward[ForwardKind(with_shared, self._rows.adapters_of(rows) is not None)].replay()
-        return captured.logits[:n], self._row_index[:n]
+        return captured.logits[:n], self._row_index[:n], captured.positions[:n]
 
     def draw(self, rows: list[int], kind: Kind) -> WrittenDraws:
-        """Replay a captured kind of draw behind `forward` of the same rows; it also feeds back and advances lengths.
+        """Replay a captured kind of draw after `forward` of the same rows. What is drawn is fed back.
 
         The rows' lengths on the host are those behind this step.
         """
@@ -219,30 +219,25 @@ class DecodeGraphs:
     def _forward(self, size: int, kind: ForwardKind, rehearsal: bool = False) -> tuple[Tensor, Tensor]:
         """The logits of the rank's own tokens, [size, n], and where the drawn tokens will stand [size] int64."""
         rows, index = self._rows, self._row_index[:size]
+        inputs = begin_decode(
+            index, rows.last_token, rows.length, rows.page_table, self._kv.page_size, rows.padding, rows.window_table
+        )
         adapters = rows.adapter[index] if kind.adapted and rows.adapter is not None else None
-        inputs = begin_decode(index, rows.last_token, rows.length, rows.page_table, self._kv.page_size)
-        attention = AttentionBatch(
+        tensors = StepTensors(
+            token_ids=inputs.token_ids,
+            positions=inputs.positions,
             slots=inputs.slots,
             page_table=inputs.page_table,
             seq_lens=inputs.seq_lens,
             query_starts=self._query_starts[: size + 1],
             num_decodes=size,
-            query_lens=[1] * size,
-            context_lens=[rows.page_table.shape[1] * self._kv.page_size] * size,
+            window_slots=inputs.window_slots,
+            window_table=inputs.window_table,
+            adapters=adapters,
+            states=None if self._states is None else self._state_batch(size, inputs.positions),
             shared=self._shared.runs(size) if kind.shared else None,
         )
-        if (table := rows.window_table) is not None:
-            windows = begin_decode(index, rows.last_token, rows.length, table, self._kv.page_size)
-            attention.sliding = attention.over(windows.slots, windows.page_table)
-        hidden = self._decoder.forward(
-            inputs.token_ids,
-            inputs.positions,
-            attention,
-            self._kv,
-            rehearsal=rehearsal,
-            adapters=adapters,
-            states=None if self._states is None else States(self._states, self._state_batch(size, inputs.positions)),
-        )
+        hidden = tensors.forward(self._decoder, self._kv, self._states, rehearsal=rehearsal)
         return self._decoder.own_logits(hidden, adapters), inputs.next_positions
 
     def _state_batch(self, size: int, positions: Tensor) -> StateBatch:

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from aengine.attention.base import AttentionBatch
 from aengine.cache.kv import KVPool
-from aengine.cache.snapshots import slot_of
 from aengine.cache.states import StatePool
-from aengine.kernels.delta.base import StateBatch
-from aengine.model.blocks.step import States
 from aengine.model.decoder import Decoder
 from aengine.runtime.cuda.recording import recorded
+from aengine.runtime.runner import TokenPass
+from aengine.runtime.step.cells import StepCells, StepShape, describe, resolve
 from aengine.runtime.step.rows import Rows
-from aengine.runtime.step.states import token_saves
 from aengine.sampling.upload import upload
 from aengine.step_plan import StepPlan
 
@@ -34,7 +27,6 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
 NOTHING = StepPlan(step=0, new_rows=[], new_pages=[], decode=[], prefill=[], page_copies=[])
-MOST_CHUNKS = 72  # more than enter in one step
 MOST_PADDING = 128  # tokens; beyond, the padding costs more than the launches
 
 
@@ -53,118 +45,6 @@ def prefill_sizes(close: int, mixed: int, most: int) -> list[int]:
         -(-mixed // MOST_PADDING) * MOST_PADDING,
     }
     return [size for size in sorted(sizes) if size < most] + [most]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillShape:
-    """What a captured step has room for: tokens, decodes and draws among them, and chunks, the padding's included."""
-
-    tokens: int
-    rows: int
-    chunks: int
-
-    @classmethod
-    def of(cls, tokens: int, max_rows: int) -> PrefillShape:
-        return cls(tokens, min(tokens, max_rows), min(tokens + 1, MOST_CHUNKS))
-
-    @property
-    def widths(self) -> list[int]:
-        """How many numbers of each kind describe the step, in the order of `StepCells`."""
-        rows, chunks = self.rows, self.chunks
-        return [self.tokens] * 3 + [rows + chunks] * 2 + [chunks + 1] + [rows] * 3
-
-    @property
-    def state_widths(self) -> list[int]:
-        """Of those numbers, behind the others, that recurrent layers read."""
-        return [self.rows + self.chunks] * 2 + [self.tokens]
-
-    def takes(self, plan: StepPlan) -> bool:
-        """Whether the step's chunks, and the tokens behind draws and pools, fit. Its tokens do."""
-        return len(plan.prefill) < self.chunks and len(plan.sampled_rows) + plan.pooled <= self.rows
-
-
-@dataclass(slots=True)
-class StepCells:
-    """A step in numbers, all int64; on the host to be written, on the device to be read."""
-
-    token_ids: Tensor  # [tokens]; -1: what the row drew last
-    positions: Tensor  # [tokens]
-    token_rows: Tensor  # [tokens]
-    rows: Tensor  # [rows + chunks]: of the decodes, the last ones padding, then of the chunks
-    lens: Tensor  # [rows + chunks]: how long they are after the step; a decode that does not exist: -1
-    chunk_starts: Tensor  # [chunks + 1]: which token each chunk begins with
-    wanted: Tensor  # [rows]: the token behind each draw, then the last one of each chunk that is pooled
-    draw_rows: Tensor  # [rows]
-    draw_positions: Tensor  # [rows]: the place that the drawn token takes in its sequence
-    # As `StateBatch` has them; they come last, and are sent where there are recurrent layers.
-    state_slots: Tensor  # [rows + chunks]
-    state_sources: Tensor  # [rows + chunks]
-    state_saves: Tensor  # [tokens]
-
-    @classmethod
-    def over(cls, cells: Tensor, shape: PrefillShape) -> StepCells:
-        widths = shape.widths + shape.state_widths
-        return cls(*cells[: sum(widths)].split(widths))
-
-
-def describe(plan: StepPlan, shape: PrefillShape, lengths: list[int], padding: int, limit: int) -> NDArray[np.int64]:
-    """The numbers of a step that `shape` takes.
-
-    lengths: of all rows, before the step; padding: the padding row, which holds `limit` tokens.
-    """
-    cells = np.zeros(sum(shape.widths), dtype=np.int64)
-    token_ids, positions, token_rows, rows, lens, starts, wanted, draw_rows, draw_positions = np.split(
-        cells, np.cumsum(shape.widths)[:-1]
-    )
-    decodes, first = len(plan.decode), shape.rows
-    rows[:] = padding
-    lens[:first] = -1
-    token_ids[:decodes] = -1
-    positions[:decodes] = [lengths[row] for row in plan.decode]
-    token_rows[:decodes] = rows[:decodes] = draw_rows[:decodes] = plan.decode
-    lens[:decodes] = draw_positions[:decodes] = positions[:decodes] + 1
-    wanted[:decodes] = range(decodes)
-    at = draw = decodes
-    pooled = len(plan.sampled_rows)
-    for place, chunk in enumerate(plan.prefill):
-        end, count = chunk.start + len(chunk.token_ids), len(chunk.token_ids)
-        token_ids[at : at + count] = chunk.token_ids
-        positions[at : at + count] = range(chunk.start, end)
-        token_rows[at : at + count] = rows[first + place] = chunk.row
-        lens[first + place] = end
-        starts[place] = at
-        at += count
-        if chunk.samples:
-            drawing = [chunk.row, *chunk.forks]
-            draw_rows[draw : draw + len(drawing)] = drawing
-            draw_positions[draw : draw + len(drawing)] = end
-            wanted[draw : draw + len(drawing)] = at - 1
-            draw += len(drawing)
-        if chunk.pool is not None:
-            wanted[pooled] = at - 1
-            pooled += 1
-    # The rest is one chunk of the padding row, from its beginning.
-    rest, chunks = shape.tokens - at, len(plan.prefill)
-    positions[at:] = np.arange(rest) % limit
-    token_rows[at:] = padding
-    lens[first + chunks] = min(rest, limit)
-    starts[chunks] = at
-    starts[chunks + 1 :] = shape.tokens
-    return cells
-
-
-def describe_states(plan: StepPlan, shape: PrefillShape) -> NDArray[np.int64]:
-    """The numbers of the same step that recurrent layers read. The padding is a chunk of nobody's."""
-    cells = np.zeros(sum(shape.state_widths), dtype=np.int64)
-    slots, sources, saves = np.split(cells, np.cumsum(shape.state_widths)[:-1])
-    decodes, first = len(plan.decode), shape.rows
-    slots[:first] = -1
-    slots[:decodes] = sources[:decodes] = [slot_of(row) for row in plan.decode]
-    for place, chunk in enumerate(plan.prefill, first):
-        slots[place] = slot_of(chunk.row)
-        sources[place] = slot_of(chunk.row) if chunk.start else 0
-    saves[:] = token_saves(plan, shape.tokens)
-    return cells
 
 
 class PrefillGraphs:
@@ -190,10 +70,12 @@ class PrefillGraphs:
         self._pool = pool
         self.sizes = sizes
         self._fits = fits
-        self._shapes = {size: PrefillShape.of(size, rows.padding) for size in sizes}
-        widest = sum(self._shapes[sizes[-1]].widths) + sum(self._shapes[sizes[-1]].state_widths)
+        self._shapes = {size: StepShape.padded(size, rows.padding) for size in sizes}
+        largest = self._shapes[sizes[-1]]
+        widest = sum(largest.widths) + sum(largest.state_widths)
         self._cells = torch.zeros(widest, dtype=torch.int64, device=rows.device)
         self._hidden = torch.empty((rows.padding, decoder.config.hidden_size), dtype=decoder.dtype, device=rows.device)
+        self._draw_positions = torch.empty(rows.padding, dtype=torch.int64, device=rows.device)
         self._sums = torch.empty(sizes[-1], dtype=torch.float32, device=rows.device)
         # By tokens, and by whether some have adapters.
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
@@ -215,7 +97,7 @@ class PrefillGraphs:
             with recorded(graph, self._pool):
                 self.forward(shape, adapted)
 
-    def shape_for(self, plan: StepPlan) -> PrefillShape | None:
+    def shape_for(self, plan: StepPlan) -> StepShape | None:
         """Return the captured shape that this step fits into without much padding, or None."""
         tokens = plan.num_tokens
         place = bisect.bisect_left(self.sizes, tokens)
@@ -225,85 +107,40 @@ class PrefillGraphs:
             return None
         shape = self._shapes[self.sizes[place]]
         contexts = [chunk.start + len(chunk.token_ids) for chunk in plan.prefill] + [shape.tokens - tokens]
-        return shape if shape.takes(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
+        return shape if shape.has_room_for(plan) and self._fits(shape.tokens, contexts, self._kv.page_size) else None
 
-    def replay(self, plan: StepPlan, shape: PrefillShape, adapted: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run the forward pass: hidden states of the draws and, behind them, of the chunks that are pooled; rows and
-        positions of the draws; and `sums` of all tokens. adapted: whether some of them have adapters.
-
-        [draws + pooled, hidden] in the model's dtype, [draws] int64, [draws] int64, [tokens] float32, each valid until
-        the next replay.
-        """
+    def replay(self, plan: StepPlan, shape: StepShape) -> TokenPass:
+        """Run the decoder over a step that `shape_for` took. The results are valid until the next replay."""
+        adapted = self._rows.has_adapters(plan)
         self._send(plan, shape)
         self._graphs[shape.tokens, adapted].replay()
-        cells = StepCells.over(self._cells, shape)
         draws, tokens = len(plan.sampled_rows), plan.num_tokens
-        wanted = draws + plan.pooled
-        return self._hidden[:wanted], cells.draw_rows[:draws], cells.draw_positions[:draws], self._sums[:tokens]
+        return TokenPass(
+            hidden=self._hidden[: draws + plan.pooled],
+            wanted=None,
+            draw_rows=self._cells_of(shape).draw_rows[:draws],
+            draw_positions=self._draw_positions[:draws],
+            sums=self._sums[:tokens],
+            adapters=self._rows.adapter if adapted else None,
+        )
 
-    def forward(self, shape: PrefillShape, adapted: bool = False, rehearsal: bool = False) -> None:
-        """The step that the cells describe: hidden states of the wanted tokens, `sums`, and the lengths of its rows."""
-        rows, cells = self._rows, StepCells.over(self._cells, shape)
-        adapters = rows.adapter[cells.token_rows] if adapted and rows.adapter is not None else None
-        decode_rows, chunk_rows = cells.rows.split([shape.rows, shape.chunks])
-        decode_lens, chunk_lens = cells.lens.to(torch.int32).split([shape.rows, shape.chunks])
-        chunk_starts = cells.chunk_starts.to(torch.int32)
-        slots = rows.slots(cells.token_rows, cells.positions, self._kv.page_size)
-        chunks = AttentionBatch(
-            slots=slots,
-            page_table=rows.page_table[chunk_rows],
-            seq_lens=chunk_lens,
-            query_starts=chunk_starts,
-            num_decodes=0,
-            query_lens=[shape.tokens],
-            context_lens=[],
-        )
-        batch = AttentionBatch(
-            slots=slots,
-            page_table=rows.page_table[decode_rows],
-            seq_lens=decode_lens,
-            query_starts=chunk_starts,
-            num_decodes=shape.rows,
-            query_lens=[],
-            context_lens=[],
-            chunks=chunks,
-        )
-        if (table := rows.window_table) is not None:
-            slots = rows.slots(cells.token_rows, cells.positions, self._kv.page_size, table)
-            batch.sliding = batch.over(slots, table[decode_rows])
-            batch.sliding.chunks = chunks.over(slots, table[chunk_rows])
-        drawn = rows.last_token[cells.token_rows]
-        token_ids = torch.where(cells.token_ids < 0, drawn, cells.token_ids)
+    def forward(self, shape: StepShape, adapted: bool = False, rehearsal: bool = False) -> None:
+        """Run the step that the cells describe, into the buffers that `replay` returns."""
+        rows, cells = self._rows, self._cells_of(shape)
+        tensors = resolve(cells, shape, rows, self._kv.page_size, adapted, rows.page_table.shape[1])
         sums = self._sums[: shape.tokens]
-        hidden = self._decoder.forward(
-            token_ids, cells.positions, batch, self._kv, cells.wanted, rehearsal, sums, adapters,
-            self._states_of(cells, shape),
-        )  # fmt: skip
-        self._hidden[: shape.rows].copy_(hidden)
-        rows.length.index_copy_(0, cells.rows, cells.lens)
-        rows.length[rows.padding :].zero_()
+        self._hidden[: shape.wanted].copy_(tensors.forward(self._decoder, self._kv, self._states, sums, rehearsal))
+        torch.add(tensors.positions[cells.wanted], 1, out=self._draw_positions[: shape.wanted])
 
-    def _emptied(self, size: int) -> PrefillShape:
-        """A shape, once the cells describe a step of nobody's that it takes."""
+    def _emptied(self, size: int) -> StepShape:
+        """Describe a step without sequences, and return the shape of this size."""
         shape = self._shapes[size]
         self._send(NOTHING, shape)
         return shape
 
-    def _states_of(self, cells: StepCells, shape: PrefillShape) -> States | None:
-        if self._states is None:
-            return None
-        batch = StateBatch(
-            slots=cells.state_slots.to(torch.int32),
-            sources=cells.state_sources.to(torch.int32),
-            starts=cells.chunk_starts.to(torch.int32),
-            positions=cells.positions,
-            saves=cells.state_saves.to(torch.int32),
-            num_decodes=shape.rows,
-        )
-        return States(self._states, batch)
+    def _cells_of(self, shape: StepShape) -> StepCells:
+        return StepCells.over(self._cells, shape, self._states is not None)
 
-    def _send(self, plan: StepPlan, shape: PrefillShape) -> None:
-        cells = describe(plan, shape, self._rows.lengths, self._rows.padding, self._limit)
-        if self._states is not None:
-            cells = np.concatenate((cells, describe_states(plan, shape)))
-        self._cells[: len(cells)].copy_(upload(cells, self._rows.device))
+    def _send(self, plan: StepPlan, shape: StepShape) -> None:
+        numbers = describe(plan, shape, self._rows.padding, self._limit, self._states is not None)
+        self._cells[: len(numbers)].copy_(upload(numbers, self._rows.device))

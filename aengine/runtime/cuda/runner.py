@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from aengine.errors import DeviceLostError
 from aengine.runtime.cuda.clock import DeviceClock
 from aengine.runtime.cuda.decode_graphs import CAPTURED_KINDS, DecodeGraphs
 from aengine.runtime.cuda.lost import WAITED_IN_VAIN
-from aengine.runtime.cuda.prefill_graphs import PrefillGraphs, PrefillShape
-from aengine.runtime.runner import StepExecutor, read_outcome
+from aengine.runtime.cuda.prefill_graphs import PrefillGraphs
+from aengine.runtime.runner import StepExecutor, TokenPass, read_outcome
+from aengine.runtime.step.cells import StepShape
 from aengine.runtime.step.executor import Executor, Forwarded, Outcome
-from aengine.runtime.step.pooling import pool_chunks
 from aengine.runtime.step.written import TURNS
 from aengine.runtime.traced import CudaSpans, TracedExecutor
 from aengine.sampling.logprobs import DrawLogprobs
@@ -55,20 +54,21 @@ class GraphedExecutor(StepExecutor):
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:
-        if (decode := self._decode_graphs_for(plan)) is not None:
-            own, row_index = self._replay_decode(plan, decode)
-            logits = self._decoder.head.whole(own)
-            lengths = self._rows.length[row_index] + 1
-            self._rows.length[row_index] = lengths
-            return Forwarded(logits, plan.decode, row_index, lengths)
-        if (prefill := self.prefill_graphs) is not None and (shape := self._prefill_shape_for(plan)) is not None:
-            return self._replay_prefill(plan, prefill, shape)
-        return super().forward(plan)
+        if (graphs := self._decode_graphs_for(plan)) is None:
+            return super().forward(plan)
+        own, row_index, positions = self._replay_decode(plan, graphs)
+        return Forwarded(self._decoder.head.whole(own), plan.decode, row_index, positions)
 
     def replays(self, plan: StepPlan) -> bool:
         return self._decode_graphs_for(plan) is not None and self._sampler.kind(plan.decode) in CAPTURED_KINDS
 
-    def _prefill_shape_for(self, plan: StepPlan) -> PrefillShape | None:
+    def _pass(self, plan: StepPlan) -> TokenPass:
+        graphs, shape = self.prefill_graphs, self._prefill_shape_for(plan)
+        if graphs is None or shape is None:
+            return super()._pass(plan)
+        return graphs.replay(plan, shape)
+
+    def _prefill_shape_for(self, plan: StepPlan) -> StepShape | None:
         graphs = self.prefill_graphs
         return graphs.shape_for(plan) if graphs is not None and plan.prefill and not plan.of_all_tokens else None
 
@@ -76,35 +76,12 @@ class GraphedExecutor(StepExecutor):
         graphs = self.decode_graphs
         return None if graphs is None or plan.prefill or len(plan.decode) > graphs.sizes[-1] else graphs
 
-    def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> tuple[Tensor, Tensor]:
+    def _replay_decode(self, plan: StepPlan, graphs: DecodeGraphs) -> tuple[Tensor, Tensor, Tensor]:
         self._rows.grow(plan.new_pages, plan.new_window_pages)
-        for row in plan.decode:
-            self._rows.lengths[row] += 1
+        self._rows.advance(plan)
         replayed = graphs.forward(plan.decode, plan.shared)
         self._copy_states(plan)
         return replayed
-
-    def _replay_prefill(self, plan: StepPlan, graphs: PrefillGraphs, shape: PrefillShape) -> Forwarded:
-        rows, row_list = self._rows, plan.sampled_rows
-        rows.admit(plan.new_rows)
-        self._sampler.set_rows(plan.new_rows)
-        rows.grow(plan.new_pages, plan.new_window_pages)
-        self._load_states(plan)
-        adapters = rows.adapters_of(itertools.chain(plan.decode, (chunk.row for chunk in plan.prefill)))
-        hidden, draw_rows, draw_positions, sums = graphs.replay(plan, shape, adapters is not None)
-        self._copy_states(plan)
-        for row in plan.decode:
-            rows.lengths[row] += 1
-        for chunk in plan.prefill:
-            rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
-        self._copy_pages(plan)
-        if adapters is not None:
-            adapters = adapters[draw_rows] if self._decoder.adapts_logits else None
-        own = self._draws_from_own(plan, row_list)
-        head = self._decoder.own_logits if own else self._decoder.logits
-        logits = head(hidden[: len(row_list)], adapters) if row_list else None
-        pools = pool_chunks(plan, hidden[len(row_list) :], self._decoder, rows) if plan.pooled else None
-        return Forwarded(logits, row_list, draw_rows, draw_positions, sums=sums, pools=pools, own=own)
 
     def _sample(self, logits: Tensor, draws: Forwarded, masks: NDArray[np.int32] | None) -> Draws:
         kind = self._sampler.kind(draws.row_list) if masks is None else Kind.ANY

@@ -35,7 +35,7 @@ class Forwarded:
     logits: Tensor | None  # [draws, vocab] in the model's dtype; None where nothing draws
     row_list: list[int]  # which rows draw
     rows: Tensor  # [draws] int64, the same
-    positions: Tensor  # [draws] int64, as in `StepInputs`
+    positions: Tensor  # [draws] int64: the place that the drawn token takes in its sequence
     scores: Sequence[ChunkScores] = ()  # as in `Outcome`
     sums: Tensor | None = None
     pools: ChunkPools | None = None

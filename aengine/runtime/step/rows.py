@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aengine.kernels.lora.base import NO_ADAPTER
 from aengine.sampling.upload import upload
-from aengine.step_plan import NewPage, NewRow
+from aengine.step_plan import NewPage, NewRow, StepPlan
 
 Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the device, without a host sync
 
@@ -18,7 +18,7 @@ Upload = Callable[[Sequence[int]], Tensor]  # host integers -> [n] int64 on the 
 class Rows:
     """What the device remembers of each row between steps; the host sends only what changed.
 
-    `lengths` also exists on the host: lengths advance by known amounts, so both sides agree without a copy.
+    `lengths` are the host's; while a row decodes they may be upper bounds of what `length` has on the device.
     """
 
     def __init__(
@@ -96,12 +96,28 @@ class Rows:
         """The places of all rows' adapters, [rows] int32, where one of these has an adapter; else None."""
         return self.adapter if self._adapted and any(self.adapters[row] for row in rows) else None
 
+    def has_adapters(self, plan: StepPlan) -> bool:
+        """Return whether a token of the step has an adapter."""
+        return self.adapters_of([*plan.decode, *(chunk.row for chunk in plan.prefill)]) is not None
+
     def grow(self, new_pages: Sequence[NewPage], new_window_pages: Sequence[NewPage] = ()) -> None:
         """Append pages; those of windows replace others as well."""
         for table, entries in ((self.page_table, new_pages), (self.window_table, new_window_pages)):
             if entries and table is not None:
                 row, index, page = self.upload([value for entry in entries for value in entry]).view(-1, 3).unbind(1)
                 table[row, index] = page.to(torch.int32)
+
+    def set_lengths(self, rows: Tensor, lengths: Tensor) -> None:
+        """Set how long rows are once the step that begins is over, on the device; rows, lengths [n] int64."""
+        self.length.index_copy_(0, rows, lengths)
+        self.length[self.padding :].zero_()
+
+    def advance(self, plan: StepPlan) -> None:
+        """Set the host's lengths to those after a step."""
+        for row in plan.decode:
+            self.lengths[row] += 1
+        for chunk in plan.prefill:
+            self.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
 
     def slots(self, rows: Tensor, positions: Tensor, page_size: int, table: Tensor | None = None) -> Tensor:
         """Where each token's K and V go: page * page_size + offset, [tokens] int64. rows, positions: [tokens]; table:

@@ -108,7 +108,9 @@ class Replays:
         self.graphs = DecodeGraphs(decoder, nothing, nothing, self.rows, graph_sizes(rows))
         for size in self.graphs.sizes:
             forward = {kind: self._graph(size, kind.shared) for kind in self.graphs._kinds(size)}
-            made: Any = SimpleNamespace(forward=forward, logits=torch.zeros(size, 1))
+            made: Any = SimpleNamespace(
+                forward=forward, logits=torch.zeros(size, 1), positions=torch.zeros(size, dtype=torch.int64)
+            )
             self.graphs._graphs[size] = made
 
     def _graph(self, size: int, shared: bool) -> Any:
@@ -116,8 +118,8 @@ class Replays:
 
     def step(self, rows: int, shared: bool = False) -> tuple[int, bool]:
         runs = [SharedRun(tokens=16, members=[0, 1])] if shared else []
-        logits, index = self.graphs.forward(list(range(rows)), runs)
-        assert len(logits) == rows
+        logits, index, positions = self.graphs.forward(list(range(rows)), runs)
+        assert len(logits) == len(positions) == rows
         assert index.tolist() == list(range(rows))
         size = self.log[-1][0]
         assert self.graphs._row_index[rows:size].tolist() == [self.rows.padding] * (size - rows)

@@ -19,13 +19,13 @@ from aengine.model.decoder import Decoder
 from aengine.model.loading.hub import resolve_model
 from aengine.model.loading.load import adaptable_linears, load_model
 from aengine.model.lora.room import LoraRoom, kind_of
-from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, PrefillShape, describe, prefill_sizes
-from aengine.runtime.runner import Forwarded, StepExecutor, read_outcome
-from aengine.runtime.step.executor import Outcome
+from aengine.runtime.cuda.prefill_graphs import MOST_PADDING, PrefillGraphs, prefill_sizes
+from aengine.runtime.runner import StepExecutor, TokenPass, read_outcome
+from aengine.runtime.step.cells import StepShape
+from aengine.runtime.step.executor import Forwarded, Outcome
 from aengine.sampling_params import SamplingParams
-from aengine.step_plan import Pool, PrefillChunk, StepPlan
+from aengine.step_plan import Pool, StepPlan
 from tests.lessons.rig import Rig
-from tests.runtime.step.test_batch import plan
 
 
 class FixedShapeAttention(TorchAttention):
@@ -42,27 +42,25 @@ class FixedShapeAttention(TorchAttention):
         value_scale: float = 1.0,
         scores: Scores = PLAIN,
     ) -> Tensor:
-        if batch.chunks is None:
+        if batch.query_lens:
             return super().forward(q, k_cache, v_cache, batch, scale, window, value_scale, scores)
-        chunks = batch.chunks
-        decodes = int((batch.seq_lens >= 0).sum())
-        starts = chunks.query_starts.tolist()
+        starts, lens = batch.query_starts.tolist(), batch.seq_lens.tolist()
         kept = [i for i, (a, b) in enumerate(itertools.pairwise(starts)) if b > a]
-        lens = torch.cat((batch.seq_lens[:decodes], chunks.seq_lens[kept]))
+        assert [i for i in range(batch.num_decodes) if lens[i] >= 0] == [i for i in kept if i < batch.num_decodes]
         plain = AttentionBatch(
             slots=batch.slots,
-            page_table=torch.cat((batch.page_table[:decodes], chunks.page_table[kept])),
-            seq_lens=lens,
-            query_starts=torch.tensor([*range(decodes), *(starts[i] for i in kept), starts[-1]], dtype=torch.int32),
-            num_decodes=decodes,
-            query_lens=[1] * decodes + [starts[i + 1] - starts[i] for i in kept],
-            context_lens=lens.tolist(),
+            page_table=batch.page_table[kept],
+            seq_lens=batch.seq_lens[kept],
+            query_starts=torch.tensor([*(starts[i] for i in kept), starts[-1]], dtype=torch.int32),
+            num_decodes=sum(i < batch.num_decodes for i in kept),
+            query_lens=[starts[i + 1] - starts[i] for i in kept],
+            context_lens=[lens[i] for i in kept],
         )
         return super().forward(q, k_cache, v_cache, plain, scale, window, value_scale, scores)
 
 
 class Uncaptured:
-    def __init__(self, graphs: PrefillGraphs, shape: PrefillShape, adapted: bool) -> None:
+    def __init__(self, graphs: PrefillGraphs, shape: StepShape, adapted: bool) -> None:
         self.graphs, self.shape, self.adapted = graphs, shape, adapted
 
     def replay(self) -> None:
@@ -76,34 +74,25 @@ class FixedShapeExecutor(StepExecutor):
         super().__init__(usual._decoder, usual.kv, usual._sampler, usual._rows)
         self.graphs = PrefillGraphs(self._decoder, self.kv, self._rows, prefill_sizes(256, 256, 256), lambda *_: True)
         for size in self.graphs.sizes:
-            shape = PrefillShape.of(size, self._rows.padding)
+            shape = StepShape.padded(size, self._rows.padding)
             for adapted in (False, True):
                 self.graphs._graphs[size, adapted] = Uncaptured(self.graphs, shape, adapted)  # type: ignore[assignment]
         self.replayed = self.adapted = 0
         self.shapes: set[int] = set()
 
-    @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> Forwarded:
+    def _pass(self, plan: StepPlan) -> TokenPass:
         shape = self.graphs.shape_for(plan) if plan.prefill else None
         if shape is None:
-            return super().forward(plan)
+            return super()._pass(plan)
         self.replayed += 1
         self.shapes.add(shape.tokens)
-        self._rows.admit(plan.new_rows)
-        self._sampler.set_rows(plan.new_rows)
-        self._rows.grow(plan.new_pages)
-        adapters = self._rows.adapters_of([*plan.decode, *(chunk.row for chunk in plan.prefill)])
-        hidden, rows, positions, sums = self.graphs.replay(plan, shape, adapters is not None)
-        self.adapted += adapters is not None
-        for row in plan.decode:
-            self._rows.lengths[row] += 1
-        for chunk in plan.prefill:
-            self._rows.lengths[chunk.row] = chunk.start + len(chunk.token_ids)
-        self._copy_pages(plan)
+        self.adapted += self._rows.has_adapters(plan)
+        return self.graphs.replay(plan, shape)
+
+    def forward(self, plan: StepPlan) -> Forwarded:
+        forwarded = super().forward(plan)
         assert self._rows.length.tolist() == [*self._rows.lengths[:-1], 0]
-        draws = len(plan.sampled_rows)
-        logits = self._decoder.logits(hidden[:draws], None if adapters is None else adapters[rows]) if draws else None
-        return Forwarded(logits, plan.sampled_rows, rows, positions, sums=sums)
+        return forwarded
 
 
 @pytest.fixture(scope="module")
@@ -232,42 +221,6 @@ def test_what_is_pooled_is_the_same_in_a_step_of_fixed_shape(decoder: Decoder, k
     assert other.token_ids == plain.token_ids
     for one, another in zip(plain.pooled, other.pooled, strict=True):
         assert list(another) == pytest.approx(list(one), abs=1e-4)
-
-
-def test_every_number_of_a_step_is_in_its_place() -> None:
-    shape = PrefillShape(tokens=12, rows=4, chunks=3)
-    step = plan(
-        decode=[2],
-        prefill=[
-            PrefillChunk(row=0, start=3, token_ids=[7, 8, 9], samples=True, forks=[1]),
-            PrefillChunk(row=3, start=0, token_ids=[5, 6], samples=False, pool=Pool("last")),
-        ],
-    )
-    parts = torch.tensor(describe(step, shape, [3, 3, 10, 0], padding=4, limit=4)).split(shape.widths)
-    assert [part.tolist() for part in parts] == [
-        [-1, 7, 8, 9, 5, 6, 0, 0, 0, 0, 0, 0],
-        [10, 3, 4, 5, 0, 1, 0, 1, 2, 3, 0, 1],
-        [2, 0, 0, 0, 3, 3, 4, 4, 4, 4, 4, 4],
-        [2, 4, 4, 4, 0, 3, 4],
-        [11, -1, -1, -1, 6, 2, 4],
-        [1, 4, 6, 12],
-        [0, 3, 3, 5],
-        [2, 0, 1, 0],
-        [11, 6, 6, 0],
-    ]
-
-
-def test_a_step_with_more_chunks_or_draws_than_there_is_room_for_is_not_taken() -> None:
-    shape = PrefillShape(tokens=16, rows=3, chunks=3)
-    chunk = PrefillChunk(row=0, start=0, token_ids=[1], samples=True)
-    assert shape.takes(plan(prefill=[chunk] * 2))
-    assert not shape.takes(plan(prefill=[chunk] * 3))  # the padding is a chunk too
-    many = PrefillChunk(row=0, start=0, token_ids=[1], samples=True, forks=[1, 2, 3])
-    assert not shape.takes(plan(prefill=[many]))
-    pooled = PrefillChunk(row=1, start=0, token_ids=[1], samples=False, pool=Pool("last"))
-    two = PrefillChunk(row=0, start=0, token_ids=[1], samples=True, forks=[2])
-    assert shape.takes(plan(prefill=[two, pooled]))
-    assert not shape.takes(plan(decode=[3], prefill=[two, pooled]))
 
 
 @pytest.mark.parametrize(("mixed", "most"), [(2304, 8192), (100, 8192), (8192, 8192), (48, 48), (3000, 64)])
